@@ -1,0 +1,38 @@
+"""torchx-kfp: TorchX applications as stages of Kubeflow Pipelines v2.
+
+Importing this package loads neither kfp nor torchx; the authoring functions are imported when they are
+first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchx_kfp.adapter import (
+        component_from_app,
+        component_spec_from_app,
+        container_from_app,
+        task_from_app,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "__version__",
+    "component_from_app",
+    "component_spec_from_app",
+    "container_from_app",
+    "task_from_app",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return getattr(import_module("torchx_kfp.adapter"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

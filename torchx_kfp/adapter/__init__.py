@@ -1,0 +1,22 @@
+"""The adapter: an AppDef becomes a plan of a stage (pure data), and the plan a KFP component or task.
+
+``channels``   finds pipeline channels in an AppDef's values
+``text``       which constant text engines would change, and the escapes that protect it
+``macros``     TorchX's macros
+``fields``     every field of AppDef, Role and Resource: mapped, refused or ignored, and why
+``names``      names that KFP, Kubernetes and the tracker take
+``reads``      what a stage reads: aliases and run ids
+``command``    the command before the application: run id, protocol variables, arguments byte for byte
+``plan``       AppDef -> StagePlan
+``emit``       StagePlan -> KFP component and task
+``authoring``  the public functions
+"""
+
+from torchx_kfp.adapter.authoring import (
+    component_from_app,
+    component_spec_from_app,
+    container_from_app,
+    task_from_app,
+)
+
+__all__ = ["component_from_app", "component_spec_from_app", "container_from_app", "task_from_app"]

@@ -1,0 +1,245 @@
+"""Pipeline channels in an AppDef's values: as objects, or as the text that KFP puts into f-strings.
+
+KFP reads the channels of an f-string back from their text, and loses some on the way: a type such as
+``typing.List[int]`` does not match its pattern, so the channel stays in the compiled file as a literal, and a field of
+a dict loop item is taken for a pipeline parameter that does not exist. So each channel is looked up here, and handed
+to KFP as the object that it is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kfp import dsl
+from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
+from kfp.dsl.types import type_utils
+
+from torchx_kfp.errors import AppDefError, ChannelError
+
+_CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
+_FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
+
+#: Placeholders that KFP fills where they are the whole value of a task's input.
+_PLACEHOLDERS = {
+    getattr(dsl, name): name.removesuffix("_PLACEHOLDER").lower()
+    for name in (
+        "PIPELINE_JOB_NAME_PLACEHOLDER",
+        "PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER",
+        "PIPELINE_JOB_ID_PLACEHOLDER",
+        "PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER",
+        "PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
+        "PIPELINE_TASK_NAME_PLACEHOLDER",
+        "PIPELINE_TASK_ID_PLACEHOLDER",
+        "PIPELINE_ROOT_PLACEHOLDER",
+    )
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A value that KFP fills in at run time.
+
+    ``key`` tells equal references; ``argument`` is what the task's input gets: a channel, or text that is one of KFP's
+    placeholders; ``type`` is the IR's name of the type, such as ``NUMBER_INTEGER``.
+    """
+
+    key: str
+    argument: object
+    name: str
+    type: str
+    #: A reference that the task has to take as well, for KFP to carry this one into the group that the task is in.
+    carrier: Reference | None = None
+
+    def __eq__(self, other: object) -> bool:
+        # A channel's == makes a condition for dsl.If.
+        return isinstance(other, Reference) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+Parts = tuple["str | Reference", ...]
+
+
+def parse(value: object, where: str) -> Parts:
+    """The value as constant text and references, in order.
+
+    Args:
+        value: a string, which may hold channels as text, or a channel.
+        where: the value's place in the AppDef, for errors.
+
+    Raises:
+        ChannelError: a channel that cannot be filled in here.
+        AppDefError: the value is neither text nor a channel.
+    """
+    if isinstance(value, pipeline_channel.PipelineChannel):
+        return (_reference(value, where),)
+    if not isinstance(value, str):
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}), and must be a string: write {str(value)!r}.")
+    if value in _PLACEHOLDERS:
+        return (Reference(value, value, _PLACEHOLDERS[value], "STRING"),)
+    for placeholder in _PLACEHOLDERS:
+        if placeholder in value:
+            raise ChannelError(
+                f"{where} holds {placeholder} inside of other text: {value!r}. KFP fills it only where it is the "
+                "whole value: pass it as an argument or variable of its own."
+            )
+    parts: list[str | Reference] = []
+    end = 0
+    for found in _CHANNEL.finditer(value):
+        if found.start() > end:
+            parts.append(value[end : found.start()])
+        parts.append(_reference(_resolve(found, where), where))
+        end = found.end()
+    if end < len(value) or not parts:
+        parts.append(value[end:])
+    return tuple(parts)
+
+
+def contains_channel(value: object) -> bool:
+    """Whether there is a channel anywhere in the value: in text, in a list, a dict's keys and values."""
+    if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
+        return True
+    if isinstance(value, str):
+        return "{{channel:" in value
+    if isinstance(value, dict):
+        return any(contains_channel(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple | set):
+        return any(contains_channel(item) for item in value)
+    return False
+
+
+def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
+    """The channel's type as the IR names it, ``ARTIFACT`` where it is no parameter."""
+    try:
+        return str(type_utils.get_parameter_type_name(channel.channel_type))
+    except (ValueError, TypeError, AttributeError):
+        return "ARTIFACT"
+
+
+def check_in_scope(channel: pipeline_channel.PipelineChannel, where: str) -> None:
+    """Refuse a channel whose task runs once for each item of a loop that is closed here.
+
+    Raises:
+        ChannelError: it has many values, so only a fan-in can read it.
+    """
+    pipeline = _pipeline(where)
+    task = pipeline.tasks.get(channel.task_name)
+    group = task.parent_task_group if task else None
+    while group is not None:
+        if isinstance(group, tasks_group.ParallelFor) and group not in pipeline.groups:
+            raise ChannelError(
+                f"{where} uses the output {channel.name!r} of {channel.task_name!r} outside of the dsl.ParallelFor "
+                "loop that it runs in: it has a value for each item. Read the results of all through the tracker, with "
+                "reads={'trials': dsl.Collected(task.outputs['run_id'])}."
+            )
+        group = group.parent_task_group
+
+
+def _pipeline(where: str) -> pipeline_context.Pipeline:
+    pipeline = pipeline_context.Pipeline.get_default_pipeline()
+    if pipeline is None:
+        raise ChannelError(
+            f"{where} holds a pipeline channel, but no pipeline is being defined here. Components are made of static "
+            "AppDefs; call task_from_app inside of the pipeline function instead."
+        )
+    return pipeline
+
+
+def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Reference:
+    if isinstance(channel, dsl.Collected):
+        raise ChannelError(
+            f"{where} holds dsl.Collected of {channel.task_name!r}, a list of values. It can only be read: "
+            "reads={'trials': dsl.Collected(task.outputs['run_id'])} and the tracker gives the results of each."
+        )
+    kind = ir_type(channel)
+    if kind == "ARTIFACT" or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
+        raise ChannelError(
+            f"{where} holds the artifact {channel.full_name!r}. Text can only hold parameters: pass the artifact's URI "
+            "as a parameter, or record it as a result and read it through the tracker."
+        )
+    if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
+        raise ChannelError(f"{where} holds {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
+    check_in_scope(channel, where)
+    channel = _with_true_type(channel)
+    carrier = None
+    if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
+        loop = _pipeline(where).groups[-1]
+        if getattr(loop, "loop_argument", None) is not channel.loop_argument:
+            # KFP hands a field of a constant item into a group inside of the loop only where the item goes along.
+            carrier = _reference(channel.loop_argument, where)
+    return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), carrier)
+
+
+def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
+    """What tells the channel from others of its pipeline."""
+    kind = "collected " if isinstance(channel, dsl.Collected) else ""
+    return f"{kind}{channel.task_name or ''};{channel.name}"
+
+
+def _with_true_type(channel: pipeline_channel.PipelineChannel) -> pipeline_channel.PipelineChannel:
+    """The channel, with the type of all items where it is one of a loop over constants.
+
+    KFP takes the type of the first item, and of the first field for all fields of dict items: ``{"lr": 0.1, "name":
+    "a"}`` makes ``name`` a number, which the backend refuses, and ``[1, 0.5]`` integers, which kfp.local truncates.
+    """
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        item = channel.loop_argument
+        if isinstance(item.items_or_pipeline_channel, list):
+            fields = [entry.get(channel.subvar_name) for entry in item.items_or_pipeline_channel]
+            channel = for_loop.LoopArgumentVariable(item, channel.subvar_name)
+            channel.channel_type = _common_type(fields)
+    elif isinstance(channel, for_loop.LoopParameterArgument) and isinstance(channel.items_or_pipeline_channel, list):
+        kind = _common_type(channel.items_or_pipeline_channel)
+        if type_utils.get_parameter_type(kind) != type_utils.get_parameter_type(channel.channel_type):
+            channel = for_loop.LoopParameterArgument(
+                channel.items_or_pipeline_channel, name_override=channel.name, channel_type=kind
+            )
+    return channel
+
+
+def _common_type(values: list[object]) -> str:
+    kinds = {type(value) for value in values}
+    if kinds == {int, float}:
+        return "float"
+    return kinds.pop().__name__ if len(kinds) == 1 else "str"
+
+
+def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
+    """What the input is called in the KFP UI: ``lr``, ``train_accuracy``, ``item``, ``item_lr``."""
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        return f"item_{channel.subvar_name}"
+    if isinstance(channel, for_loop.LoopParameterArgument):
+        return "item"
+    return str(channel.full_name)
+
+
+def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
+    """The channel that KFP wrote as this text."""
+    pipeline = _pipeline(where)
+    task_name, name = found["task"], found["name"]
+    for group in reversed(pipeline.groups):
+        if not isinstance(group, tasks_group.ParallelFor):
+            continue
+        item = group.loop_argument
+        if (item.task_name or "") != task_name:
+            continue
+        if name == item.name:
+            return item
+        if name.startswith(item.name + _FIELD):
+            return for_loop.LoopArgumentVariable(item, name.removeprefix(item.name + _FIELD))
+    if task_name:
+        task = pipeline.tasks.get(task_name)
+        if task is not None and name in task.outputs:
+            output = task.outputs[name]
+            if str(output) != found.group():
+                # dsl.Collected(output) has the output's name and the type LIST.
+                return dsl.Collected(output)
+            return output
+    elif name.isidentifier():
+        return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
+    raise ChannelError(
+        f"{where} holds the channel {found.group()!r}, which is not known here: neither an output of a task of this "
+        "pipeline, nor a parameter, nor the item of a loop that is open here. Use loop items inside of their loop."
+    )

@@ -1,0 +1,157 @@
+"""The command of a stage: what runs before the application, and the application's own words.
+
+A tracked stage's command is::
+
+    env TORCHX_TRACKER_BASE=... [TORCHX_PARENT_RUN_IDS=...] sh -aec SCRIPT STAGE RUN_ID_FILE [MASK] WORDS...
+
+``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
+at run time only. The script makes the run id, writes it to KFP's output, and ends in ``exec WORDS``, so that signals
+and the exit code are the application's. WORDS are the application's entrypoint and arguments, behind an ``env`` of
+their own with the role's variables where it has any: KFP's cache key covers a command, not a container's environment.
+
+Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
+process but ``mkdir`` where a folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the kubelet and Argo
+rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torchx_kfp import protocol
+from torchx_kfp.adapter.channels import Parts, Reference
+from torchx_kfp.adapter.text import check_beside_channel, check_word, escape, find_rewritten
+from torchx_kfp.errors import AppDefError
+
+#: The run id is ``<pipeline run>/<stage>/<pod>``, a random UUID for what the engine does not tell. ``-a`` exports it.
+_RUN_ID = (
+    "read -r __i </proc/sys/kernel/random/uuid; "
+    f"{protocol.JOB_ID}=${{{protocol.PIPELINE_RUN}:-$__i}}/$0/${{{protocol.POD_NAME}:-$__i}} "
+    f"{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}=${protocol.TRACKER_BASE}; unset __i; "
+    f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
+)
+#: The first run id in the JSON object of parents: behind the first alias, alone or as the first of a list.
+_FIRST_PARENT = (
+    f'__p=${{{protocol.PARENT_RUN_IDS}#*\\": }}; __p=${{__p#[}}; '
+    f'case $__p in \\"*) __p=${{__p#?}}; {protocol.PARENT_RUN_ID}=${{__p%%\\"*}};; esac; unset __p; '
+)
+#: Decodes the words that the mask marks with ``b``. The ``x`` keeps newlines at a word's end.
+_DECODE = (
+    "__m=$1; shift; for __w do shift; "
+    'case $__m in b*) __w=`printf %bx "$__w"`; __w=${__w%x};; esac; '
+    'set -- "$@" "$__w"; __m=${__m#?}; done; unset __m __w; '
+)
+_EXEC = 'exec "$@"'
+
+
+def parameter_placeholder(name: str) -> str:
+    """What KFP replaces by an input's value."""
+    return f"{{{{$.inputs.parameters['{name}']}}}}"
+
+
+def output_placeholder(name: str) -> str:
+    """What KFP replaces by the path of an output parameter's file."""
+    return f"{{{{$.outputs.parameters['{name}'].output_file}}}}"
+
+
+def render(parts: Parts, inputs: Mapping[Reference, str]) -> str:
+    """The parts as KFP's text, each reference by the name of its input."""
+    return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)
+
+
+def check_parts(parts: Parts, where: str) -> Parts:
+    """The parts, if they arrive as they are written: constant text can be escaped, text beside a channel cannot.
+
+    Raises:
+        AppDefError: text that no process can be given.
+        ChannelError: text beside a channel that an engine would change.
+    """
+    for part, follower in zip(parts, (*parts[1:], None), strict=True):
+        if isinstance(part, str):
+            check_word(part, where)
+            if len(parts) > 1:
+                # A brace before a placeholder makes a third one.
+                check_beside_channel(f"{part}{{" if follower is not None else part, where)
+    return parts
+
+
+def application_words(
+    entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str
+) -> tuple[Parts, ...]:
+    """The application's command line, with its variables set by ``env``.
+
+    Raises:
+        AppDefError: a variable's name that ``env`` cannot set, or an entrypoint that ``env`` takes for a variable.
+    """
+    for name in env:
+        if not name or "=" in name or name.startswith("-"):
+            raise AppDefError(f"env of {where} has the name {name!r}, which no variable can have.")
+        check_word(name, f"A name in env of {where}")
+    assignments = tuple((f"{name}=", *parts) for name, parts in env.items())
+    if env and any(isinstance(part, str) and "=" in part for part in entrypoint):
+        raise AppDefError(
+            f"The entrypoint of {where} holds '=' ({_show(entrypoint)}), which the `env` before it takes for a "
+            "variable. Call it through a shell or a link without '=', or remove the variables."
+        )
+    # Older backends fill no placeholder into the first element.
+    prefix: tuple[Parts, ...] = (("env",),) if env or not isinstance(entrypoint[0], str) or len(entrypoint) > 1 else ()
+    return (*prefix, *(_join(parts) for parts in assignments), entrypoint, *args)
+
+
+def untracked_command(stage: str, words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, ...]:
+    """The application's words themselves, behind a script only where some have to be decoded."""
+    mask, texts = _encode(words, inputs)
+    return ("sh", "-ec", _DECODE + _EXEC, stage, mask, *texts) if mask else texts
+
+
+def tracked_command(
+    stage: str,
+    tracker_base: Parts,
+    parents: Mapping[str, str | protocol.RawJson | Sequence[str]],
+    run_id_file: str,
+    words: Sequence[Parts],
+    inputs: Mapping[Reference, str],
+) -> tuple[str, ...]:
+    """The application's words behind the protocol's variables and the script that makes the run id."""
+    mask, texts = _encode(words, inputs)
+    return (
+        "env",
+        f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
+        *((f"{protocol.PARENT_RUN_IDS}={protocol.encode_parents(parents)}",) if parents else ()),
+        "sh",
+        "-aec",
+        _RUN_ID + (_FIRST_PARENT if parents else "") + (_DECODE if mask else "") + _EXEC,
+        # The stage's name is the script's $0. It also keeps the backend from merging components that differ in no
+        # other text.
+        stage,
+        run_id_file,
+        *((mask,) if mask else ()),
+        *texts,
+    )
+
+
+def _encode(words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, tuple[str, ...]]:
+    """The words as KFP's text, and a mask with ``b`` for each that is escaped; empty where none is."""
+    mask, texts = "", []
+    for parts in words:
+        constant = len(parts) == 1 and isinstance(parts[0], str)
+        text = render(parts, inputs)
+        escaped = constant and find_rewritten(text) is not None
+        mask += "b" if escaped else "s"
+        texts.append(escape(text) if escaped else text)
+    return mask.rstrip("s"), tuple(texts)
+
+
+def _join(parts: Parts) -> Parts:
+    """The parts with neighbouring constants joined."""
+    joined: list[str | Reference] = []
+    for part in parts:
+        if joined and isinstance(part, str) and isinstance(joined[-1], str):
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return tuple(joined)
+
+
+def _show(parts: Parts) -> str:
+    return repr("".join(part if isinstance(part, str) else f"<{part.name}>" for part in parts))

@@ -1,0 +1,44 @@
+"""Names that KFP, Kubernetes and the tracker take, made from names that people give."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Container
+
+#: A Kubernetes label holds 63 characters; KFP makes labels and template names of task names.
+LONGEST_NAME = 63
+
+
+def _shorten(name: str, original: str) -> str:
+    """A name within the limit; where it says too little of the original, a hash tells it from others."""
+    if name and len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(original.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9].rstrip('-._')}-{digest}" if name else f"stage-{digest}"
+
+
+def stage_name(name: str) -> str:
+    """The stage's part of a run id, which is a part of a tracker key too: ``[A-Za-z0-9._-]``, 63 characters."""
+    return _shorten(re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._"), name)
+
+
+def component_name(name: str) -> str:
+    """The name of the KFP component and, with a number where it is taken, of the task: ``[a-z0-9-]``."""
+    return _shorten(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), name)
+
+
+def label_value(value: str) -> str:
+    """A value that Kubernetes takes for a label."""
+    return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:LONGEST_NAME].strip("-._")
+
+
+def input_name(name: str, taken: Container[str]) -> str:
+    """An input's name: a Python identifier that is not taken."""
+    name = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "input"
+    if name[0].isdigit():
+        name = f"_{name}"
+    number, candidate = 2, name
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate

@@ -1,0 +1,199 @@
+"""AppDef -> StagePlan: everything about a stage as pure data. Nothing here changes its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx import specs
+from torchx.schedulers import kubernetes_scheduler
+
+from torchx_kfp import protocol
+from torchx_kfp.adapter import command, fields, macros, names
+from torchx_kfp.adapter.channels import Parts, Reference, parse
+from torchx_kfp.adapter.fields import Resources
+from torchx_kfp.adapter.reads import RUN_ID, FanIn, Source
+from torchx_kfp.errors import AppDefError
+
+#: The label that KFP's backend puts on every pod of a run.
+_RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
+#: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None before it could.
+_FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of the component: its type as the IR names it, and what the task passes (None: the caller does)."""
+
+    type: str
+    argument: Any = None
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage, ready to be made a KFP component and task.
+
+    ``stage`` is the stage's part of run ids, ``component`` KFP's name, ``alias`` the name as it was given.
+    ``field_paths`` maps variables to fields of the pod, ``volumes`` holds (claim, path) pairs.
+    """
+
+    alias: str
+    stage: str
+    component: str
+    description: str
+    image: str
+    command: tuple[str, ...]
+    inputs: Mapping[str, Input]
+    outputs: tuple[str, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    retries: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    field_paths: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    volumes: tuple[tuple[str, str], ...] = ()
+
+
+def plan_stage(
+    app: specs.AppDef,
+    *,
+    tracker_base: Parts | None = None,
+    sources: Mapping[str, Source] | None = None,
+    name: str | None = None,
+) -> StagePlan:
+    """The plan of the stage that runs the app.
+
+    Args:
+        app: an AppDef of one role and one replica.
+        tracker_base: where results are stored; None for an untracked stage.
+        sources: what is read, by alias.
+        name: the stage's name where it is not the AppDef's.
+
+    Raises:
+        AppDefError: the app cannot become a stage without losing something.
+    """
+    role = fields.read_role(app)
+    sources = sources or {}
+    alias = app.name if name is None else name
+    if not isinstance(alias, str) or not alias:
+        raise AppDefError(f"name is {name!r}. Give the stage a name, or none to use the AppDef's.")
+    where = f"role {role.name!r}"
+    entrypoint, args, env, field_paths = _application(app, role, where)
+    image = command.check_parts(parse(role.image, f"image of {where}"), f"image of {where}")
+    words = command.application_words(entrypoint, args, env, where)
+
+    inputs = _name_inputs(sources, [*(tracker_base or ()), *(part for word in words for part in word), *image])
+    stage = names.stage_name(alias)
+    if tracker_base is None:
+        argv = command.untracked_command(stage, words, inputs)
+    else:
+        parents = {key: _parent(source, inputs) for key, source in sources.items()}
+        output = command.output_placeholder(RUN_ID)
+        argv = command.tracked_command(stage, tracker_base, parents, output, words, inputs)
+        field_paths = {**field_paths, protocol.PIPELINE_RUN: _RUN_ID_LABEL}
+    planned = {key: Input(reference.type, reference.argument) for reference, key in inputs.items()}
+    image_text, image_inputs = _image(image, inputs)
+    return StagePlan(
+        alias=alias,
+        stage=stage,
+        component=names.component_name(alias),
+        description=f"TorchX application {app.name}, role {role.name}",
+        image=image_text,
+        command=argv,
+        inputs={**planned, **image_inputs},
+        outputs=() if tracker_base is None else (RUN_ID,),
+        resources=fields.read_resources(role),
+        retries=fields.read_retries(role),
+        labels=_labels(app, role),
+        field_paths=field_paths,
+        node_selector=fields.read_node_selector(role),
+        volumes=fields.read_volumes(role),
+    )
+
+
+def _application(
+    app: specs.AppDef, role: specs.Role, where: str
+) -> tuple[Parts, list[Parts], dict[str, Parts], dict[str, str]]:
+    """The entrypoint, arguments and variables with macros applied, and variables that name a field of the pod."""
+    values = macros.macro_values(app.name)
+    texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
+    variables: dict[str, Any] = dict(role.env)
+    if any("${rank0_env}" in text for text in texts):
+        variables.setdefault(macros.RANK0_HOST, "localhost")
+
+    def read(value: object, place: str) -> Parts:
+        value = macros.substitute(value, values) if isinstance(value, str) else value
+        return command.check_parts(parse(value, place), place)
+
+    env, field_paths = {}, {}
+    for key, value in variables.items():
+        if _FIELD_PATH and isinstance(value, str) and value.startswith(_FIELD_PATH):
+            field_paths[key] = value.removeprefix(_FIELD_PATH)
+        else:
+            env[key] = read(value, f"env[{key!r}] of {where}")
+    args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
+    # TorchX applies macros to args and env alone.
+    place = f"entrypoint of {where}"
+    return command.check_parts(parse(role.entrypoint, place), place), args, env, field_paths
+
+
+def _name_inputs(sources: Mapping[str, Source], parts: Iterable[str | Reference]) -> dict[Reference, str]:
+    """A name for the input of each reference: the alias of what is read, the channel's own name otherwise."""
+    inputs: dict[Reference, str] = {}
+    taken: set[str] = set()
+
+    def add(reference: Reference, wanted: str) -> None:
+        if reference not in inputs:
+            inputs[reference] = names.input_name(wanted, taken)
+            taken.add(inputs[reference])
+            if reference.carrier:
+                add(reference.carrier, reference.carrier.name)
+
+    for alias, source in sources.items():
+        for reference in _references(source):
+            add(reference, alias)
+    for part in parts:
+        if isinstance(part, Reference):
+            add(part, part.name)
+    return inputs
+
+
+def _references(source: Source) -> Sequence[Reference]:
+    run_ids = source.run_ids if isinstance(source, FanIn) else source
+    candidates = run_ids if isinstance(run_ids, tuple) else (run_ids,)
+    return [candidate for candidate in candidates if isinstance(candidate, Reference)]
+
+
+def _parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.RawJson | list[str]:
+    """The run ids of what is read, as the protocol encodes them, with placeholders for what is not known yet."""
+
+    def text(run_id: Reference | str) -> str:
+        return run_id if isinstance(run_id, str) else command.parameter_placeholder(inputs[run_id])
+
+    if not isinstance(source, FanIn):
+        return text(source)
+    if isinstance(source.run_ids, Reference):
+        return protocol.RawJson(text(source.run_ids))
+    return [text(run_id) for run_id in source.run_ids]
+
+
+def _image(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, dict[str, Input]]:
+    """The image's text and the inputs that it needs beyond those of its channels.
+
+    The backend's driver takes an image that holds a placeholder for that one input's value, and drops text around it:
+    such text becomes an input of its own.
+    """
+    text = command.render(image, inputs)
+    references = [part for part in image if isinstance(part, Reference)]
+    if not references:
+        return text, {}
+    if len(image) == 1 and references[0].type == "STRING":
+        return text, {}
+    key = names.input_name("image", inputs.values())
+    return command.parameter_placeholder(key), {key: Input("STRING", text)}
+
+
+def _labels(app: specs.AppDef, role: specs.Role) -> dict[str, str]:
+    """The labels that TorchX's Kubernetes scheduler sets, Kubernetes' recommended ones among them."""
+    labels = kubernetes_scheduler.pod_labels(app, 0, role, 0, app.name)
+    return {key: names.label_value(str(value)) for key, value in labels.items()}

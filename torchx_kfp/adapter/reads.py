@@ -1,0 +1,178 @@
+"""What a stage reads: the aliases, and the run ids of the stages behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kfp import dsl
+from kfp.dsl import pipeline_channel
+
+from torchx_kfp.adapter.channels import (
+    Parts,
+    Reference,
+    channel_key,
+    check_in_scope,
+    contains_channel,
+    ir_type,
+    parse,
+)
+from torchx_kfp.adapter.text import check_word, find_rewritten
+from torchx_kfp.errors import ReadsError
+
+#: The output that carries a tracked stage's run id.
+RUN_ID = "run_id"
+#: The input that carries the tracker base.
+TRACKER_BASE = "tracker_base"
+
+#: The names of stages, for aliases: a task only has the name that KFP made of it.
+_STAGES: WeakKeyDictionary[dsl.PipelineTask, str] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class FanIn:
+    """Several stages behind one alias: a reference to a list of run ids, or each stage's own."""
+
+    run_ids: Reference | tuple[Reference | str, ...]
+
+
+Source = Reference | FanIn | str
+
+
+def remember_stage(task: dsl.PipelineTask, name: str) -> None:
+    """Note the name of the stage that a task is, which is its alias where it is read."""
+    _STAGES[task] = name
+
+
+def read_sources(reads: object) -> dict[str, Source]:
+    """What is read by its alias, in order.
+
+    Args:
+        reads: a task, a list of tasks, or {alias: what is read}; None and empty ones read nothing.
+
+    Raises:
+        ReadsError: something has no run id, or no alias of its own.
+        ChannelError: something runs in a loop that is closed, and is read without dsl.Collected.
+    """
+    if reads is None:
+        return {}
+    if isinstance(reads, Mapping):
+        for alias in reads:
+            check_alias(alias)
+        return {alias: _source(what, f"reads[{alias!r}]") for alias, what in reads.items()}
+    if isinstance(reads, str) or not isinstance(reads, Iterable):
+        reads = [reads]
+    sources: dict[str, Source] = {}
+    for what in reads:
+        alias = _default_alias(what)
+        if alias in sources:
+            raise ReadsError(
+                f"reads has two stages named {alias!r}. Give each an alias of its own: "
+                f"reads={{'{alias}_1': task, '{alias}_2': other_task}}."
+            )
+        sources[alias] = _source(what, f"reads ({alias!r})")
+    return sources
+
+
+def check_alias(alias: object) -> str:
+    """The alias, if it is one.
+
+    Raises:
+        ReadsError: it is not text, is empty, or is a pipeline channel.
+    """
+    if isinstance(alias, str) and alias and not contains_channel(alias):
+        return str(check_word(alias, f"The alias {alias!r}"))
+    raise ReadsError(f"reads has the alias {alias!r}. An alias is a name such as 'train', known at compile time.")
+
+
+def read_tracker_base(tracker_base: object) -> Parts:
+    """The tracker base as text and references.
+
+    Raises:
+        ReadsError: it is empty, of another type than str, or text that engines would change.
+        ChannelError: a channel that cannot be filled in here.
+    """
+    if isinstance(tracker_base, pipeline_channel.PipelineChannel):
+        if ir_type(tracker_base) != "STRING":
+            raise ReadsError(
+                f"tracker_base is {_show(tracker_base)} of type {ir_type(tracker_base)}. It is a string: declare the "
+                "parameter as str."
+            )
+    elif not isinstance(tracker_base, str) or not tracker_base:
+        raise ReadsError(
+            f"tracker_base is {tracker_base!r}. Give an fsspec URL such as 's3://bucket/results', a directory, or a "
+            "pipeline parameter of type str."
+        )
+    parts = parse(tracker_base, "tracker_base")
+    for part in parts:
+        if isinstance(part, str) and find_rewritten(check_word(part, "tracker_base")):
+            raise ReadsError(
+                f"tracker_base is {tracker_base!r}; Argo or the kubelet would change {find_rewritten(part)!r} in it."
+            )
+    return parts
+
+
+def _default_alias(what: object) -> str:
+    task: Any = what.output.task if isinstance(what, dsl.Collected) else what
+    if isinstance(task, dsl.PipelineTask):
+        return _STAGES.get(task, task.component_spec.name)
+    raise ReadsError(
+        f"reads has {_show(what)}, which has no name of its own. Give it an alias: reads={{'train': ...}}."
+    )
+
+
+def _source(what: object, where: str) -> Source:
+    if isinstance(what, dsl.PipelineTask):
+        if RUN_ID not in what.outputs:
+            raise ReadsError(
+                f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}: it is not tracked. Give its "
+                "task_from_app a tracker_base; of other components, read the outputs as channels."
+            )
+        return _source(what.outputs[RUN_ID], where)
+    if isinstance(what, pipeline_channel.PipelineChannel):
+        return _channel_source(what, where)
+    if isinstance(what, str):
+        return _text_source(what, where)
+    if isinstance(what, list | tuple):
+        sources = tuple(_source(item, f"{where}[{index}]") for index, item in enumerate(what))
+        if any(isinstance(source, FanIn) for source in sources):
+            raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in an alias of its own.")
+        return FanIn(tuple(source for source in sources if not isinstance(source, FanIn)))
+    raise ReadsError(
+        f"{where} is {what!r} ({type(what).__name__}). What is read is a task, dsl.Collected of run ids, or a run id: "
+        "a channel or a string."
+    )
+
+
+def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> Source:
+    collected = isinstance(channel, dsl.Collected)
+    kind = ir_type(channel.output if collected else channel)
+    if collected and kind != "STRING":
+        raise ReadsError(
+            f"{where} collects {_show(channel.output)} of type {kind}, which is no run id. Write "
+            "dsl.Collected(task.outputs['run_id'])."
+        )
+    if kind not in ("STRING", "LIST"):
+        raise ReadsError(f"{where} is {_show(channel)} of type {kind}. A run id is a string; a fan-in a list of them.")
+    if collected:
+        return FanIn(Reference(channel_key(channel), channel, channel.name, "LIST"))
+    check_in_scope(channel, where)
+    reference = Reference(channel_key(channel), channel, channel.name, kind)
+    return FanIn(reference) if kind == "LIST" else reference
+
+
+def _text_source(run_id: str, where: str) -> Source:
+    parts = parse(run_id, where)
+    if len(parts) > 1:
+        raise ReadsError(f"{where} is {run_id!r}, text with a pipeline channel inside. Pass the task or channel alone.")
+    if isinstance(parts[0], Reference) and isinstance(parts[0].argument, pipeline_channel.PipelineChannel):
+        return _channel_source(parts[0].argument, where)
+    if not run_id or find_rewritten(run_id) or set(run_id) & set('"\\'):
+        raise ReadsError(f"{where} is {run_id!r}, which is no run id. One looks like 'run/stage/execution'.")
+    return check_word(run_id, where)
+
+
+def _show(what: object) -> str:
+    return f"the channel {what.full_name!r}" if isinstance(what, pipeline_channel.PipelineChannel) else repr(what)

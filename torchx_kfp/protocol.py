@@ -1,0 +1,154 @@
+"""The stage protocol, version 1: how a stage learns who it is and whose results it may read.
+
+Every name of an environment variable, and the only encoder and decoder of their values. The adapter and
+the local runner encode, applications decode; both import this module, which needs nothing beyond the
+standard library.
+
+A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key under which the stage's results are
+stored below the tracker base.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+from torchx_kfp.errors import NotInStageError, ProtocolError
+
+VERSION = 1
+
+#: fsspec URL or local directory under which results are stored.
+TRACKER_BASE = "TORCHX_TRACKER_BASE"
+#: Run id of this stage. TorchX's own name: ``torchx.settings.ENV_TORCHX_JOB_ID``.
+JOB_ID = "TORCHX_JOB_ID"
+#: Run id of the first stage that this one reads. TorchX's own name.
+PARENT_RUN_ID = "TORCHX_PARENT_RUN_ID"
+#: JSON object: alias of each stage read -> its run id, or the list of run ids of a fan-in.
+PARENT_RUN_IDS = "TORCHX_PARENT_RUN_IDS"
+#: Names of the tracker backends that ``torchx.tracker`` shall load. TorchX's own name.
+TRACKERS = "TORCHX_TRACKERS"
+#: This project's name among torchx's tracker backends.
+TRACKER_NAME = "torchx_kfp"
+#: Configuration of that backend: ``TORCHX_TRACKER_<NAME>_CONFIG``, the tracker base.
+TRACKER_CONFIG = "TORCHX_TRACKER_TORCHX_KFP_CONFIG"
+
+#: What the protocol sets in a stage; an AppDef that sets one of these itself cannot be tracked.
+VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRACKER_CONFIG)
+
+#: Not read by applications: where the engine puts the pipeline's run id, for the stage to make its own from.
+PIPELINE_RUN = "TORCHX_KFP_PIPELINE_RUN"
+#: Set on every pod by KFP's backend; the execution's part of the run id where it is there.
+POD_NAME = "KFP_POD_NAME"
+
+RunIds = Union[str, tuple[str, ...]]
+
+
+class RawJson(str):
+    """Text that is JSON already: a list of run ids that an engine fills in at run time."""
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What the protocol tells a stage.
+
+    ``parents`` maps the alias of each stage read, in order, to its run id, or to the run ids of a fan-in
+    in loop order.
+    """
+
+    tracker_base: str
+    run_id: str
+    parents: Mapping[str, RunIds] = field(default_factory=dict)
+
+
+def make_run_id(pipeline_run: str, stage: str, execution: str) -> str:
+    """The run id of one execution of a stage. A stage's shell script makes the same text."""
+    return f"{pipeline_run}/{stage}/{execution}"
+
+
+def encode_parents(parents: Mapping[str, str | RawJson | Sequence[str]]) -> str:
+    """``TORCHX_PARENT_RUN_IDS`` for these parents.
+
+    Pure ASCII, and neither ``$`` nor ``{{`` in what comes from aliases: the text passes engines that
+    rewrite those. A run id may be an engine's placeholder, which stays as it is.
+    """
+    members = []
+    for alias, ids in parents.items():
+        key = json.dumps(alias).replace("$", "\\u0024").replace("{", "\\u007b")
+        value = ids if isinstance(ids, RawJson) else json.dumps(ids if isinstance(ids, str) else list(ids))
+        members.append(f"{key}: {value}")
+    return "{" + ", ".join(members) + "}"
+
+
+def decode_parents(text: str) -> dict[str, RunIds]:
+    """The parents in ``TORCHX_PARENT_RUN_IDS``, in order.
+
+    Raises:
+        ProtocolError: the text is not a JSON object of run ids and lists of run ids.
+    """
+    problem = f"{PARENT_RUN_IDS} must be a JSON object: alias -> run id, or a list of run ids. Got: {text!r}."
+    try:
+        parents = json.loads(text)
+    except ValueError as error:
+        raise ProtocolError(f"{problem} ({error})") from None
+    if not isinstance(parents, dict):
+        raise ProtocolError(problem)
+    decoded: dict[str, RunIds] = {}
+    for alias, ids in parents.items():
+        if isinstance(ids, str):
+            decoded[alias] = ids
+        elif isinstance(ids, list) and all(isinstance(run_id, str) for run_id in ids):
+            decoded[alias] = tuple(ids)
+        else:
+            raise ProtocolError(f"{problem} The alias {alias!r} has {ids!r}.")
+    return decoded
+
+
+def first_run_id(parents: Mapping[str, RunIds]) -> str | None:
+    """``TORCHX_PARENT_RUN_ID``: the first run id of the first parent; None without one."""
+    for ids in parents.values():
+        if isinstance(ids, str):
+            return ids
+        return ids[0] if ids else None
+    return None
+
+
+def encode(context: StageContext) -> dict[str, str]:
+    """The environment variables that tell a stage its context."""
+    environ = {
+        TRACKER_BASE: context.tracker_base,
+        JOB_ID: context.run_id,
+        TRACKERS: TRACKER_NAME,
+        TRACKER_CONFIG: context.tracker_base,
+    }
+    if context.parents:
+        environ[PARENT_RUN_IDS] = encode_parents(context.parents)
+        first = first_run_id(context.parents)
+        if first is not None:
+            environ[PARENT_RUN_ID] = first
+    return environ
+
+
+def decode(environ: Mapping[str, str]) -> StageContext:
+    """The context of the stage that this environment belongs to.
+
+    Raises:
+        NotInStageError: variables are missing or empty, that is, no tracked stage was started with them.
+        ProtocolError: a variable is malformed.
+    """
+    missing = [name for name in (TRACKER_BASE, JOB_ID) if not environ.get(name)]
+    if missing:
+        raise NotInStageError(
+            f"This process was not started as a tracked stage: {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set. Run the application as a stage of a pipeline "
+            "(task_from_app(..., tracker_base=...)), or set the variables to try it by hand, for example "
+            f"{TRACKER_BASE}=/tmp/results {JOB_ID}=try/app/1."
+        )
+    parents: dict[str, RunIds] = {}
+    if environ.get(PARENT_RUN_IDS):
+        parents = decode_parents(environ[PARENT_RUN_IDS])
+    elif environ.get(PARENT_RUN_ID):
+        # Started by TorchX's own runner, which knows one parent and no alias.
+        parents = {"parent": environ[PARENT_RUN_ID]}
+    return StageContext(environ[TRACKER_BASE], environ[JOB_ID], parents)
