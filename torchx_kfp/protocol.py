@@ -38,7 +38,7 @@ TRACKER_CONFIG = "TORCHX_TRACKER_TORCHX_KFP_CONFIG"
 VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRACKER_CONFIG)
 
 #: Not read by applications: where the engine puts the pipeline's run id, for the stage to make its own from.
-PIPELINE_RUN = "TORCHX_KFP_PIPELINE_RUN"
+PIPELINE_RUN = "KFP_RUN_ID"
 #: Set on every pod by KFP's backend; the execution's part of the run id where it is there.
 POD_NAME = "KFP_POD_NAME"
 
@@ -70,12 +70,16 @@ def make_run_id(pipeline_run: str, stage: str, execution: str) -> str:
 def encode_parents(parents: Mapping[str, str | RawJson | Sequence[str]]) -> str:
     """``TORCHX_PARENT_RUN_IDS`` for these parents.
 
-    Pure ASCII, and neither ``$`` nor ``{{`` in what comes from aliases: the text passes engines that
-    rewrite those. A run id may be an engine's placeholder, which stays as it is.
+    Pure ASCII, and neither ``$``, ``{`` nor quotes in what comes from aliases: the text passes engines that rewrite
+    templates, and a shell that looks for the first run id. A run id may be an engine's placeholder, which stays as it
+    is.
     """
     members = []
     for alias, ids in parents.items():
-        key = json.dumps(alias).replace("$", "\\u0024").replace("{", "\\u007b")
+        name = json.dumps(alias)[1:-1]
+        for character in '\\"', "$", "{":
+            name = name.replace(character, f"\\u{ord(character[-1]):04x}")
+        key = f'"{name}"'
         value = ids if isinstance(ids, RawJson) else json.dumps(ids if isinstance(ids, str) else list(ids))
         members.append(f"{key}: {value}")
     return "{" + ", ".join(members) + "}"

@@ -10,7 +10,7 @@ from torchx import specs
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.channels import Reference
 from torchx_kfp.adapter.plan import StagePlan, plan_stage
-from torchx_kfp.adapter.reads import TRACKER_BASE, Source, check_alias, read_sources, read_tracker_base
+from torchx_kfp.adapter.reads import RUN_ID, TRACKER_BASE, Source, check_alias, read_sources, read_tracker_base
 from torchx_kfp.errors import ReadsError
 
 
@@ -112,10 +112,10 @@ def _component_plan(
     sources: dict[str, Source] = {}
     for alias in reads:
         check_alias(alias)
-        if not alias.isascii() or not alias.isidentifier() or alias == TRACKER_BASE:
+        if not alias.isascii() or not alias.isidentifier() or alias in (TRACKER_BASE, RUN_ID):
             raise ReadsError(
                 f"reads has the alias {alias!r}, which cannot be an input of a component. Use a Python identifier "
-                f"other than {TRACKER_BASE!r}."
+                f"other than {TRACKER_BASE!r} and {RUN_ID!r}."
             )
         if alias in sources:
             raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage an alias of its own.")

@@ -162,6 +162,9 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
         raise ChannelError(f"{where} holds {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
     check_in_scope(channel, where)
+    for group in _pipeline(where).groups:
+        if isinstance(group, tasks_group.ParallelFor):
+            _loop_item(group, where)
     channel = _with_true_type(channel)
     carrier = None
     if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
@@ -215,6 +218,17 @@ def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
     return str(channel.full_name)
 
 
+def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.PipelineChannel:
+    item = loop.loop_argument
+    for attribute in ("name", "task_name", "channel_type", "pipeline"):
+        if isinstance(getattr(item, attribute), for_loop.LoopArgumentVariable):
+            raise ChannelError(
+                f"{where} uses an item of a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP keeps an "
+                "attribute of its own under that name and loses it: rename the field."
+            )
+    return item
+
+
 def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
     """The channel that KFP wrote as this text."""
     pipeline = _pipeline(where)
@@ -222,7 +236,7 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
     for group in reversed(pipeline.groups):
         if not isinstance(group, tasks_group.ParallelFor):
             continue
-        item = group.loop_argument
+        item = _loop_item(group, where)
         if (item.task_name or "") != task_name:
             continue
         if name == item.name:

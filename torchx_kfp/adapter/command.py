@@ -2,7 +2,7 @@
 
 A tracked stage's command is::
 
-    env TORCHX_TRACKER_BASE=... [TORCHX_PARENT_RUN_IDS=...] sh -aec SCRIPT STAGE RUN_ID_FILE [MASK] WORDS...
+    env TORCHX_TRACKER_BASE=... [TORCHX_PARENT_RUN_IDS=...] sh -ec SCRIPT STAGE RUN_ID_FILE [MASK] WORDS...
 
 ``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
 at run time only. The script makes the run id, writes it to KFP's output, and ends in ``exec WORDS``, so that signals
@@ -10,8 +10,7 @@ and the exit code are the application's. WORDS are the application's entrypoint 
 their own with the role's variables where it has any: KFP's cache key covers a command, not a container's environment.
 
 Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
-process but ``mkdir`` where a folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the kubelet and Argo
-rewrite.
+process but ``mkdir``, and hold neither ``$(``, ``$$`` nor ``{{``, which the kubelet and Argo rewrite.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from torchx_kfp.adapter.channels import Parts, Reference
 from torchx_kfp.adapter.text import check_beside_channel, check_word, escape, find_rewritten
 from torchx_kfp.errors import AppDefError
 
-#: The run id is ``<pipeline run>/<stage>/<pod>``, a random UUID for what the engine does not tell. ``-a`` exports it.
+#: The run id is ``<pipeline run>/<stage>/<pod>``, a random UUID for what the engine does not tell.
 _RUN_ID = (
-    "read -r __i </proc/sys/kernel/random/uuid; "
-    f"{protocol.JOB_ID}=${{{protocol.PIPELINE_RUN}:-$__i}}/$0/${{{protocol.POD_NAME}:-$__i}} "
-    f"{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}=${protocol.TRACKER_BASE}; unset __i; "
-    f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
+    "read -r _i </proc/sys/kernel/random/uuid; "
+    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/$0/${{{protocol.POD_NAME}:-$_i}}" '
+    f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
+    f'mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
 )
 #: The first run id in the JSON object of parents: behind the first alias, alone or as the first of a list.
 _FIRST_PARENT = (
-    f'__p=${{{protocol.PARENT_RUN_IDS}#*\\": }}; __p=${{__p#[}}; '
-    f'case $__p in \\"*) __p=${{__p#?}}; {protocol.PARENT_RUN_ID}=${{__p%%\\"*}};; esac; unset __p; '
+    f'_p=${{{protocol.PARENT_RUN_IDS}#*\\": }}; _p=${{_p#[}}; '
+    f'case $_p in \\"*) _p=${{_p#?}}; export {protocol.PARENT_RUN_ID}="${{_p%%[\\"]*}}";; esac; '
 )
 #: Decodes the words that the mask marks with ``b``. The ``x`` keeps newlines at a word's end.
 _DECODE = (
-    "__m=$1; shift; for __w do shift; "
-    'case $__m in b*) __w=`printf %bx "$__w"`; __w=${__w%x};; esac; '
-    'set -- "$@" "$__w"; __m=${__m#?}; done; unset __m __w; '
+    "_m=$1; shift; for _w do shift; "
+    'case $_m in b*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
+    'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
 _EXEC = 'exec "$@"'
 
@@ -70,8 +69,7 @@ def check_parts(parts: Parts, where: str) -> Parts:
         if isinstance(part, str):
             check_word(part, where)
             if len(parts) > 1:
-                # A brace before a placeholder makes a third one.
-                check_beside_channel(f"{part}{{" if follower is not None else part, where)
+                check_beside_channel(part, where, before=follower is not None)
     return parts
 
 
@@ -119,7 +117,7 @@ def tracked_command(
         f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
         *((f"{protocol.PARENT_RUN_IDS}={protocol.encode_parents(parents)}",) if parents else ()),
         "sh",
-        "-aec",
+        "-ec",
         _RUN_ID + (_FIRST_PARENT if parents else "") + (_DECODE if mask else "") + _EXEC,
         # The stage's name is the script's $0. It also keeps the backend from merging components that differ in no
         # other text.

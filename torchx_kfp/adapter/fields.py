@@ -186,14 +186,17 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
                 f"{where} has {name}={value!r}; a KFP task is one pod. Set it to 1 (dist.ddp: j='1xN' runs N processes "
                 "in one pod), or submit the app to TorchX's Kubernetes scheduler."
             )
-    if role.entrypoint in ("", specs.MISSING):
+    # A channel's == makes a condition for dsl.If, which is true.
+    entrypoint = role.entrypoint if isinstance(role.entrypoint, str) else "channel"
+    image = role.image if isinstance(role.image, str) else "channel"
+    if entrypoint in ("", specs.MISSING):
         raise AppDefError(f"{where} has no entrypoint. Set Role.entrypoint to the program to run.")
-    if isinstance(role.entrypoint, str) and role.entrypoint.startswith("-"):
+    if entrypoint.startswith("-"):
         raise AppDefError(
             f"The entrypoint of {where} is {role.entrypoint!r}, which reads as an option. Set it to a program and put "
             "options into Role.args."
         )
-    if role.image in ("", specs.MISSING):
+    if image in ("", specs.MISSING):
         raise AppDefError(f"{where} has no image. Set Role.image to a container image.")
     if getattr(role, "base_image", None):
         raise AppDefError(
@@ -210,7 +213,7 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
             "scheduler changes pods. KFP makes the pods here: remove it, and use kfp.kubernetes on the task that "
             "task_from_app returns."
         )
-    if find_rewritten(role.image if isinstance(role.image, str) and not contains_channel(role.image) else ""):
+    if find_rewritten(image) and not contains_channel(image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is no image's name.")
 
 

@@ -78,6 +78,8 @@ def plan_stage(
     if not isinstance(alias, str) or not alias:
         raise AppDefError(f"name is {name!r}. Give the stage a name, or none to use the AppDef's.")
     where = f"role {role.name!r}"
+    if tracker_base is not None:
+        _refuse_protocol_variables(role, where)
     entrypoint, args, env, field_paths = _application(app, role, where)
     image = command.check_parts(parse(role.image, f"image of {where}"), f"image of {where}")
     words = command.application_words(entrypoint, args, env, where)
@@ -111,6 +113,15 @@ def plan_stage(
     )
 
 
+def _refuse_protocol_variables(role: specs.Role, where: str) -> None:
+    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN):
+        if name in role.env:
+            raise AppDefError(
+                f"env of {where} sets {name} to {role.env[name]!r}, which a tracked stage gets from the pipeline. "
+                "Remove it, or leave the stage untracked (no tracker_base)."
+            )
+
+
 def _application(
     app: specs.AppDef, role: specs.Role, where: str
 ) -> tuple[Parts, list[Parts], dict[str, Parts], dict[str, str]]:
@@ -140,7 +151,7 @@ def _application(
 def _name_inputs(sources: Mapping[str, Source], parts: Iterable[str | Reference]) -> dict[Reference, str]:
     """A name for the input of each reference: the alias of what is read, the channel's own name otherwise."""
     inputs: dict[Reference, str] = {}
-    taken: set[str] = set()
+    taken = {RUN_ID}
 
     def add(reference: Reference, wanted: str) -> None:
         if reference not in inputs:

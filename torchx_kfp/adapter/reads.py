@@ -83,7 +83,7 @@ def check_alias(alias: object) -> str:
         ReadsError: it is not text, is empty, or is a pipeline channel.
     """
     if isinstance(alias, str) and alias and not contains_channel(alias):
-        return str(check_word(alias, f"The alias {alias!r}"))
+        return check_word(alias, f"The alias {alias!r}")
     raise ReadsError(f"reads has the alias {alias!r}. An alias is a name such as 'train', known at compile time.")
 
 
@@ -117,7 +117,7 @@ def read_tracker_base(tracker_base: object) -> Parts:
 def _default_alias(what: object) -> str:
     task: Any = what.output.task if isinstance(what, dsl.Collected) else what
     if isinstance(task, dsl.PipelineTask):
-        return _STAGES.get(task, task.component_spec.name)
+        return _STAGES.get(task) or str(task.component_spec.name)
     raise ReadsError(
         f"reads has {_show(what)}, which has no name of its own. Give it an alias: reads={{'train': ...}}."
     )

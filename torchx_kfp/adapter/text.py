@@ -67,13 +67,18 @@ def check_word(text: str, where: str) -> str:
     return text
 
 
-def check_beside_channel(text: str, where: str) -> str:
+def check_beside_channel(text: str, where: str, *, before: bool) -> str:
     """The text, if it may stand in one string with a pipeline channel, where escapes are impossible.
+
+    Args:
+        text: constant text.
+        where: the string's place in the AppDef, for errors.
+        before: whether a channel follows. KFP's placeholder starts with braces, which one more makes Argo's.
 
     Raises:
         ChannelError: an engine would change the text.
     """
-    found = find_rewritten(text)
+    found = find_rewritten(text + "{" if before else text)
     if found:
         raise ChannelError(
             f"{where} holds {found!r} in one string with a pipeline channel: {text!r}. Argo or the kubelet would "

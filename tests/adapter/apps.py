@@ -1,0 +1,52 @@
+"""AppDefs and pipelines for tests."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
+
+
+def make_app(name: str = "train", *, role: str = "trainer", **fields: Any) -> AppDef:
+    """An AppDef of one role; fields are the role's."""
+    fields = {"image": "busybox", "entrypoint": "echo", **fields}
+    return AppDef(name, roles=[Role(role, **fields)])
+
+
+def compile_pipeline(function: Callable[..., Any], name: str = "pipeline") -> str:
+    """The compiled pipeline's YAML."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(dsl.pipeline(name=name)(function), str(path))
+        return path.read_text(encoding="utf-8")
+
+
+def load(compiled: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pipeline spec and the platform's executors."""
+    documents = [*yaml.safe_load_all(compiled), {}]
+    platform = documents[1].get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
+    return documents[0], platform
+
+
+def unresolved_inputs(spec: dict[str, Any]) -> list[str]:
+    """References in the compiled pipeline to inputs that no component declares or no task gets."""
+    problems = []
+    components = {"root": spec["root"], **spec.get("components", {})}
+    for name, component in components.items():
+        declared = set(component.get("inputDefinitions", {}).get("parameters", {}))
+        for task_name, task in component.get("dag", {}).get("tasks", {}).items():
+            given = task.get("inputs", {}).get("parameters", {})
+            for key, value in given.items():
+                source = value.get("componentInputParameter")
+                if source and source not in declared:
+                    problems.append(f"{name}/{task_name}: {key} takes {source}, which {name} does not have")
+            called = components[task["componentRef"]["name"]]
+            iterator = task.get("parameterIterator", {}).get("itemInput")
+            missing = set(called.get("inputDefinitions", {}).get("parameters", {})) - set(given) - {iterator}
+            problems += [f"{name}/{task_name}: {key} is not passed" for key in sorted(missing)]
+    return problems

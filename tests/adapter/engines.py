@@ -1,0 +1,92 @@
+"""What happens to a container's command between the compiled pipeline and the process, and the process itself.
+
+Models of what Argo, the kubelet and KFP's launcher do to text, after their documented rules: Argo substitutes
+``{{...}}`` and its quoting of unprintable characters is no JSON, the kubelet expands ``$(NAME)`` and turns ``$$`` into
+``$``, KFP reads words that start with ``{"Concat"`` or ``{"IfPresent"`` as placeholders and fills ``{{$...}}``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+
+class EngineFailure(Exception):
+    """An engine would fail the run on this text."""
+
+
+def argo(word: str) -> str:
+    """A word after Argo's templates and quoting."""
+    if any(character == "\x7f" or (ord(character) > 0xFFFF and not character.isprintable()) for character in word):
+        raise EngineFailure("unprintable characters are no JSON after Argo's quoting")
+
+    def substitute(found: re.Match[str]) -> str:
+        tag = found[1]
+        if tag.startswith("$"):
+            return found[0]
+        if tag.startswith("="):
+            return "<evaluated>"
+        if tag.split(".")[0].strip() in ("workflow", "pod", "node", "inputs", "outputs", "tasks", "steps", "item"):
+            return f"<{tag}>"
+        raise EngineFailure(f"unresolved {{{{{tag}}}}}")
+
+    return re.sub(r"\{\{(.*?)\}\}", substitute, word, flags=re.DOTALL)
+
+
+def kubelet(word: str, environ: Mapping[str, str]) -> str:
+    """A word after the kubelet's expansion of variables."""
+
+    def expand(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        return environ.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", expand, word)
+
+
+def launcher(word: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> str:
+    """A word after KFP has filled its placeholders."""
+    if re.match(r'\s*\{\s*"(Concat|IfPresent)"', word):
+        raise EngineFailure("read as a placeholder")
+    for name, value in inputs.items():
+        word = word.replace(f"{{{{$.inputs.parameters['{name}']}}}}", value)
+    for name, path in outputs.items():
+        word = word.replace(f"{{{{$.outputs.parameters['{name}'].output_file}}}}", path)
+    return word
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of a compiled pipeline, and what its engine knows when it starts."""
+
+    command: Sequence[str]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def argv(self) -> list[str]:
+        """The command as the process gets it."""
+        environ = {"HOME": "/root", "PATH": "/bin", **self.environ}
+        words = [kubelet(argo(word), environ) for word in self.command]
+        return [words[0], *(launcher(word, self.inputs, self.outputs) for word in words[1:])]
+
+    def run(self, shells: Path | None = None, **options: object) -> subprocess.CompletedProcess[bytes]:
+        """The process, for real; ``shells`` is a folder that holds the ``sh`` to use."""
+        path = f"{shells}:{os.environ['PATH']}" if shells else os.environ["PATH"]
+        environ = {"PATH": path, "HOME": "/root", **self.environ}
+        return subprocess.run(self.argv(), capture_output=True, env=environ, timeout=30, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def containers(compiled: str) -> dict[str, dict[str, object]]:
+    """The containers of a compiled pipeline by the name of their executor."""
+    spec = next(iter(yaml.safe_load_all(compiled)))
+    return {
+        name.removeprefix("exec-"): executor["container"]
+        for name, executor in spec["deploymentSpec"]["executors"].items()
+    }

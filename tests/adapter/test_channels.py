@@ -1,0 +1,344 @@
+"""Pipeline channels in AppDefs: of every type, in text and alone, in loops, conditions and nested pipelines."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Dict, List  # noqa: UP035 - the spellings that KFP's text of channels cannot read back
+
+import pytest
+from kfp import dsl
+
+from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inputs
+from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
+from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.errors import AppDefError, ChannelError
+
+
+@dsl.container_component
+def produce(
+    text: dsl.OutputPath(str),  # type: ignore[valid-type]
+    number: dsl.OutputPath(int),  # type: ignore[valid-type]
+    ratio: dsl.OutputPath(float),  # type: ignore[valid-type]
+    truth: dsl.OutputPath(bool),  # type: ignore[valid-type]
+    items: dsl.OutputPath(list),  # type: ignore[valid-type]
+    mapping: dsl.OutputPath(dict),  # type: ignore[valid-type]
+):  # type: ignore[no-untyped-def]
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "true", text, number, ratio, truth, items, mapping])
+
+
+@dsl.container_component
+def make_artifact(data: dsl.Output[dsl.Dataset]):  # type: ignore[no-untyped-def]
+    return dsl.ContainerSpec(image="busybox", command=["true", data.path])
+
+
+def use(*args: Any, **fields: Any) -> dsl.PipelineTask:
+    return task_from_app(make_app("use", args=list(args), **fields))
+
+
+def parameters(s: str, i: int = 1, f: float = 0.1, b: bool = True, li: list = [1], d: dict = {}) -> None:  # noqa: B006
+    use(s, f"{s}", f"--s={s}", f"--i={i}", f"--f={f}", f"--b={b}", f"--l={li}", f"--d={d}", f"{i}{f}")
+
+
+def generic_parameters(li: List[int] = [1], d: Dict[str, int] = {}, n: List[Dict[str, float]] = []) -> None:  # noqa: B006, UP006
+    use(f"{li} {d} {n}", f"{li}")
+
+
+def outputs() -> None:
+    made = produce()
+    use(*(f"--{name}={channel}" for name, channel in made.outputs.items()), *made.outputs.values())
+
+
+def env_image_and_entrypoint(image: str, program: str, level: int = 1) -> None:
+    use("a", image=image, entrypoint=f"{program}", env={"LEVEL": f"{level}", "BOTH": f"{level}-{program}"})
+    use("a", image=f"repo/{image}:{level}", entrypoint=f"/usr/bin/{program}")
+    use("a", image=f"{image}")
+
+
+def loop_of_constants() -> None:
+    with dsl.ParallelFor([1, 2]) as item:
+        use(f"{item}", f"--n={item}", item)
+
+
+def loop_of_dicts() -> None:
+    with dsl.ParallelFor([{"lr": 0.1, "kind": "a", "n": 1}]) as item:
+        use(f"--lr={item.lr}", f"{item.kind}-{item.n}", item.n, f"{item}")
+
+
+def loop_of_parameter(points: List[Dict[str, float]] = []) -> None:  # noqa: B006, UP006
+    with dsl.ParallelFor(points) as item:
+        use(f"--lr={item.lr}", f"{item}", item.lr)
+
+
+def loop_of_output() -> None:
+    with dsl.ParallelFor(produce().outputs["items"]) as item:
+        use(f"--lr={item.lr}", f"{item}")
+
+
+def nested_loops() -> None:
+    made = produce()
+    with (
+        dsl.ParallelFor([{"lr": 0.1, "seeds": [1, 2]}]) as item,
+        dsl.ParallelFor(item.seeds) as seed,
+        dsl.ParallelFor(["a"]) as letter,
+    ):
+        use(f"{item.lr} {seed} {letter} {made.outputs['text']} {item} {item.seeds}")
+
+
+def conditions(mode: str) -> None:
+    made = produce()
+    with dsl.ParallelFor([{"lr": 0.1, "kind": "a"}]) as item:
+        with dsl.If(mode == "train"):
+            use(f"{item.lr} {item.kind} {made.outputs['number']}", item.lr)
+        with dsl.Elif(item.kind == "a"):
+            use(f"{mode}")
+        with dsl.Else():
+            use(f"{made.outputs['mapping']}")
+
+
+@dsl.pipeline(name="inner")
+def inner(lr: float, names: List[str]) -> str:  # noqa: UP006
+    with dsl.ParallelFor(names) as name:
+        use(f"{lr} {name}")
+    return produce().outputs["text"]
+
+
+def nested_pipelines(lr: float = 0.1) -> None:
+    first = inner(lr=lr, names=["a"])
+    with dsl.ParallelFor([{"lr": 0.1}]) as item:
+        inner(lr=item.lr, names=["b"])
+    use(f"{first.output} {lr}")
+
+
+def one_of(mode: str) -> None:
+    with dsl.If(mode == "a"):
+        a = produce()
+    with dsl.Else():
+        b = produce()
+    use(dsl.OneOf(a.outputs["text"], b.outputs["text"]))
+
+
+def placeholders_of_kfp() -> None:
+    use(dsl.PIPELINE_JOB_NAME_PLACEHOLDER, "--id", dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+
+
+PIPELINES = [
+    parameters,
+    generic_parameters,
+    outputs,
+    env_image_and_entrypoint,
+    loop_of_constants,
+    loop_of_dicts,
+    loop_of_parameter,
+    loop_of_output,
+    nested_loops,
+    conditions,
+    nested_pipelines,
+    one_of,
+    placeholders_of_kfp,
+]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda function: function.__name__)
+def test_every_channel_is_an_input(pipeline: Callable[..., Any]) -> None:
+    compiled = compile_pipeline(pipeline)
+    assert "{{channel" not in compiled
+    spec, _ = load(compiled)
+    assert unresolved_inputs(spec) == []
+    for label, executor in spec["deploymentSpec"]["executors"].items():
+        declared = spec["components"][label.replace("exec-", "comp-")].get("inputDefinitions", {}).get("parameters", {})
+        used = set(
+            re.findall(r"\{\{\$\.inputs\.parameters\['(.*?)'\]\}\}", str(executor["container"]).replace("\\'", "'"))
+        )
+        assert used <= set(declared), label
+
+
+def declared_types(pipeline: Callable[..., Any], component: str = "comp-use") -> dict[str, str]:
+    spec, _ = load(compile_pipeline(pipeline))
+    definitions = spec["components"][component]["inputDefinitions"]["parameters"]
+    return {name: definition["parameterType"] for name, definition in definitions.items()}
+
+
+def test_inputs_have_the_names_and_types_of_their_channels() -> None:
+    assert declared_types(parameters) == {
+        "s": "STRING",
+        "i": "NUMBER_INTEGER",
+        "f": "NUMBER_DOUBLE",
+        "b": "BOOLEAN",
+        "li": "LIST",
+        "d": "STRUCT",
+    }
+    assert declared_types(outputs)["produce_ratio"] == "NUMBER_DOUBLE"
+
+
+def test_fields_of_items_have_the_type_of_that_field() -> None:
+    """KFP gives all fields the type of the first: the backend refuses text in a number."""
+    assert declared_types(loop_of_dicts) == {
+        "item_lr": "NUMBER_DOUBLE",
+        "item_kind": "STRING",
+        "item_n": "NUMBER_INTEGER",
+        "item": "STRUCT",
+    }
+
+
+def test_items_have_the_type_of_all_of_them() -> None:
+    """KFP takes the first item's type, and kfp.local makes integers of the others."""
+
+    def numbers() -> None:
+        with dsl.ParallelFor([1, 0.5]) as item:
+            use(item)
+
+    def mixed() -> None:
+        with dsl.ParallelFor([{"a": 1}, {"a": "x"}]) as item:
+            use(f"{item.a}")
+
+    assert declared_types(numbers) == {"item": "NUMBER_DOUBLE"}
+    assert declared_types(mixed) == {"item_a": "STRING"}
+
+
+def test_an_image_in_text_is_an_input_of_its_own() -> None:
+    """The backend's driver replaces an image that holds a placeholder by that placeholder's value, text and all."""
+    spec, _ = load(compile_pipeline(env_image_and_entrypoint))
+    executors = spec["deploymentSpec"]["executors"]
+    images = [executors[f"exec-use{suffix}"]["container"]["image"] for suffix in ("", "-2", "-3")]
+    assert images == ["{{$.inputs.parameters['image']}}", "{{$.inputs.parameters['image_2']}}", images[0]]
+    value = spec["root"]["dag"]["tasks"]["use-2"]["inputs"]["parameters"]["image_2"]["runtimeValue"]["constant"]
+    assert value == "repo/{{$.inputs.parameters['image']}}:{{$.inputs.parameters['level']}}"
+
+
+def test_an_entrypoint_that_is_a_channel_is_not_the_first_word() -> None:
+    """Older backends fill no placeholder into a command's first element."""
+    spec, _ = load(compile_pipeline(env_image_and_entrypoint))
+    command = spec["deploymentSpec"]["executors"]["exec-use-2"]["container"]["command"]
+    assert command == ["env", "/usr/bin/{{$.inputs.parameters['program']}}", "a"]
+
+
+def test_placeholders_of_kfp_are_inputs() -> None:
+    spec, _ = load(compile_pipeline(placeholders_of_kfp))
+    values = spec["root"]["dag"]["tasks"]["use"]["inputs"]["parameters"]
+    assert {name: value["runtimeValue"]["constant"] for name, value in values.items()} == {
+        "pipeline_job_name": "{{$.pipeline_job_name}}",
+        "pipeline_job_id": "{{$.pipeline_job_uuid}}",
+    }
+
+
+def closed_loop_in_text() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(f"--a={made.outputs['text']}")
+
+
+def closed_loop_as_object() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(made.outputs["text"])
+
+
+def collected_in_text() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(f"--a={dsl.Collected(made.outputs['text'])}")
+
+
+def collected_as_object() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(dsl.Collected(made.outputs["text"]))
+
+
+def collected_list() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(f"{dsl.Collected(made.outputs['items'])}")
+
+
+def item_outside_of_its_loop() -> None:
+    with dsl.ParallelFor([1]) as item:
+        use(f"{item}")
+    use(f"{item}")
+
+
+def artifact() -> None:
+    use(f"{make_artifact().outputs['data']}")
+
+
+def artifact_as_object() -> None:
+    use(make_artifact().outputs["data"])
+
+
+def beside_dollars(lr: float = 0.1) -> None:
+    use(f"$$ {lr}")
+
+
+def beside_template(lr: float = 0.1) -> None:
+    use(f"{{{{workflow.name}}}} {lr}")
+
+
+def brace_before_channel(lr: float = 0.1) -> None:
+    use(f"{{{lr}}}")
+
+
+def beside_control_character(lr: float = 0.1) -> None:
+    use(f"\x7f{lr}")
+
+
+def placeholder_in_text() -> None:
+    use(f"--name={dsl.PIPELINE_JOB_NAME_PLACEHOLDER}")
+
+
+def field_called_name() -> None:
+    with dsl.ParallelFor([{"name": "a", "lr": 0.1}]) as item:
+        use(f"{item.lr}")
+
+
+def unknown_channel() -> None:
+    use("{{channel:task=nowhere;name=x;type=String;}}")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "text"),
+    [
+        (
+            closed_loop_in_text,
+            r"uses the output 'text' of 'produce' outside of the dsl\.ParallelFor .*dsl\.Collected",
+        ),
+        (closed_loop_as_object, r"uses the output 'text' of 'produce' outside of the dsl\.ParallelFor loop"),
+        (collected_in_text, r"args\[0\] of role 'trainer' holds dsl\.Collected of 'produce', a list of values.*reads="),
+        (collected_as_object, r"holds dsl\.Collected of 'produce'"),
+        (collected_list, r"of 'produce'.*dsl\.Collected"),
+        (item_outside_of_its_loop, r"which is not known here.*Use loop items inside of their loop"),
+        (artifact, r"holds the artifact 'make-artifact-data'\. Text can only hold parameters"),
+        (artifact_as_object, r"holds the artifact 'make-artifact-data'"),
+        (beside_dollars, r"holds '\$\$' in one string with a pipeline channel: '\$\$ '.*Split it: pass the text"),
+        (beside_template, r"holds '\{\{' in one string with a pipeline channel"),
+        (brace_before_channel, r"holds '\{\{' in one string with a pipeline channel"),
+        (beside_control_character, r"holds '\\x7f' in one string with a pipeline channel"),
+        (
+            placeholder_in_text,
+            r"holds \{\{\$\.pipeline_job_name\}\} inside of other text.*of its own",
+        ),
+        (
+            unknown_channel,
+            r"holds the channel '\{\{channel:task=nowhere;name=x;type=String;\}\}', which is not known",
+        ),
+    ],
+)
+def test_refused(pipeline: Callable[..., Any], text: str) -> None:
+    with pytest.raises(ChannelError, match=text):
+        compile_pipeline(pipeline)
+
+
+def test_channels_need_a_pipeline() -> None:
+    apps: list[Any] = []
+
+    def pipeline(lr: float = 0.1) -> None:
+        apps.append(make_app(args=[f"{lr}"]))
+        use("a")
+
+    compile_pipeline(pipeline)
+    for make in (component_from_app, component_spec_from_app, plan_stage):
+        with pytest.raises(ChannelError, match=r"Components are made of static AppDefs; call task_from_app inside"):
+            make(apps[0])
+
+
+def test_values_must_be_text() -> None:
+    with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is None \(NoneType\), and must be a string"):
+        plan_stage(make_app(args=[None]))

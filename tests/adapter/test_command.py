@@ -1,0 +1,331 @@
+"""Commands of stages, run for real: what the AppDef says is what the application gets."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.adapter.apps import compile_pipeline, make_app
+from tests.adapter.engines import Container, EngineFailure, argo, containers, kubelet, launcher
+from torchx_kfp import protocol, task_from_app
+from torchx_kfp.adapter import command, text
+from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.errors import AppDefError
+
+SHELLS = {"dash": ["dash"], "bash": ["bash"], "busybox": ["busybox"]}
+
+HOSTILE = [
+    "$$",
+    "$$$$",
+    "a$$b",
+    "$(HOME)",
+    "$$(HOME)",
+    "$(UNSET)",
+    "{{workflow.name}}",
+    "{{=1+1}}",
+    "{{unknown}}",
+    "{{$.inputs.parameters['a']}}",
+    "{{",
+    "{{{{ }}}}",
+    '{"Concat": ["a"]}',
+    '{"IfPresent": {}}',
+    "\x7f",
+    "a\U000e0001b",
+    "{{workflow.name}}\n\n",
+    "\\{{=1}}\\n\\0101\\c",
+    "é{{=1}}漢字🙂",
+]
+PLAIN = [
+    *("", " ", "-", "--", "-n", "-e", "'", '"', "`id`", "$HOME", "$", "${HOME}", "\\", "\\n", "a\nb", "\n", "a=b"),
+    *("*", "~", "!", "é漢字🙂"),
+]
+
+
+@pytest.fixture(scope="session", params=SHELLS)
+def shells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which ``sh`` is this shell."""
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"{request.param} is not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "sh").symlink_to(program)
+    return folder
+
+
+def stage_container(tmp: Path, compiled: str, name: str = "train", **environ: str) -> Container:
+    return Container(
+        containers(compiled)[name]["command"],  # type: ignore[arg-type]
+        inputs={"tracker_base": "/tmp/results"},
+        outputs={"run_id": str(tmp / "out" / "run_id")},
+        environ=environ,
+    )
+
+
+def compile_stage(*, tracked: bool, **fields: Any) -> str:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        task_from_app(make_app(**fields), tracker_base=tracker_base if tracked else None)
+
+    return compile_pipeline(pipeline)
+
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+PIECES = st.lists(st.sampled_from("$(){}=\\0bx\n %'"), max_size=8).map("".join)
+ARGUMENTS = st.lists(
+    st.one_of(
+        st.sampled_from(HOSTILE + PLAIN),
+        TEXT,
+        PIECES,
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=ARGUMENTS, tracked=st.booleans())
+@example(arguments=HOSTILE, tracked=True)
+@example(arguments=HOSTILE, tracked=False)
+@example(arguments=PLAIN, tracked=True)
+@example(arguments=["a"] * 300 + ["$$"] * 30, tracked=True)
+def test_arguments_arrive_byte_for_byte(shells: Path, tmp_path: Path, arguments: list[str], tracked: bool) -> None:
+    compiled = compile_stage(tracked=tracked, entrypoint="printf", args=["%s\\0", *arguments, "end"])
+    done = stage_container(tmp_path, compiled).run(shells)
+    assert done.stderr == b""
+    assert done.stdout == b"".join(argument.encode() + b"\0" for argument in [*arguments, "end"])
+    assert done.returncode == 0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    env=st.dictionaries(
+        st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1).filter(
+            lambda name: not name.startswith("-") and name not in {*protocol.VARIABLES, "PATH", "_"}
+            # What Argo and the kubelet would change in a name is escaped together with the value.
+        ),
+        st.one_of(st.sampled_from(HOSTILE + PLAIN), TEXT),
+        max_size=4,
+    ),
+    tracked=st.booleans(),
+)
+@example(env={"OPTIND": "x", "UID": "5", "IFS": "a", "a.b": "1", "my-var": "2", "PS4": "$(id)"}, tracked=True)
+@example(env={f"V{index}": value for index, value in enumerate(HOSTILE)}, tracked=True)
+@example(env={f"V{index}": value for index, value in enumerate(HOSTILE)}, tracked=False)
+def test_variables_arrive_byte_for_byte(shells: Path, tmp_path: Path, env: dict[str, str], tracked: bool) -> None:
+    compiled = compile_stage(tracked=tracked, entrypoint="env", args=["-0"], env=env)
+    done = stage_container(tmp_path, compiled).run(shells)
+    assert done.returncode == 0, done.stderr
+    got = dict(entry.split(b"=", 1) for entry in done.stdout.split(b"\0") if entry)
+    assert {name: got.get(name.encode()) for name in env} == {name: value.encode() for name, value in env.items()}
+    # Nothing of the script's own is left, and nothing that a shell keeps for itself.
+    own = {*(name.encode() for name in [*env, *protocol.VARIABLES]), b"PATH", b"HOME"}
+    assert set(got) - own <= {b"PWD", b"OLDPWD", b"SHLVL", b"_"}
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_engines_change_what_is_escaped(word: str) -> None:
+    """The models above are strong enough: without the escapes none of these words would arrive."""
+    if word == "$(UNSET)":
+        word = "$(HOME)"
+    try:
+        arrived = launcher(kubelet(argo(word), {"HOME": "/root"}), {"a": "1"}, {})
+    except EngineFailure:
+        return
+    assert arrived != word or (word.startswith(("{{", "\\")) and "{{" in word)
+
+
+def test_without_the_escapes_arguments_are_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "find_rewritten", lambda _: None)
+    compiled = compile_stage(tracked=True, entrypoint="printf", args=["%s\\0", "$$", "$(HOME)", "{{workflow.name}}"])
+    done = stage_container(tmp_path, compiled).run()
+    assert done.stdout == b"$\0/root\0<workflow.name>\0"
+
+
+@given(TEXT)
+def test_escaped_text_has_nothing_left_to_rewrite(value: str) -> None:
+    escaped = text.escape(value)
+    assert text.find_rewritten(escaped) is None
+    decoded = re.sub(rb"\\0(\d{3})", lambda found: bytes([int(found[1], 8)]), escaped.encode())
+    assert decoded == value.encode()
+
+
+def test_an_untracked_stage_runs_exactly_the_command() -> None:
+    compiled = compile_stage(tracked=False, entrypoint="python", args=["-m", "app", "--lr", "0.1"])
+    assert containers(compiled)["train"] == {"image": "busybox", "command": ["python", "-m", "app", "--lr", "0.1"]}
+
+
+def test_variables_are_part_of_the_command() -> None:
+    """KFP's cache key covers the command, and not a container's variables."""
+    compiled = compile_stage(tracked=False, entrypoint="python", args=["app.py"], env={"A": "1", "B": "x y"})
+    assert containers(compiled)["train"]["command"] == ["env", "A=1", "B=x y", "python", "app.py"]
+
+
+def test_a_tracked_stage_knows_who_it_is(shells: Path, tmp_path: Path) -> None:
+    compiled = compile_stage(tracked=True, entrypoint="env", args=["-0"])
+    container = stage_container(tmp_path, compiled, **{protocol.PIPELINE_RUN: "run-1", protocol.POD_NAME: "pod-7"})
+    done = container.run(shells)
+    environ = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry)
+    assert (tmp_path / "out" / "run_id").read_text() == "run-1/train/pod-7"
+    context = protocol.StageContext("/tmp/results", "run-1/train/pod-7")
+    assert {name: environ.get(name) for name in protocol.VARIABLES if name in environ} == protocol.encode(context)
+    assert protocol.decode(environ) == context
+
+
+def test_without_kubernetes_every_execution_has_a_run_id_of_its_own(shells: Path, tmp_path: Path) -> None:
+    container = stage_container(tmp_path, compile_stage(tracked=True, entrypoint="true"))
+    run_ids = set()
+    for _ in range(5):
+        assert container.run(shells).returncode == 0
+        run_ids.add((tmp_path / "out" / "run_id").read_text())
+    assert len(run_ids) == 5
+    assert all(run_id.split("/")[1] == "train" and len(run_id.split("/")) == 3 for run_id in run_ids)
+
+
+@pytest.mark.parametrize(
+    ("parents", "first"),
+    [
+        ({"prep": "r/prep/1"}, "r/prep/1"),
+        ({"prep": "r/prep/1", "train": "r/train/2"}, "r/prep/1"),
+        ({"trials": ("r/train/1", "r/train/2")}, "r/train/1"),
+        ({"trials": ("r/train/1",), "prep": "r/prep/1"}, "r/train/1"),
+        ({"trials": ()}, None),
+        ({'quote": "b': "r/x/1"}, "r/x/1"),
+        ({"ünï {{x}} $$ [": "r/x/1"}, "r/x/1"),
+    ],
+)
+def test_parents_in_the_environment(shells: Path, tmp_path: Path, parents: dict[str, Any], first: str | None) -> None:
+    """The shell finds the same first parent as the protocol's own encoder."""
+
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        reads = {alias: ids if isinstance(ids, str) else list(ids) for alias, ids in parents.items()}
+        task_from_app(make_app(entrypoint="env", args=["-0"]), tracker_base=tracker_base, reads=reads)
+
+    done = stage_container(tmp_path, compile_pipeline(pipeline)).run(shells)
+    environ = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry)
+    assert protocol.decode(environ).parents == parents
+    assert environ.get(protocol.PARENT_RUN_ID) == first == protocol.first_run_id(parents)
+
+
+def test_a_fan_in_as_every_engine_writes_lists(shells: Path, tmp_path: Path) -> None:
+    def pipeline(ids: list, tracker_base: str = "/tmp/results") -> None:  # type: ignore[type-arg]
+        task_from_app(make_app(entrypoint="env", args=["-0"]), tracker_base=tracker_base, reads={"trials": ids})
+
+    compiled = compile_pipeline(pipeline)
+    for text_of_list in (json.dumps(["r/a/1", "r/b/2"]), '["r/a/1","r/b/2"]'):
+        container = stage_container(tmp_path, compiled)
+        container = Container(container.command, {**container.inputs, "trials": text_of_list}, container.outputs)
+        environ = dict(entry.split("=", 1) for entry in container.run(shells).stdout.decode().split("\0") if entry)
+        assert protocol.decode(environ).parents == {"trials": ("r/a/1", "r/b/2")}
+        assert environ[protocol.PARENT_RUN_ID] == "r/a/1"
+
+
+def test_the_exit_code_is_the_applications(shells: Path, tmp_path: Path) -> None:
+    for code in (0, 1, 7, 255):
+        compiled = compile_stage(tracked=True, entrypoint="sh", args=["-c", f"exit {code}"])
+        assert stage_container(tmp_path, compiled).run(shells).returncode == code
+
+
+def test_a_missing_program_is_named(shells: Path, tmp_path: Path) -> None:
+    done = stage_container(tmp_path, compile_stage(tracked=True, entrypoint="no-such-program")).run(shells)
+    assert done.returncode == 127
+    assert b"no-such-program" in done.stderr
+
+
+def test_the_application_is_the_process_itself(shells: Path, tmp_path: Path) -> None:
+    """Signals reach it: nothing stands between, whatever encoding and variables came before."""
+    program = (
+        "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); "
+        "print(os.getpid(), flush=True); time.sleep(30)"
+    )
+    compiled = compile_stage(tracked=True, entrypoint=sys.executable, args=["-c", program, "$$"], env={"A": "$(B)"})
+    container = stage_container(tmp_path, compiled)
+    environ = {"PATH": f"{shells}:{os.environ['PATH']}"}
+    with subprocess.Popen(container.argv(), stdout=subprocess.PIPE, env=environ) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 42
+
+
+def test_a_role_may_replace_the_path(shells: Path, tmp_path: Path) -> None:
+    """The script's own programs are found by the image's PATH, the application by the role's."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "app").symlink_to(shutil.which("true") or "")
+    compiled = compile_stage(tracked=True, entrypoint="app", env={"PATH": str(folder)})
+    assert stage_container(tmp_path, compiled).run(shells).returncode == 0
+
+
+def test_an_image_that_ends_stages_with_their_folder_missing(shells: Path, tmp_path: Path) -> None:
+    compiled = compile_stage(tracked=True, entrypoint="true")
+    container = Container(
+        containers(compiled)["train"]["command"],  # type: ignore[arg-type]
+        {"tracker_base": "/tmp/results"},
+        {"run_id": str(tmp_path / "a b" / "$HOME" / "c'd" / "run_id")},
+    )
+    assert container.run(shells).returncode == 0
+    assert (tmp_path / "a b" / "$HOME" / "c'd" / "run_id").read_text().count("/") == 2
+
+
+def test_a_tracker_base_with_spaces_and_signs(shells: Path, tmp_path: Path) -> None:
+    container = stage_container(tmp_path, compile_stage(tracked=True, entrypoint="env", args=["-0"]))
+    base = "/tmp/my results/$HOME/'x' `id` *"
+    done = Container(container.command, {"tracker_base": base}, container.outputs).run(shells)
+    environ = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry)
+    assert environ[protocol.TRACKER_BASE] == environ[protocol.TRACKER_CONFIG] == base
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_scripts_hold_nothing_that_engines_rewrite(tracked: bool) -> None:
+    plan = plan_stage(
+        make_app(args=["$$"]), tracker_base=("/tmp",) if tracked else None, sources={"a": "r/a/1"} if tracked else None
+    )
+    script = plan.command[plan.command.index("-ec") + 1]
+    assert text.find_rewritten(script) is None
+    assert argo(script) == kubelet(script, {"0": "x", "1": "y"}) == script
+
+
+def test_the_stages_name_is_in_the_command() -> None:
+    """The backend merges components whose containers have the same text."""
+    assert "evaluate" in plan_stage(make_app(), tracker_base=("/tmp",), name="evaluate").command
+
+
+def test_macros() -> None:
+    app = make_app(
+        "my app",
+        args=["${app_id}", "${replica_id}", "[${img_root}]", "$app_id", "$${app_id}", "${other}", "${rank0_env}"],
+        env={"RANK0": "${rank0_env}", "X": "a${app_id}b"},
+        entrypoint="${app_id}",
+    )
+    assert plan_stage(app).command == (
+        "env",
+        "RANK0=TORCHX_RANK0_HOST",
+        "X=amy appb",
+        "TORCHX_RANK0_HOST=localhost",
+        "${app_id}",
+        *("my app", "0", "[]", "$app_id", "$my app", "${other}", "TORCHX_RANK0_HOST"),
+    )
+
+
+def test_every_macro_of_the_installed_torchx_is_replaced() -> None:
+    from torchx.specs import macros
+
+    names = [value for name, value in vars(macros).items() if isinstance(value, str) and value.startswith("${")]
+    assert len(names) >= 4
+    command_line = plan_stage(make_app(args=names)).command
+    assert not [word for word in command_line if "${" in word]
+
+
+@pytest.mark.parametrize("name", [*protocol.VARIABLES, protocol.PIPELINE_RUN])
+def test_the_protocols_variables_are_not_the_apps(name: str) -> None:
+    app = make_app(env={name: "mine"})
+    assert f"{name}=mine" in plan_stage(app).command
+    with pytest.raises(AppDefError, match=f"env of role 'trainer' sets {name}.*leave the stage untracked"):
+        plan_stage(app, tracker_base=("/tmp",))

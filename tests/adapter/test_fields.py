@@ -1,0 +1,301 @@
+"""Every field of AppDef, Role and Resource is mapped, refused or ignored on purpose."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from torchx import specs
+from torchx.schedulers import kubernetes_scheduler
+from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
+
+from tests.adapter.apps import compile_pipeline, load, make_app
+from torchx_kfp import component_from_app, task_from_app
+from torchx_kfp.adapter.fields import FIELDS
+from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.errors import AppDefError, ChannelError
+
+
+def compile_app(app: AppDef) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The stage's task, executor and settings for Kubernetes."""
+
+    def pipeline() -> None:
+        task_from_app(app)
+
+    spec, platform = load(compile_pipeline(pipeline))
+    (task,) = spec["root"]["dag"]["tasks"].values()
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    (kubernetes,) = platform.values()
+    return task, executor["container"], kubernetes
+
+
+@pytest.mark.parametrize("kind", [AppDef, Role, Resource], ids=lambda kind: kind.__name__)
+def test_every_field_of_the_installed_torchx_is_accounted_for(kind: type) -> None:
+    known = FIELDS[kind.__name__]
+    assert {field.name for field in dataclasses.fields(kind)} <= set(known)
+    assert all(reason.startswith(("mapped", "refused", "ignored")) for reason in known.values())
+    # What is ignored or refused says why.
+    assert all(": " in reason for reason in known.values() if not reason.startswith("mapped"))
+
+
+def test_resources_become_requests_and_limits() -> None:
+    _, container, _ = compile_app(make_app(resource=Resource(cpu=2, gpu=3, memMB=3000)))
+    resources = container["resources"]
+    assert resources["resourceCpuLimit"] == resources["resourceCpuRequest"] == "2000m"
+    assert resources["cpuLimit"] == 2.0
+    # Decimal megabytes, as TorchX's Kubernetes scheduler writes them.
+    assert resources["resourceMemoryLimit"] == resources["resourceMemoryRequest"] == "3000M"
+    assert resources["memoryLimit"] == 3.0
+    accelerator = resources["accelerator"]
+    assert (accelerator["resourceType"], accelerator["resourceCount"]) == ("nvidia.com/gpu", "3")
+
+
+def test_half_a_core() -> None:
+    _, container, _ = compile_app(make_app(resource=Resource(cpu=0.5, gpu=0, memMB=-1)))  # type: ignore[arg-type]
+    assert container["resources"] == {
+        "cpuLimit": 0.5,
+        "cpuRequest": 0.5,
+        "resourceCpuLimit": "500m",
+        "resourceCpuRequest": "500m",
+    }
+
+
+def test_no_resources_ask_for_nothing() -> None:
+    assert "resources" not in compile_app(make_app())[1]
+
+
+def test_one_device_type_becomes_the_accelerator() -> None:
+    efa = Resource(cpu=1, gpu=0, memMB=1, devices={"vpc.amazonaws.com/efa": 2})
+    accelerator = compile_app(make_app(resource=efa))[1]["resources"]["accelerator"]
+    assert (accelerator["resourceType"], accelerator["resourceCount"]) == ("vpc.amazonaws.com/efa", "2")
+
+
+def test_the_instance_type_becomes_a_node_selector() -> None:
+    capable = Resource(cpu=1, gpu=0, memMB=1, capabilities={"node.kubernetes.io/instance-type": "p3.2xlarge"})
+    kubernetes = compile_app(make_app(resource=capable))[2]
+    assert kubernetes["nodeSelector"] == {"labels": {"node.kubernetes.io/instance-type": "p3.2xlarge"}}
+
+
+def test_every_named_resource_of_torchx_becomes_a_stage() -> None:
+    for name, make in specs.named_resources_aws.NAMED_RESOURCES.items():
+        resource = make()
+        if len(resource.devices) + (resource.gpu > 0) > 1:
+            # Accelerators and network devices on one machine.
+            with pytest.raises(AppDefError, match="types of accelerators"):
+                plan_stage(make_app(resource=resource))
+        else:
+            assert plan_stage(make_app(resource=resource)).resources.memory, name
+
+
+def test_volume_mounts_become_claims() -> None:
+    kubernetes = compile_app(make_app(mounts=[VolumeMount("data", "/data"), VolumeMount("models", "/models")]))[2]
+    assert [(mount["constant"], mount["mountPath"]) for mount in kubernetes["pvcMount"]] == [
+        ("data", "/data"),
+        ("models", "/models"),
+    ]
+
+
+def test_retries() -> None:
+    task, _, _ = compile_app(make_app(max_retries=3))
+    assert task["retryPolicy"]["maxRetryCount"] == 3
+    assert "retryPolicy" not in compile_app(make_app())[0]
+
+
+def test_labels_are_those_of_torchx_kubernetes_scheduler() -> None:
+    app = make_app("my-app", role="trainer")
+    labels = compile_app(app)[2]["podMetadata"]["labels"]
+    assert labels == kubernetes_scheduler.pod_labels(app, 0, app.roles[0], 0, "my-app")
+    assert labels["app.kubernetes.io/managed-by"] == "torchx.pytorch.org"
+
+
+def test_labels_are_valid_for_any_name() -> None:
+    labels = plan_stage(make_app("dé " + "x" * 80, role="r/1")).labels
+    assert labels["torchx.pytorch.org/app-name"] == "d..xxx".ljust(63, "x")
+    assert labels["torchx.pytorch.org/role-name"] == "r.1"
+
+
+def test_settings_are_in_the_form_that_kfp_kubernetes_writes() -> None:
+    """The pod's settings are written as one message; KFP's own functions make the same."""
+    from kfp import kubernetes
+
+    plan = plan_stage(make_app(mounts=[VolumeMount("data", "/data")]), tracker_base=("/tmp/results",))
+    made: list[dict[str, Any]] = []
+
+    def pipeline() -> None:
+        task = component_from_app(make_app(mounts=[VolumeMount("data", "/data")]), tracked=True)(tracker_base="/tmp/r")
+        made.append(task.platform_config["kubernetes"])
+        task.platform_config = {}
+        for name, value in plan.labels.items():
+            kubernetes.add_pod_label(task, name, value)
+        for name, path in plan.field_paths.items():
+            kubernetes.use_field_path_as_env(task, name, path)
+        kubernetes.mount_pvc(task, pvc_name="data", mount_path="/data")
+        made.append(task.platform_config["kubernetes"])
+
+    compile_pipeline(pipeline)
+    assert made[0] == made[1]
+
+
+@pytest.mark.skipif(
+    not hasattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH"), reason="this torchx has no variables of fields"
+)
+def test_a_variable_that_names_a_field_of_the_pod() -> None:
+    app = make_app(env={"NODE": "[FIELD_PATH]spec.nodeName", "A": "b"})
+    _, container, kubernetes = compile_app(app)
+    assert kubernetes["fieldPathAsEnv"] == [{"name": "NODE", "fieldPath": "spec.nodeName"}]
+    assert container["command"] == ["env", "A=b", "echo"]
+
+
+def test_overrides_are_resolved() -> None:
+    role = make_app().roles[0]
+    if not hasattr(role, "overrides"):
+        pytest.skip("this torchx has no overrides")
+    role.overrides = {"image": lambda: "built:1"}
+    assert plan_stage(AppDef("train", [role])).image == "built:1"
+
+
+def test_the_app_is_not_changed() -> None:
+    app = make_app(args=["${app_id}"], env={"A": "${replica_id}"}, resource=Resource(1, 1, 1))
+    before = repr(app)
+    plan_stage(app, tracker_base=("/tmp",))
+    assert repr(app) == before
+
+
+def resource_app(**fields: Any) -> AppDef:
+    return make_app(resource=Resource(**{"cpu": 1, "gpu": 0, "memMB": 1, **fields}))
+
+
+REFUSED = {
+    "not an AppDef": (lambda: "train", r"An AppDef is needed, got 'train' \(str\)\. A component function returns one"),
+    "no role": (lambda: AppDef("train"), r"AppDef 'train' has 0 roles \(none\); a KFP task is one pod"),
+    "two roles": (
+        lambda: AppDef("train", [Role("a", "i", entrypoint="e"), Role("b", "i", entrypoint="e")]),
+        r"AppDef 'train' has 2 roles \('a', 'b'\).*Make an AppDef of each role and chain their stages",
+    ),
+    "replicas": (
+        lambda: make_app(num_replicas=4),
+        r"has num_replicas=4; a KFP task is one pod",
+    ),
+    "no replicas": (lambda: make_app(num_replicas=0), r"has num_replicas=0"),
+    "min_replicas": (lambda: make_app(min_replicas=2), r"has min_replicas=2"),
+    "no app name": (lambda: make_app(""), r"AppDef\.name is ''; give it a name"),
+    "no role name": (lambda: make_app(role=""), r"The name of role '' of AppDef 'train' is ''; give it a name"),
+    "no entrypoint": (lambda: AppDef("train", [Role("r", "image")]), r"has no entrypoint\. Set Role\.entrypoint"),
+    "empty entrypoint": (lambda: make_app(entrypoint=""), r"has no entrypoint"),
+    "option as entrypoint": (lambda: make_app(entrypoint="-m"), r"is '-m', which reads as an option"),
+    "no image": (lambda: make_app(image=""), r"has no image\. Set Role\.image to a container image"),
+    "image with a template": (
+        lambda: make_app(image="a:{{b}}"),
+        r"is 'a:\{\{b\}\}', which is no image",
+    ),
+    "bind mount": (
+        lambda: make_app(mounts=[BindMount("/a", "/b")]),
+        r"BindMount\(src_path='/a'.*neither paths nor devices of a host\. Use a VolumeMount",
+    ),
+    "device mount": (lambda: make_app(mounts=[DeviceMount("/dev/fuse", "/dev/fuse")]), r"DeviceMount\("),
+    "read-only volume": (
+        lambda: make_app(mounts=[VolumeMount("a", "/b", read_only=True)]),
+        r"mounts claims for writing only\. Set read_only=False",
+    ),
+    "pod overlay": (
+        lambda: make_app(metadata={"kubernetes": {"spec": {}}}),
+        r"metadata of role .* has the key 'kubernetes' .* use kfp\.kubernetes on the task",
+    ),
+    "negative retries": (lambda: make_app(max_retries=-1), r"max_retries of role 'trainer' is -1"),
+    "half a retry": (lambda: make_app(max_retries=1.5), r"is 1\.5; give a whole number, 0 or more"),
+    "text as retries": (lambda: make_app(max_retries="2"), r"is '2' \(str\); give a number"),
+    "text as cpu": (lambda: resource_app(cpu="2"), r"resource\.cpu of role 'trainer' is '2' \(str\)"),
+    "truth as memory": (lambda: resource_app(memMB=True), r"resource\.memMB of role 'trainer' is True"),
+    "part of a gpu": (
+        lambda: resource_app(gpu=0.5),
+        r"asks for 0\.5 of nvidia\.com/gpu; give a whole number",
+    ),
+    "gpu and device": (
+        lambda: resource_app(gpu=1, devices={"vpc.amazonaws.com/efa": 1}),
+        r"asks for 2 types of accelerators \(nvidia\.com/gpu, vpc\.amazonaws\.com/efa\); a KFP task takes one",
+    ),
+    "two devices": (
+        lambda: resource_app(devices={"a/b": 1, "c/d": 1}),
+        r"2 types of .* \(a/b, c/d\)",
+    ),
+    "capability": (
+        lambda: resource_app(capabilities={"gpu_type": "a100"}),
+        r"has 'gpu_type' \('a100'\), which nothing maps.*kfp\.kubernetes\.add_node_selector",
+    ),
+    "argument that is no string": (
+        lambda: make_app(args=["--epochs", 3]),
+        r"args\[1\] of role 'trainer' is 3 \(int\), and must be a string: write '3'",
+    ),
+    "variable: no string": (
+        lambda: make_app(env={"A": 1}),
+        r"env\['A'\] of role 'trainer' is 1 \(int\)",
+    ),
+    "variable without a name": (lambda: make_app(env={"": "x"}), r"env of role 'trainer' has the name ''"),
+    "variable with =": (
+        lambda: make_app(env={"A=B": "x"}),
+        r"has the name 'A=B', which no variable",
+    ),
+    "variable like an option": (lambda: make_app(env={"-i": "x"}), r"has the name '-i'"),
+    "entrypoint with = behind env": (
+        lambda: make_app(entrypoint="./a=b", env={"A": "x"}),
+        r"holds '=' \('\./a=b'\), which the `env` before it takes for a variable",
+    ),
+    "NUL": (lambda: make_app(args=["a\0b"]), r"args\[0\] of role 'trainer' holds a NUL character"),
+    "surrogate": (lambda: make_app(args=["\ud800"]), r"args\[0\] of role 'trainer' is not valid Unicode"),
+    "long argument": (
+        lambda: make_app(args=["x" * 131072]),
+        r"args\[0\] of role 'trainer' is 131072 bytes long; Linux takes at most 131071",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    make, text = REFUSED[case]
+    with pytest.raises(AppDefError, match=text):
+        plan_stage(make())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("base_image", "old:1", r"has base_image='old:1', which TorchX has deprecated"),
+        ("workspace", "Workspace", r"has workspace=.*, and nothing here builds it into the image"),
+    ],
+)
+def test_refused_where_this_torchx_has_the_field(field: str, value: Any, text: str) -> None:
+    if field not in {known.name for known in dataclasses.fields(Role)}:
+        pytest.skip(f"this torchx has no Role.{field}")
+    if value == "Workspace":
+        value = specs.Workspace({"/src": ""})
+    with pytest.raises(AppDefError, match=text):
+        plan_stage(make_app(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda n: make_app(num_replicas=n),
+            r"num_replicas of role 'trainer' .* holds a pipeline channel",
+        ),
+        (lambda n: make_app(max_retries=n), r"max_retries of .* holds a pipeline channel"),
+        (lambda n: make_app(port_map={"http": n}), r"port_map of .* holds a pipeline channel"),
+        (lambda n: make_app(mounts=[VolumeMount(f"{n}", "/x")]), r"mounts of .* holds a pipeline channel"),
+        (lambda n: make_app(metadata={"a": [f"{n}"]}), r"metadata of .* holds a pipeline channel"),
+        (lambda n: make_app(env={f"{n}": "x"}), r"env of .* has a pipeline channel for a name"),
+        (lambda n: make_app(resource=Resource(cpu=n, gpu=0, memMB=1)), r"resource of .*\.set_cpu_limit\(channel\)"),
+        (lambda n: make_app(f"train-{n}"), r"AppDef\.name is a pipeline channel"),
+        (lambda n: make_app(role=f"{n}"), r"The name of role .* is a pipeline channel"),
+    ],
+)
+def test_channels_where_none_can_work(make: Any, text: str) -> None:
+    def pipeline(n: int = 1) -> None:
+        task_from_app(make(n))
+
+    with pytest.raises(ChannelError, match=text):
+        compile_pipeline(pipeline)
+
+
+def test_the_name_of_a_stage_must_be_text() -> None:
+    with pytest.raises(AppDefError, match=r"name is ''\. Give the stage a name, or none"):
+        plan_stage(make_app(), name="")

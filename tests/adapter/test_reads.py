@@ -1,0 +1,286 @@
+"""What stages read: aliases, run ids, and the dependencies that follow."""
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inputs
+from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
+from torchx_kfp.errors import ChannelError, ReadsError
+
+BASE = "/tmp/results"
+stage = functools.partial(task_from_app, tracker_base=BASE)
+
+
+@dsl.container_component
+def foreign(accuracy: dsl.OutputPath(float), name: dsl.OutputPath(str)):  # type: ignore[no-untyped-def,valid-type]
+    return dsl.ContainerSpec(image="busybox", command=["true", accuracy, name])
+
+
+@dsl.pipeline(name="inner")
+def inner(tracker_base: str) -> str:
+    return task_from_app(make_app("deep"), tracker_base=tracker_base).outputs["run_id"]
+
+
+def parents(compiled: str, executor: str) -> dict[str, Any]:
+    """The parents in a stage's command; placeholders of lists as the text of their input."""
+    spec, _ = load(compiled)
+    assert unresolved_inputs(spec) == []
+    command = spec["deploymentSpec"]["executors"][f"exec-{executor}"]["container"]["command"]
+    (value,) = [word.split("=", 1)[1] for word in command if word.startswith("TORCHX_PARENT_RUN_IDS=")]
+    value = value.replace(": {{$", ': "{{$').replace("}},", '}}",').replace("}}}", '}}"}').replace('""', '"')
+    return {key: str(ids) for key, ids in json.loads(value).items()}
+
+
+def test_dependencies_follow_from_what_is_read() -> None:
+    def pipeline() -> None:
+        prepare = stage(make_app("prepare"))
+        train = stage(make_app("train"), reads=prepare)
+        stage(make_app("evaluate"), reads=[prepare, train])
+
+    spec, _ = load(compile_pipeline(pipeline))
+    tasks = spec["root"]["dag"]["tasks"]
+    assert "dependentTasks" not in tasks["prepare"]
+    assert tasks["train"]["dependentTasks"] == ["prepare"]
+    assert tasks["evaluate"]["dependentTasks"] == ["prepare", "train"]
+    assert tasks["evaluate"]["inputs"]["parameters"]["train"] == {
+        "taskOutputParameter": {"producerTask": "train", "outputParameterKey": "run_id"}
+    }
+
+
+def test_aliases_are_the_stages_names() -> None:
+    def pipeline() -> None:
+        first = stage(make_app("My Train"))
+        second = stage(make_app("train"), name="Second one")
+        stage(make_app("read"), reads=[first, second])
+
+    assert list(parents(compile_pipeline(pipeline), "read")) == ["My Train", "Second one"]
+
+
+def test_a_fan_in_over_a_loop() -> None:
+    def pipeline() -> None:
+        with dsl.ParallelFor([1, 2]):
+            trial = stage(make_app("trial"))
+        stage(make_app("select"), reads={"trials": dsl.Collected(trial.outputs["run_id"])})
+        stage(make_app("select-2"), reads=[dsl.Collected(trial.outputs["run_id"])])
+
+    compiled = compile_pipeline(pipeline)
+    assert parents(compiled, "select") == {"trials": "{{$.inputs.parameters['trials']}}"}
+    assert list(parents(compiled, "select-2")) == ["trial"]
+    spec, _ = load(compiled)
+    assert spec["components"]["comp-select"]["inputDefinitions"]["parameters"]["trials"] == {"parameterType": "LIST"}
+
+
+def test_a_fan_in_over_a_list_of_tasks() -> None:
+    def pipeline() -> None:
+        tasks = [stage(make_app("trial"), name=f"trial-{number}") for number in range(2)]
+        stage(make_app("select"), reads={"trials": [*tasks, "old/trial/1"]})
+
+    spec, _ = load(compile_pipeline(pipeline))
+    command = spec["deploymentSpec"]["executors"]["exec-select"]["container"]["command"]
+    placeholders = ["{{$.inputs.parameters['trials']}}", "{{$.inputs.parameters['trials_2']}}", "old/trial/1"]
+    assert f"TORCHX_PARENT_RUN_IDS={json.dumps({'trials': placeholders})}" in command
+
+
+def test_run_ids_of_all_kinds() -> None:
+    def pipeline(old_run: str, mode: str, ids: list) -> None:  # type: ignore[type-arg]
+        with dsl.If(mode == "a"):
+            a = stage(make_app("a"))
+        with dsl.Else():
+            b = stage(make_app("b"))
+        nested = inner(tracker_base=BASE)
+        stage(
+            make_app("read"),
+            reads={
+                "old": old_run,
+                "text": f"{old_run}",
+                "constant": "run/train/1",
+                "either": dsl.OneOf(a.outputs["run_id"], b.outputs["run_id"]),
+                "nested": nested.output,
+                "many": ids,
+            },
+        )
+
+    found = parents(compile_pipeline(pipeline), "read")
+    assert found["constant"] == "run/train/1"
+    assert found["old"] == found["text"] == "{{$.inputs.parameters['old']}}"
+    assert found["many"] == "{{$.inputs.parameters['many']}}"
+    assert set(found) == {"old", "text", "constant", "either", "nested", "many"}
+
+
+def test_a_channel_that_is_read_and_used_is_one_input() -> None:
+    def pipeline() -> None:
+        train = stage(make_app("train"))
+        stage(make_app("read", args=[f"--parent={train.outputs['run_id']}"]), reads={"model": train})
+
+    spec, _ = load(compile_pipeline(pipeline))
+    assert set(spec["components"]["comp-read"]["inputDefinitions"]["parameters"]) == {"model"}
+
+
+def test_aliases_that_are_no_identifiers() -> None:
+    aliases = ["a b", "a-b", "1", "ünï", "tracker_base", 'x"y', "$$ {{z}}", "run_id"]
+
+    def pipeline(tracker_base: str) -> None:
+        train = task_from_app(make_app("train"), tracker_base=tracker_base)
+        others = [task_from_app(make_app("train"), tracker_base=tracker_base) for _ in aliases[1:]]
+        reads = dict(zip(aliases, [train, *others], strict=True))
+        task_from_app(make_app("read"), tracker_base=tracker_base, reads=reads)
+
+    assert list(parents(compile_pipeline(pipeline), "read")) == aliases
+
+
+def test_nothing_to_read() -> None:
+    def pipeline() -> None:
+        for number, reads in enumerate(([], {}, None, ())):
+            stage(make_app(f"stage-{number}"), reads=reads)
+
+    assert "TORCHX_PARENT" not in compile_pipeline(pipeline)
+
+
+def test_the_tracker_base_in_text() -> None:
+    def pipeline(bucket: str) -> None:
+        task_from_app(make_app("train"), tracker_base=f"s3://{bucket}/results")
+
+    spec, _ = load(compile_pipeline(pipeline))
+    command = spec["deploymentSpec"]["executors"]["exec-train"]["container"]["command"]
+    assert command[1] == "TORCHX_TRACKER_BASE=s3://{{$.inputs.parameters['bucket']}}/results"
+
+
+def same_names() -> None:
+    stage(make_app("read"), reads=[stage(make_app("train")), stage(make_app("train"))])
+
+
+def untracked() -> None:
+    stage(make_app("read"), reads=task_from_app(make_app("train")))
+
+
+def foreign_task() -> None:
+    stage(make_app("read"), reads={"x": foreign()})
+
+
+def number() -> None:
+    stage(make_app("read"), reads={"x": foreign().outputs["accuracy"]})
+
+
+def collected_number() -> None:
+    with dsl.ParallelFor([1]):
+        task = foreign()
+    stage(make_app("read"), reads={"x": dsl.Collected(task.outputs["accuracy"])})
+
+
+def without_collected() -> None:
+    with dsl.ParallelFor([1]):
+        task = stage(make_app("train"))
+    stage(make_app("read"), reads=task)
+
+
+def channel_without_alias(run: str) -> None:
+    stage(make_app("read"), reads=run)
+
+
+def text_without_alias() -> None:
+    stage(make_app("read"), reads=["run/train/1"])
+
+
+def nothing_known() -> None:
+    stage(make_app("read"), reads={"x": 3})
+
+
+def text_with_channel(run: str) -> None:
+    stage(make_app("read"), reads={"x": f"{run}/train/1"})
+
+
+def no_run_id() -> None:
+    stage(make_app("read"), reads={"x": 'a"b'})
+
+
+def empty_alias() -> None:
+    stage(make_app("read"), reads={"": "a/b/c"})
+
+
+def alias_channel(run: str) -> None:
+    stage(make_app("read"), reads={f"{run}": "a/b/c"})
+
+
+def nested_fan_in(ids: list) -> None:  # type: ignore[type-arg]
+    stage(make_app("read"), reads={"x": [ids]})
+
+
+def no_base() -> None:
+    task_from_app(make_app("read"), reads={"x": "a/b/c"})
+
+
+def empty_base() -> None:
+    task_from_app(make_app("read"), tracker_base="")
+
+
+def number_as_base() -> None:
+    task_from_app(make_app("read"), tracker_base=3)
+
+
+def number_channel_as_base(n: int) -> None:
+    task_from_app(make_app("read"), tracker_base=n)
+
+
+def hostile_base() -> None:
+    task_from_app(make_app("read"), tracker_base="s3://$(BUCKET)/x")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "text"),
+    [
+        (same_names, r"reads has two stages named 'train'\. Give each an alias of its own: reads=\{'train_1': task"),
+        (untracked, r"is the task 'train', which has no output 'run_id': it is not tracked\. Give its task_from_app a"),
+        (foreign_task, r"reads\['x'\] is the task 'foreign', which has no output 'run_id'"),
+        (number, r"reads\['x'\] is the channel 'foreign-accuracy' of type NUMBER_DOUBLE\. A run id is a string"),
+        (collected_number, r"collects the channel 'foreign-accuracy' of type NUMBER_DOUBLE, which is no run id"),
+        (channel_without_alias, r"reads has the channel 'run', which has no name of its own\. Give it an alias"),
+        (text_without_alias, r"reads has 'run/train/1', which has no name of its own"),
+        (nothing_known, r"reads\['x'\] is 3 \(int\)\. What is read is a task, dsl\.Collected of run ids, or a run id"),
+        (text_with_channel, r"text with a pipeline channel inside\. Pass the task or channel alone"),
+        (no_run_id, r"reads\['x'\] is 'a\"b', which is no run id\. One looks like 'run/stage/execution'"),
+        (empty_alias, r"reads has the alias ''\. An alias is a name such as 'train'"),
+        (alias_channel, r"reads has the alias '\{\{channel.*known at compile time"),
+        (nested_fan_in, r"is a list with a fan-in inside\. Give each fan-in an alias of its own"),
+        (no_base, r"reads needs a tracker base, under which the results are: task_from_app\(app, tracker_base="),
+        (empty_base, r"tracker_base is ''\. Give an fsspec URL such as 's3://bucket/results', a directory"),
+        (number_as_base, r"tracker_base is 3\."),
+        (number_channel_as_base, r"tracker_base is the channel 'n' of type NUMBER_INTEGER\. It is a string"),
+        (hostile_base, r"tracker_base is 's3://\$\(BUCKET\)/x'; Argo or the kubelet would change '\$\(' in it"),
+    ],
+)
+def test_refused(pipeline: Callable[..., Any], text: str) -> None:
+    with pytest.raises(ReadsError, match=text):
+        compile_pipeline(pipeline)
+
+
+def test_stages_of_a_closed_loop_are_read_collected() -> None:
+    with pytest.raises(ChannelError, match=r"outside of the dsl\.ParallelFor loop .* dsl\.Collected\(task\.outputs"):
+        compile_pipeline(without_collected)
+
+
+@pytest.mark.parametrize("make", [component_from_app, component_spec_from_app])
+@pytest.mark.parametrize(
+    ("reads", "text"),
+    [
+        ("train", r"reads of a component is a list of aliases, got 'train'\. Write reads=\['train'\]"),
+        (["tracker_base"], r"the alias 'tracker_base', which cannot be an input of a component"),
+        (["run_id"], r"Use a Python identifier other than 'tracker_base' and 'run_id'"),
+        (["my-train"], r"the alias 'my-train', which cannot be an input of a component\. Use a Python identifier"),
+        (["a", "a"], r"the alias 'a' twice"),
+        ([""], r"the alias ''"),
+    ],
+)
+def test_aliases_of_components(make: Callable[..., Any], reads: Any, text: str) -> None:
+    with pytest.raises(ReadsError, match=text):
+        make(make_app(), reads=reads)
+
+
+@pytest.mark.parametrize("make", [component_from_app, component_spec_from_app, stage])
+def test_results_as_outputs_are_not_there_yet(make: Callable[..., Any]) -> None:
+    with pytest.raises(ReadsError, match=r"results=\{'accuracy': .*\} as outputs of KFP are not supported yet"):
+        make(make_app(), results={"accuracy": float})
