@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Union
 
 from torchx_kfp.errors import NotInStageError, ProtocolError
 
@@ -42,7 +41,7 @@ PIPELINE_RUN = "KFP_RUN_ID"
 #: Set on every pod by KFP's backend; the execution's part of the run id where it is there.
 POD_NAME = "KFP_POD_NAME"
 
-RunIds = Union[str, tuple[str, ...]]
+RunIds = str | tuple[str, ...]
 
 
 class RawJson(str):

@@ -10,7 +10,8 @@ and the exit code are the application's. WORDS are the application's entrypoint 
 their own with the role's variables where it has any: KFP's cache key covers a command, not a container's environment.
 
 Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
-process but ``mkdir``, and hold neither ``$(``, ``$$`` nor ``{{``, which the kubelet and Argo rewrite.
+process but ``mkdir`` where the output's folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the
+kubelet and Argo rewrite.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _RUN_ID = (
     "read -r _i </proc/sys/kernel/random/uuid; "
     f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/$0/${{{protocol.POD_NAME}:-$_i}}" '
     f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
-    f'mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
+    f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
 )
 #: The first run id in the JSON object of parents: behind the first alias, alone or as the first of a list.
 _FIRST_PARENT = (
