@@ -1,0 +1,60 @@
+"""Components that the tests of the local runner build their pipelines from."""
+
+# Without postponed annotations: kfp reads them as types.
+import inspect
+from typing import Any
+
+from kfp import dsl
+
+WRITE = 'printf %s "$1" > "$2"'
+
+
+def text_of(type_: Any, name: str = "text-of") -> Any:
+    """A component that writes the text of its input ``x`` of this type, as the command has it, into ``out``."""
+
+    def function(x: Any, out: Any) -> Any:
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", WRITE, "sh"], args=[x, out])
+
+    return _component(function, name, {"x": type_, "out": dsl.OutputPath(str)})
+
+
+def produce(type_: Any, name: str = "produce") -> Any:
+    """A component that writes the STRING ``text`` into its output ``out`` of this type."""
+
+    def function(text: Any, out: Any) -> Any:
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", WRITE, "sh"], args=[text, out])
+
+    return _component(function, name, {"text": str, "out": dsl.OutputPath(type_)})
+
+
+def _component(function: Any, name: str, annotations: dict[str, Any]) -> Any:
+    function.__name__ = name.replace("-", "_")
+    function.__annotations__ = annotations
+    function.__signature__ = inspect.Signature(
+        [
+            inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=value)
+            for key, value in annotations.items()
+        ]
+    )
+    return dsl.container_component(function)
+
+
+write = text_of(str, "write")
+
+
+@dsl.container_component
+def shell(script: str):
+    """Runs a script; whatever its exit code is."""
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c"], args=[script])
+
+
+@dsl.container_component
+def shell_out(script: str, out: dsl.OutputPath(str)):
+    """Runs a script, whose standard output is ``$0``."""
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c"], args=[script, out])
+
+
+@dsl.container_component
+def python(code: str):
+    """Runs Python code."""
+    return dsl.ContainerSpec(image="python", command=["python", "-c"], args=[code])

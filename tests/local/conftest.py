@@ -1,0 +1,41 @@
+"""Fixtures of the local runner's tests."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchx_kfp.local import RunResult, run
+
+
+@pytest.fixture
+def execute(tmp_path: Path) -> Callable[..., RunResult]:
+    """Runs a pipeline in a folder of the test; a failed stage is an error."""
+
+    def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
+        result = attempt(tmp_path, pipeline, arguments, **options)
+        result.raise_for_failure()
+        return result
+
+    return function
+
+
+@pytest.fixture
+def execute_failing(tmp_path: Path) -> Callable[..., RunResult]:
+    """Runs a pipeline of which a stage fails."""
+
+    def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
+        result = attempt(tmp_path, pipeline, arguments, **options)
+        assert result.state == "failed"
+        return result
+
+    return function
+
+
+def attempt(folder: Path, pipeline: Any, arguments: dict[str, Any] | None, **options: Any) -> RunResult:
+    options.setdefault("stream", io.StringIO())
+    return run(pipeline, arguments, output_dir=folder / "runs", **options)

@@ -1,0 +1,96 @@
+"""Conditions as KFP compiles them, evaluated as its backend does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from torchx_kfp.local.conditions import compile_condition, is_field_selector, select_field
+
+A = "inputs.parameter_values['a']"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value", "holds"),
+    [
+        (f"{A} == 'heads'", "heads", True),
+        (f"{A} == 'heads'", "tails", False),
+        (f"{A} == ''", "", True),
+        (f"{A} == 'he\"ads'", 'he"ads', True),
+        (f"{A} == 'häé😀'", "häé😀", True),
+        (f"{A} == 'a\\\\b'", "a\\b", True),
+        (f"{A} < 'b'", "a", True),
+        (f"int({A}) > 2", 3, True),
+        (f"int({A}) > 2", 2, False),
+        (f"int({A}) > -3", -2, True),
+        (f"{A} == 3", 3, True),
+        (f"{A} != 3", 3, False),
+        (f"{A} == 1", 1.0, True),
+        (f"{A} > 1", 1.5, True),
+        (f"{A} >= 2", 1.5, False),
+        (f"{A} < 1e-05", 1e-6, True),
+        (f"{A} <= -0.5", -0.5, True),
+        (f"int({A}) < 2.5", 2, True),
+        (f"double(int({A})) == 2.0", 2, True),
+        (f"{A} == true", True, True),
+        (f"{A} == true", False, False),
+        (f"!({A} == true)", False, True),
+        # Values of different types are unequal, and not an error.
+        (f"{A} == '1'", 1, False),
+        (f"{A} != true", 1, True),
+        (f"{A} == 1", True, False),
+        (f"!({A} == 'x') && int('3') > 2", "y", True),
+        (f"{A} == 'x' || {A} == 'y'", "y", True),
+        # The second operand cannot be evaluated, and need not be.
+        (f"{A} == 'x' && inputs.parameter_values['b'] == 'y'", "y", False),
+    ],
+)
+def test_condition(expression, value, holds):
+    assert compile_condition(expression)({"a": value}) is holds
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        (f"{A} == 'it's'", r"^is not an expression of the Common Expression Language$"),
+        (f"{A} == 'a", r"^is not an expression of the Common Expression Language$"),
+        (f"{A} == 'a\nb'", r"^is not an expression of the Common Expression Language$"),
+        ("\\", r"^is not an expression of the Common Expression Language$"),
+        (f"{A} ==", r"^is not an expression of the Common Expression Language$"),
+        ("inputs.parameter_values['b'] == 'x'", r"^cannot be evaluated: the task has no input b$"),
+        ("inputs.parameter_values['b'] != 'x'", r"^cannot be evaluated: the task has no input b$"),
+        ("inputs.parameter_values['b'] < 'x'", r"^cannot be evaluated: the task has no input b$"),
+        (f"{A} < true", r"^cannot be evaluated: found no matching overload"),
+        (f"int({A})", r"^cannot be evaluated: "),
+        ("1 + 1", r"^is not true or false but IntType\(2\)$"),
+    ],
+)
+def test_a_condition_that_cannot_hold_says_why(expression, message):
+    with pytest.raises(ValueError, match=message):
+        compile_condition(expression)({"a": "x"})
+
+
+def test_a_condition_is_compiled_once():
+    assert compile_condition(f"{A} == 'once'") is compile_condition(f"{A} == 'once'")
+
+
+def test_fields_of_loop_items():
+    assert select_field({"a": [1]}, 'parseJson(string_value)["a"]') == [1]
+    assert select_field('{"a": {"b": 2}}', 'parseJson(string_value)["a"]["b"]') == 2
+    assert select_field({'q"': 1}, 'parseJson(string_value)["q\\""]') == 1
+    assert not is_field_selector("string_value")
+
+
+@pytest.mark.parametrize(
+    ("value", "selector", "message"),
+    [
+        ({"a": 1}, 'parseJson(string_value)["b"]', "the loop item {'a': 1} has no field 'b'"),
+        ([1], 'parseJson(string_value)["b"]', "the loop item [1] is not a dict, so it has no field 'b'"),
+        ("x", 'parseJson(string_value)["b"]', "the loop item 'x' is not JSON, so it has no fields"),
+        ({"a": 1}, "size(string_value)", "the expression 'size(string_value)' is not a field of a loop item"),
+    ],
+)
+def test_a_missing_field_says_so(value, selector, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        select_field(value, selector)

@@ -1,0 +1,310 @@
+"""Stages that fail, are retried, or leave something behind."""
+
+# The oldest kfp that is supported knows typing's names of generic types only.
+# ruff: noqa: UP006, UP035
+
+import os
+import re
+import time
+from typing import Dict, List
+
+import pytest
+from kfp import dsl
+
+from tests.local.components import produce, python, shell, text_of, write
+from torchx_kfp.errors import StageFailedError
+from torchx_kfp.local import StageRetried, StageStarted, State
+
+
+def by_name(result):
+    return {stage.name: stage for stage in result.stages}
+
+
+def test_a_failed_stage_ends_its_dependants_and_the_others_finish(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        bad = shell(script="echo one; echo two >&2; exit 3")
+        dependant = write(x="never").after(bad)
+        with dsl.ParallelFor(["a"]) as item:
+            write(x=item).after(dependant)
+        slow = python(code="import time; time.sleep(0.3)")
+        write(x="independent").after(slow)
+
+    result = execute_failing(pipeline)
+    assert {name: str(stage.state) for name, stage in by_name(result).items()} == {
+        "shell": "failed",
+        "write": "not run",
+        "write-2": "not run",
+        "python": "succeeded",
+        "write-3": "succeeded",
+    }
+    bad = by_name(result)["shell"]
+    assert (bad.exit_code, bad.reason) == (3, "ended with exit code 3")
+    with pytest.raises(StageFailedError) as error:
+        result.raise_for_failure()
+    assert str(error.value) == (
+        f"The run {result.run_id} failed: 1 of 5 stages failed.\n"
+        "shell ended with exit code 3.\n"
+        f"  Its last lines, from {bad.log_file}:\n"
+        "    one\n"
+        "    two\n"
+        "Not run because of that: write, write-2."
+    )
+    assert error.value.exit_code == 1
+
+
+def test_the_message_quotes_the_last_lines_only(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="seq 1 3000; exit 1")
+
+    result = execute_failing(pipeline)
+    assert result.stages[0].last_lines() == [str(number) for number in range(2991, 3001)]
+    assert result.stages[0].last_lines(2) == ["2999", "3000"]
+
+
+def test_a_failure_inside_of_a_nested_pipeline_and_a_loop(execute_failing):
+    @dsl.pipeline
+    def inner(code: str) -> str:
+        shell(script=code)
+        return write(x=code).outputs["out"]
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["exit 0", "exit 4", "exit 0"]) as item:
+            made = inner(code=item)
+        text_of(List[str], "text-of-list")(x=dsl.Collected(made.output))
+
+    stages = by_name(execute_failing(pipeline))
+    assert [stages[f"inner[{index}]/shell"].exit_code for index in range(3)] == [0, 4, 0]
+    assert stages["text-of-list"].state is State.NOT_RUN
+    assert stages["text-of-list"].reason == "was not run: for-loop-2 failed"
+
+
+def test_a_signal_is_named(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="kill -KILL $$")
+
+    stage = execute_failing(pipeline).stages[0]
+    assert (stage.exit_code, stage.reason) == (-9, "was ended by signal 9 (SIGKILL)")
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "reason"),
+    [
+        (
+            "no-such-command",
+            127,
+            "could not be started: there is no command 'no-such-command' on this machine. Install it, or put its "
+            "folder into PATH",
+        ),
+        (
+            "/no/such/file",
+            127,
+            "could not be started: there is no file '/no/such/file' on this machine, or its interpreter is missing",
+        ),
+        ("/etc/passwd", 126, "could not be started: '/etc/passwd' is not a program that may be run here"),
+    ],
+)
+def test_a_command_that_cannot_be_started(execute_failing, command, exit_code, reason):
+    @dsl.container_component
+    def wrong():
+        return dsl.ContainerSpec(image="busybox", command=[command])
+
+    @dsl.pipeline
+    def pipeline():
+        wrong()
+
+    stage = execute_failing(pipeline).stages[0]
+    assert (stage.exit_code, stage.reason) == (exit_code, reason)
+
+
+def test_arguments_that_no_process_can_have(execute_failing):
+    @dsl.pipeline
+    def pipeline(long: str):
+        shell(script=long)
+
+    stage = execute_failing(pipeline, {"long": "x" * 200_000}).stages[0]
+    assert stage.reason == (
+        "could not be started: its command is too long (its longest argument has 200000 bytes; the system takes "
+        "128 KiB in one argument)"
+    )
+    stage = execute_failing(pipeline, {"long": "\0"}).stages[0]
+    assert stage.reason == "could not be started: a word of its command holds a NUL character"
+
+
+def test_outputs_that_are_missing_or_of_another_type(execute_failing):
+    @dsl.container_component
+    def forgets(out: dsl.OutputPath(int)):
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c"], args=["exit 0", out])
+
+    @dsl.container_component
+    def binary(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "printf '\\377' > $0", out])
+
+    @dsl.container_component
+    def folder(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="busybox", command=["mkdir", out])
+
+    @dsl.pipeline
+    def pipeline():
+        forgets()
+        binary()
+        folder()
+        produce(int, "wrong-int")(text="three")
+        produce(List[int], "wrong-list")(text="")
+
+    result = execute_failing(pipeline)
+    stages = by_name(result)
+    outputs = {name: f"{result.folder}/{stage.pod_name}/outputs/out" for name, stage in stages.items()}
+    assert {name: stage.reason for name, stage in stages.items()} == {
+        "forgets": f"did not write its output 'out': the file {outputs['forgets']} is missing, though the process "
+        "ended with exit code 0",
+        "binary": f"wrote its output 'out' in something else than UTF-8: {outputs['binary']}",
+        "folder": "left its output 'out' unreadable: [Errno 21] Is a directory: " + repr(outputs["folder"]),
+        "wrong-int": "wrote something into its output 'out' that is not an int: 'three'",
+        "wrong-list": "wrote something into its output 'out' that is not a list: ''",
+    }
+    assert {stage.exit_code for stage in result.stages} == {0}
+
+
+def test_loop_items_and_conditions_that_cannot_be_used(execute_failing):
+    @dsl.pipeline
+    def pipeline(items: List[Dict[str, str]]):
+        with dsl.ParallelFor(items) as item:
+            write(x=item.k)
+        made = produce(Dict[str, str], "make-dict")(text="{}")
+        with dsl.ParallelFor([1]):
+            write(x="fine").after(made)
+
+    stages = by_name(execute_failing(pipeline, {"items": [{"k": "v"}, {"j": "v"}]}))
+    assert stages["write[0]"].state is State.SUCCEEDED
+    assert stages["write[1]"].reason == "has no value for its input 'x': the loop item {'j': 'v'} has no field 'k'"
+    assert stages["write[1]"].exit_code is None
+
+
+def test_an_input_from_a_skipped_stage(execute_failing):
+    @dsl.pipeline
+    def inner(a: str) -> str:
+        with dsl.If(a == "x"):
+            one = write(x="one")
+        with dsl.Elif(a == "y"):
+            two = write(x="two")
+        with dsl.Else():
+            three = write(x="three")
+        return dsl.OneOf(one.outputs["out"], two.outputs["out"], three.outputs["out"])
+
+    @dsl.pipeline
+    def pipeline(a: str = "z"):
+        write(x=inner(a=a).output)
+
+    from torchx_kfp.local import load_pipeline
+
+    loaded = load_pipeline(pipeline)
+    # As a compiler would have it that allows a OneOf without dsl.Else.
+    branches = loaded.components["comp-condition-branches-1"].dag
+    del branches.tasks["condition-4"]
+    selector = branches.outputs["pipelinechannel--condition-branches-1-oneof-1"]
+    object.__setattr__(selector, "sources", selector.sources[:2])
+    stages = by_name(execute_failing(loaded))
+    assert stages["write"].reason == (
+        "has no value for its input 'x': 'inner' has made no output 'Output', since the stage was skipped"
+    )
+
+
+def test_each_retry_is_an_execution_of_its_own(execute, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        task = shell(script=f"cd {tmp_path}; echo $KFP_POD_NAME >> tries; echo try; [ $(wc -l < tries) = 3 ]")
+        task.set_retry(3, backoff_duration="0s")
+
+    events = []
+    result = execute(pipeline, on_event=events.append)
+    stage = result.stages[0]
+    assert (tmp_path / "tries").read_text().split() == ["shell-0", "shell-1", "shell-2"]
+    assert (stage.attempts, stage.pod_name, stage.state) == (3, "shell-2", State.SUCCEEDED)
+    assert [event for event in events if isinstance(event, StageRetried)] == [
+        StageRetried("shell", 1, "ended with exit code 1", 0.0),
+        StageRetried("shell", 2, "ended with exit code 1", 0.0),
+    ]
+    for attempt in range(3):
+        assert (result.folder / f"shell-{attempt}" / "log.txt").read_text() == "try\n"
+
+
+def test_retries_come_to_an_end_and_wait_in_between(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="exit 7").set_retry(2, backoff_duration="1s", backoff_factor=2.0, backoff_max_duration="1s")
+
+    events = []
+    started = time.monotonic()
+    result = execute_failing(pipeline, on_event=events.append)
+    assert 2.0 <= time.monotonic() - started < 4.0
+    assert [event.delay for event in events if isinstance(event, StageRetried)] == [1.0, 1.0]
+    assert [event.attempt for event in events if isinstance(event, StageStarted)] == [1, 2, 3]
+    with pytest.raises(StageFailedError, match=r"\nshell ended with exit code 7, the last of 3 attempts\."):
+        result.raise_for_failure()
+
+
+def test_backoff_grows_up_to_its_maximum():
+    from torchx_kfp.local.spec import Retry
+
+    retry = Retry(count=9, backoff=3, factor=2, backoff_max=20)
+    assert [retry.delay(number) for number in (1, 2, 3, 4, 5000)] == [3, 6, 12, 20, 20]
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "sleep 300 &",
+        "nohup sleep 300 > /dev/null 2>&1 &",
+        "(trap '' TERM HUP; exec sleep 300) &",
+        "timeout 300 sleep 300 &",
+        # Without the mark of the run: found by its session.
+        "env -i sleep 300 &",
+        "setsid sleep 300 &",
+        "setsid sleep 300 > /dev/null 2>&1 < /dev/null &",
+    ],
+)
+def test_what_a_stage_leaves_behind_is_ended_and_holds_nothing_up(execute, tmp_path, start):
+    @dsl.pipeline
+    def pipeline():
+        shell(script=f"{start} echo $! > {tmp_path}/pid; sleep 0.2; echo done")
+
+    started = time.monotonic()
+    result = execute(pipeline)
+    assert time.monotonic() - started < 20
+    assert result.stages[0].log_file.read_text() == "done\n"
+    pid = int((tmp_path / "pid").read_text())
+    # setsid may have forked: nothing that sleeps so long may be left of this test.
+    assert not alive(pid)
+    assert not [p for p in os.listdir("/proc") if p.isdigit() and _has(int(p), result.run_id)]
+
+
+def _has(pid: int, run_id: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return run_id.encode() in file.read() and alive(pid)
+    except OSError:
+        return False
+
+
+def test_a_failed_root_input_is_reported_with_the_stage(execute_failing):
+    @dsl.pipeline
+    def pipeline(text: str):
+        made = produce(List[int], "make")(text=text)
+        with dsl.ParallelFor(made.outputs["out"]) as item:
+            text_of(int, "text-of-int")(x=item)
+
+    stages = by_name(execute_failing(pipeline, {"text": "{}"}))
+    assert re.search(r"that is not a list: '\{\}'$", stages["make"].reason)
+    assert stages["text-of-int"].state is State.NOT_RUN

@@ -1,0 +1,130 @@
+"""Logs: the file, and the lines on the terminal."""
+
+import io
+import threading
+
+from kfp import dsl
+
+from tests.local.components import python, shell
+
+
+class Stream(io.StringIO):
+    """A text stream that says how it is written to."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = set()
+
+    def write(self, text):
+        self.threads.add(threading.current_thread().name)
+        assert text.endswith("\n")
+        return super().write(text)
+
+
+def lines(stream):
+    return [line for line in stream.getvalue().splitlines() if " | " in line]
+
+
+def test_lines_have_the_stages_name_and_the_file_has_the_bytes(execute):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="echo out; echo err >&2; echo; printf no-end")
+
+    stream = Stream()
+    result = execute(pipeline, stream=stream)
+    assert lines(stream) == ["shell | out", "shell | err", "shell | ", "shell | no-end"]
+    assert stream.getvalue().splitlines()[0] == f"Run {result.run_id}: logs and outputs are in {result.folder}"
+    assert result.stages[0].log_file == result.folder / "shell-0" / "log.txt"
+    assert result.stages[0].log_file.read_bytes() == b"out\nerr\n\nno-end"
+
+
+def test_lines_of_parallel_stages_never_mix(execute):
+    code = """
+import os, sys
+for i in range(200):
+    for part in (b"begin ", b"middle " * 20, b"end\\n"):
+        os.write(1, part)
+"""
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor([0, 1, 2, 3]):
+            python(code=code)
+
+    stream = Stream()
+    execute(pipeline, stream=stream)
+    assert len(lines(stream)) == 800
+    assert {line.split(" | ")[1] for line in lines(stream)} == {"begin " + "middle " * 20 + "end"}
+    assert {line.split(" | ")[0] for line in lines(stream)} == {f"python[{index}]" for index in range(4)}
+
+
+def test_garbage_long_lines_and_progress_bars(execute):
+    code = r"""
+import os
+os.write(1, b"\xff\x00\x1b[2J bell\x07 \x1b[31mred\x1b[0m tab\t.\n")
+os.write(1, b"10%\r50%\r100%\r\n")
+os.write(1, b"x" * 200_000 + b"\n")
+os.write(1, bytes(range(256)) * 1000)
+"""
+
+    @dsl.pipeline
+    def pipeline():
+        python(code=code)
+
+    stream = Stream()
+    result = execute(pipeline, stream=stream)
+    shown = lines(stream)
+    assert shown[0] == "python | \ufffd\ufffd\ufffd[2J bell\ufffd \x1b[31mred\x1b[0m tab\t."
+    assert shown[1] == "python | 100%"
+    assert "".join(line.removeprefix("python | ") for line in shown[2:6]) == "x" * 200_000
+    log = result.stages[0].log_file.read_bytes()
+    assert log.endswith(bytes(range(256)) * 1000)
+    assert len(log) > 456_000
+
+
+def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="echo é; sleep 0.1; echo after")
+
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    execute(pipeline, stream=stream)
+    assert b"shell | \\xe9\n" in raw.getvalue()
+
+    class Closed(Stream):
+        def write(self, text):
+            if " | " in text:
+                raise BrokenPipeError
+            return super().write(text)
+
+    result = execute(pipeline, stream=Closed())
+    assert result.stages[0].log_file.read_text() == "é\nafter\n"
+
+
+def test_retries_are_told(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="exit 5").set_retry(1, backoff_duration="0s")
+
+    stream = Stream()
+    execute_failing(pipeline, stream=stream)
+    assert "shell ended with exit code 5 (attempt 1); trying again in 0 s.\n" in stream.getvalue()
+
+
+def test_output_is_seen_while_the_stage_runs(execute, tmp_path):
+    # The stage ends when its own line has been shown.
+    seen = tmp_path / "seen"
+    code = f"import os, time\nprint('hello')\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.02)"
+
+    @dsl.pipeline
+    def pipeline():
+        python(code=code)
+
+    class Watching(Stream):
+        def write(self, text):
+            if "hello" in text:
+                seen.touch()
+            return super().write(text)
+
+    execute(pipeline, stream=Watching())

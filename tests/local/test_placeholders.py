@@ -1,0 +1,70 @@
+"""Placeholders in commands and in constants."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_text, resolve_value
+
+X = "{{$.inputs.parameters['x']}}"
+FACTS = Facts(
+    parameters={"x": "X", "n": 3, "l": [1, "a"], "trap": "{{$.inputs.parameters['x']}} {{$}}"},
+    constants={"pipeline_job_name": "job"},
+    unset=frozenset({"opt"}),
+    output_files={"out": "/o/out"},
+    executor_output="/o/executor.json",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "resolved"),
+    [
+        ("plain {{x}} $", "plain {{x}} $"),
+        (f"a{X}b{X}", "aXbX"),
+        ('{{$.inputs.parameters["x"]}}', "X"),
+        ("{{$.inputs.parameters['n']}}", "3"),
+        ("{{$.inputs.parameters['l']}}", '[1,"a"]'),
+        ("{{$.inputs.parameters['trap']}}", "{{$.inputs.parameters['x']}} {{$}}"),
+        ("{{$.inputs.parameters['opt']}}", ""),
+        ("{{$.inputs.parameters['unknown']}}", "{{$.inputs.parameters['unknown']}}"),
+        ("{{$.outputs.parameters['out'].output_file}}", "/o/out"),
+        ("{{$.outputs.output_file}}", "/o/executor.json"),
+        ("{{$.pipeline_job_name}}!", "job!"),
+        ("{{$.unknown}} {{workflow.name}}", "{{$.unknown}} {{workflow.name}}"),
+    ],
+)
+def test_text(text, resolved):
+    assert resolve_text(text, FACTS) == resolved
+
+
+def test_the_executor_input_is_json():
+    assert json.loads(resolve_text("{{$}}", FACTS)) == {
+        "inputs": {"parameterValues": dict(FACTS.parameters)},
+        "outputs": {"parameters": {"out": {"outputFile": "/o/out"}}, "outputFile": "/o/executor.json"},
+    }
+
+
+def test_constants_are_resolved_inside_of_lists_and_dicts():
+    assert resolve_value([X, {"k": [X, 1.5, None]}], FACTS) == ["X", {"k": ["X", 1.5, None]}]
+
+
+def test_structured_placeholders():
+    then = json.dumps({"IfPresent": {"InputName": "x", "Then": ["--x", X], "Else": ["no"]}})
+    other = json.dumps({"IfPresent": {"InputName": "opt", "Then": ["--x", X], "Else": ["no"]}})
+    nothing = json.dumps({"IfPresent": {"InputName": "opt", "Then": ["--x", X]}})
+    concat = json.dumps({"Concat": ["a", X, {"IfPresent": {"InputName": "opt", "Then": X, "Else": "-"}}, "b"]})
+    assert resolve_command(["c", then, other, nothing, concat, '{"Concat": x'], FACTS) == [
+        "c",
+        "--x",
+        "X",
+        "no",
+        "aX-b",
+        '{"Concat": x',
+    ]
+
+
+def test_quotes_in_a_value_do_not_break_a_structured_placeholder():
+    facts = Facts(parameters={"x": 'q"\\'})
+    assert resolve_command([json.dumps({"Concat": ["a", X]})], facts) == ['aq"\\']

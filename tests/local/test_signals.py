@@ -1,0 +1,198 @@
+"""Ctrl-C and its like: a real runner in a process of its own, real signals, and no process left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from kfp import compiler, dsl
+
+from tests.local.components import python, shell
+from tests.local.test_failures import alive
+from torchx_kfp.local.signals import ending_signals
+
+RUNNER = (
+    "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=float(sys.argv[3]))"
+)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a runner for a pipeline, and waits until ``count`` processes have written their ids into ``pids``."""
+    runners = []
+
+    def function(pipeline, count, grace=10.0):
+        path = tmp_path / "pipeline.yaml"
+        compiler.Compiler().compile(pipeline, str(path))
+        command = [sys.executable, "-c", RUNNER, str(path), str(tmp_path / "runs"), str(grace)]
+        runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        runners.append(runner)
+        wait_for(lambda: len(read_pids(tmp_path)) == count)
+        return runner
+
+    yield function
+    for runner in runners:
+        runner.kill()
+        runner.communicate()
+    for pid in read_pids(tmp_path):
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def read_pids(folder: Path) -> list[int]:
+    file = folder / "pids"
+    return [int(word) for word in file.read_text().split()] if file.exists() else []
+
+
+def family(folder):
+    """A stage with a child, a child in another process group, one that ignores signals, and one in another session."""
+    note = f">> {folder}/pids"
+    return (
+        f"echo $$ {note}; sleep 300 & echo $! {note}; timeout 300 sleep 301 & echo $! {note}; "
+        f"(trap '' TERM INT HUP; sleep 302) & echo $! {note}; setsid sh -c 'echo $$ {note}; exec sleep 303' & "
+        "wait"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 128 + signal.SIGHUP)],
+)
+def test_no_process_survives_a_signal(start, tmp_path, number, code):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor([1, 2]):
+            shell(script=family(tmp_path))
+        after = shell(script="sleep 0.1")
+        shell(script=f"echo $$ >> {tmp_path}/pids; exec sleep 304").after(after)
+
+    runner = start(pipeline, 11, grace=1.0)
+    pids = read_pids(tmp_path)
+    assert all(alive(pid) for pid in pids)
+    runner.send_signal(number)
+    _, stderr = runner.communicate(timeout=30)
+    assert runner.returncode == code
+    assert [pid for pid in pids if alive(pid)] == []
+    assert f"was ended by {signal.Signals(number).name}.\n" in stderr
+    assert ("KeyboardInterrupt" in stderr) == (number == signal.SIGINT)
+    assert "another exception" not in stderr
+
+
+def test_stages_have_time_to_end(start, tmp_path):
+    code = f"""
+import os, signal, time
+def end(*_):
+    time.sleep(0.5)
+    open({str(tmp_path / "saved")!r}, "w").close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+time.sleep(300)
+"""
+    # The shell around it ends at once, which must not cost the application its time.
+    wrapped = f"{sys.executable} -c '{code.replace(chr(39), chr(34))}' & wait"
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script=wrapped)
+
+    runner = start(pipeline, 1)
+    started = time.monotonic()
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=30)
+    assert (tmp_path / "saved").exists()
+    assert time.monotonic() - started < 8
+
+
+def test_a_second_signal_kills_at_once(start, tmp_path):
+    code = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: open({str(tmp_path / "asked")!r}, "w").close())
+open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+while True: time.sleep(1)
+"""
+
+    @dsl.pipeline
+    def pipeline():
+        python(code=code)
+
+    runner = start(pipeline, 1, grace=300.0)
+    runner.send_signal(signal.SIGINT)
+    wait_for((tmp_path / "asked").exists)
+    assert runner.poll() is None
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=30)
+    assert runner.returncode == -signal.SIGINT
+    assert not alive(*read_pids(tmp_path))
+
+
+def test_nothing_starts_after_a_signal(start, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        first = shell(script=f"trap 'exit 0' TERM; echo $$ >> {tmp_path}/pids; sleep 300 & wait")
+        first.set_retry(5)
+        shell(script=f"touch {tmp_path}/second").after(first)
+
+    runner = start(pipeline, 1)
+    runner.send_signal(signal.SIGTERM)
+    runner.communicate(timeout=30)
+    assert not (tmp_path / "second").exists()
+    assert len(read_pids(tmp_path)) == 1
+
+
+def test_a_run_inside_of_a_stage_ends_with_it(start, tmp_path):
+    @dsl.pipeline
+    def inner():
+        shell(script=f"echo $$ >> {tmp_path}/pids; exec setsid -w sleep 305")
+
+    path = tmp_path / "inner.yaml"
+    compiler.Compiler().compile(inner, str(path))
+
+    @dsl.pipeline
+    def outer():
+        python(code=f"from torchx_kfp.local import run; run({str(path)!r}, output_dir={str(tmp_path)!r})")
+
+    runner = start(outer, 1, grace=2.0)
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=30)
+    assert not alive(*read_pids(tmp_path))
+
+
+def test_handlers_are_put_back_and_ignored_signals_stay_ignored():
+    before = signal.getsignal(signal.SIGTERM)
+    received = []
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_signals(received.append):
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert received == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_another_thread_leaves_signals_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def inside():
+        with ending_signals(lambda number: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [before]

@@ -1,0 +1,44 @@
+"""Running compiled KFP v2 pipelines on this machine, with stages as plain processes.
+
+from torchx_kfp.local import run
+
+result = run("pipeline.yaml", {"lr": 0.1})
+result.raise_for_failure()
+"""
+
+from __future__ import annotations
+
+from torchx_kfp.local.arguments import describe_parameters, parse_arguments
+from torchx_kfp.local.check import check_supported
+from torchx_kfp.local.load import load_pipeline
+from torchx_kfp.local.result import (
+    Event,
+    RunResult,
+    RunStarted,
+    StageFinished,
+    StageResult,
+    StageRetried,
+    StageStarted,
+    State,
+)
+from torchx_kfp.local.runner import OUTPUT_DIR, default_parallelism, run
+from torchx_kfp.local.spec import Pipeline
+
+__all__ = [
+    "OUTPUT_DIR",
+    "Event",
+    "Pipeline",
+    "RunResult",
+    "RunStarted",
+    "StageFinished",
+    "StageResult",
+    "StageRetried",
+    "StageStarted",
+    "State",
+    "check_supported",
+    "default_parallelism",
+    "describe_parameters",
+    "load_pipeline",
+    "parse_arguments",
+    "run",
+]

@@ -1,0 +1,166 @@
+"""What cannot run on this machine, found before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.local import kubernetes
+from torchx_kfp.local.conditions import compile_condition, is_field_selector
+from torchx_kfp.local.names import join_names
+from torchx_kfp.local.placeholders import WORKSPACE
+from torchx_kfp.local.spec import Component, Constant, FromInput, FromTask, Other, Pipeline, Task
+from torchx_kfp.local.values import TYPE_NAMES
+
+_ON_KFP = "Run the pipeline on KFP"
+_USUAL_STRATEGIES = ("", "TRIGGER_STRATEGY_UNSPECIFIED", "ALL_UPSTREAM_TASKS_SUCCEEDED")
+_CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
+
+
+def check_supported(pipeline: Pipeline, environ: Mapping[str, str] = os.environ) -> None:
+    """Raises UnsupportedPipelineError with everything in the pipeline that cannot run on this machine."""
+    problems = list(_pipeline_problems(pipeline))
+    for where, task, given in _walk(pipeline):
+        problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given, environ)]
+    if problems:
+        raise UnsupportedPipelineError(
+            f"The pipeline {pipeline.name!r} cannot run on this machine, so nothing was started:\n"
+            + "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
+        )
+
+
+def find_not_applied(pipeline: Pipeline) -> tuple[str, ...]:
+    """Kinds of settings in the pipeline that have no effect on this machine, each named once."""
+    kinds = dict.fromkeys(
+        kind for _, task, _ in _walk(pipeline) for kind in kubernetes.not_applied(pipeline.component_of(task))
+    )
+    return tuple(sorted(kinds))
+
+
+def _walk(pipeline: Pipeline) -> Iterator[tuple[str, Task, frozenset[str]]]:
+    """Every task that the root leads to: its path, itself, and its scope's inputs."""
+    pending = [("", pipeline.root, frozenset(pipeline.root.inputs))]
+    while pending:
+        prefix, scope, given = pending.pop()
+        assert scope.dag is not None
+        for task in scope.dag.tasks.values():
+            path = f"{prefix}{task.name}"
+            yield path, task, given
+            component = pipeline.component_of(task)
+            if component.dag is not None:
+                inputs = {*component.inputs, *task.inputs, *([task.loop.item_input] if task.loop else ())}
+                pending.append((f"{path}/", component, frozenset(inputs)))
+
+
+def _pipeline_problems(pipeline: Pipeline) -> Iterator[str]:
+    if "workspace" in pipeline.platform:
+        yield f"the pipeline has a workspace, a volume that its stages share. {_ON_KFP}."
+    if pipeline.root.artifact_inputs:
+        names = join_names(pipeline.root.artifact_inputs)
+        yield f"the pipeline takes an artifact ({names}). {_ON_KFP}."
+
+
+def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str], environ: Mapping[str, str]) -> Iterator[str]:
+    component = pipeline.component_of(task)
+    if component.kind == "importer":
+        yield f"imports an artifact (dsl.importer). {_ON_KFP}, or give the stage a URL as a parameter"
+        return
+    if component.kind not in ("dag", "container"):
+        yield f"has an executor of the kind {component.kind!r}. {_ON_KFP}"
+        return
+    if task.strategy not in _USUAL_STRATEGIES:
+        yield from _strategy_problems(task)
+    if task.artifact_loop:
+        yield f"loops over artifacts (dsl.ParallelFor). {_ON_KFP}"
+    elif task.artifact_inputs or component.artifact_inputs:
+        names = join_names(dict.fromkeys((*component.artifact_inputs, *task.artifact_inputs)))
+        yield f"takes an artifact ({names}). {_ON_KFP}, or pass a parameter or a result instead"
+    if component.artifact_outputs:
+        names = join_names(component.artifact_outputs)
+        yield f"makes an artifact ({names}). {_ON_KFP}, or pass a parameter or a result instead"
+    yield from _input_problems(task, component, given)
+    if component.container is not None:
+        yield from _container_problems(component)
+        yield from kubernetes.refusals(component, environ)
+    elif task.retry is not None:
+        yield f"is retried as a whole (set_retry on a nested pipeline). {_ON_KFP}, or set the retries on its tasks"
+
+
+def _strategy_problems(task: Task) -> Iterator[str]:
+    if any(name.startswith("exit-handler-") for name in task.depends_on):
+        yield f"is the exit task of a dsl.ExitHandler. {_ON_KFP}"
+    else:
+        yield f"runs whatever became of the tasks before it (ignore_upstream_failure). {_ON_KFP}"
+
+
+def _input_problems(task: Task, component: Component, given: frozenset[str]) -> Iterator[str]:
+    for name, source in task.inputs.items():
+        if isinstance(source, Other):
+            what = "the final status of other tasks" if source.kind == "taskFinalStatus" else source.kind
+            yield f"takes {what} as its input {name!r}. {_ON_KFP}"
+        elif isinstance(source, FromInput) and source.name not in given:
+            yield (
+                f"takes {source.name!r}, which does not exist where the task stands: KFP has lost it in compiling, as "
+                "it does with loop items and their fields inside of text, lists and dicts. Pass the loop item as an "
+                "argument of its own, and put the text together in the component"
+            )
+        elif isinstance(source, (FromInput, FromTask)) and source.selector and not is_field_selector(source.selector):
+            yield f"has the expression {source.selector!r} for its input {name!r}. {_ON_KFP}"
+        elif isinstance(source, Constant):
+            yield from _text_problems(json.dumps(source.value, ensure_ascii=False))
+    for parameter in component.inputs.values():
+        if parameter.type not in TYPE_NAMES and not isinstance(task.inputs.get(parameter.name), Other):
+            yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
+    if task.condition is not None:
+        try:
+            compile_condition(task.condition)
+        except ValueError as error:
+            yield (
+                f"has the condition {task.condition!r}, which {error}. KFP compiles a string with a quote or a "
+                "backslash in it wrongly: compare with one that has none"
+            )
+    if task.loop is not None:
+        yield from _loop_problems(task, component)
+
+
+def _loop_problems(task: Task, component: Component) -> Iterator[str]:
+    loop = task.loop
+    assert loop is not None
+    if component.dag is None:
+        yield f"is a loop without a pipeline inside. {_ON_KFP}"
+    if loop.raw is not None:
+        try:
+            items = json.loads(loop.raw)
+        except ValueError:
+            items = None
+        if not isinstance(items, list):
+            yield f"loops over {loop.raw!r}, which is not a JSON list. Compile the pipeline again"
+    elif loop.from_input is None:
+        yield f"loops over items that come from neither a constant nor an input. {_ON_KFP}"
+
+
+def _container_problems(component: Component) -> Iterator[str]:
+    container = component.container
+    assert container is not None
+    words = (*container.command, *container.args)
+    if any("kfp.dsl.executor_main" in word for word in words):
+        yield f"is a Python component (dsl.component). {_ON_KFP}, or make it a container component"
+    elif not container.command:
+        yield (
+            f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
+            "here. Give the component a command"
+        )
+    for word in words:
+        yield from _text_problems(word)
+
+
+def _text_problems(text: str) -> Iterator[str]:
+    if match := _CHANNEL.search(text):
+        producer, name = match.groups()
+        channel = f"{producer}.{name}" if producer else name
+        yield f"holds the channel {channel!r} as text that KFP has not filled in. Pass it as an argument of its own"
+    if WORKSPACE in text:
+        yield f"uses the workspace path. {_ON_KFP}"

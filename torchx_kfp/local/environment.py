@@ -1,0 +1,53 @@
+"""The environment in which stages run: the runner's own, and what a pod would have."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchx_kfp import protocol
+
+#: Every process of a run has it, so that those which have left their stage's session are found in the end.
+#: A run that is started inside of a stage adds its own id behind a colon.
+RUN_MARK = "TORCHX_KFP_LOCAL_RUN"
+
+_PYTHONS = ("python", "python3")
+
+
+def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What all stages of a run share.
+
+    The runner's environment, without what a stage around it was told, and with ``python`` and ``python3`` being
+    the running interpreter. Python writes its output at once, so that it is seen while the stage runs.
+
+    Args:
+        folder: the run's folder; scripts named ``python`` are put there if the interpreter's folder has no such names.
+    """
+    leaking = {*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME}
+    shared = {name: value for name, value in environ.items() if name not in leaking}
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    shared["PATH"] = os.pathsep.join([_python_folder(folder), shared.get("PATH") or os.defpath])
+    outer = shared.get(RUN_MARK)
+    shared[RUN_MARK] = f"{outer}:{run_id}" if outer else run_id
+    return shared
+
+
+def _python_folder(folder: Path) -> str:
+    own = os.path.dirname(os.path.abspath(sys.executable))
+    if all(_is_own(os.path.join(own, name)) for name in _PYTHONS):
+        return own
+    # A script and not a link: through a link, Python would not find its virtual environment.
+    shims = folder.absolute() / "bin"
+    shims.mkdir(exist_ok=True)
+    for name in _PYTHONS:
+        shim = shims / name
+        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+        shim.chmod(0o755)
+    return str(shims)
+
+
+def _is_own(path: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(sys.executable) and os.access(path, os.X_OK)

@@ -1,0 +1,156 @@
+"""One attempt at a stage: its folder, its command and environment, its process, and what it left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.local.output import Log, LogPump
+from torchx_kfp.local.process import StageProcess
+from torchx_kfp.local.result import describe_exit
+from torchx_kfp.local.values import from_output
+
+# Seconds that output is still waited for when its last known writer is gone.
+_OUTPUT_PATIENCE = 2.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is to be started."""
+
+    stage: str
+    pod_name: str
+    folder: Path
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    #: Output parameters: their types, and the files in which the stage leaves them.
+    output_types: Mapping[str, str]
+    output_files: Mapping[str, str]
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "log.txt"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an attempt. ``reason`` is empty if it succeeded."""
+
+    exit_code: int | None = None
+    reason: str = ""
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Execution:
+    """An attempt that runs in a thread of its own, and can be ended from outside."""
+
+    def __init__(self, attempt: Attempt, pump: LogPump, done: Callable[[Execution, Outcome], None]) -> None:
+        self.attempt = attempt
+        self._pump = pump
+        self._done = done
+        self._lock = threading.Lock()
+        self._process: StageProcess | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=attempt.pod_name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the process and returns; ``done`` is called from another thread when it has ended."""
+        self._thread.start()
+
+    def terminate(self, grace: float) -> None:
+        """Asks the process to end within ``grace`` seconds, or prevents its start."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.terminate(grace)
+
+    def kill(self) -> None:
+        """Ends the process, or prevents its start."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _run(self) -> None:
+        try:
+            outcome = self._execute()
+        except Exception as error:  # a thread's exception would be lost, and the run would wait for ever
+            outcome = Outcome(reason=f"could not be run: {type(error).__name__}: {error}")
+        self._done(self, outcome)
+
+    def _execute(self) -> Outcome:
+        attempt = self.attempt
+        for path in (str(attempt.log_file), *attempt.output_files.values()):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        with self._lock:
+            if self._stopped:
+                return Outcome(reason="was not started: the run was ended")
+            try:
+                self._process = process = StageProcess(attempt.command, attempt.environ)
+            except (OSError, ValueError) as error:
+                return Outcome(*_start_failure(attempt, error))
+        log = Log(process.pipe, attempt.log_file, attempt.stage)
+        self._pump.add(log)
+        code = process.wait(log.closed)
+        if not log.closed.wait(_OUTPUT_PATIENCE):
+            # A process that has left the session holds the pipe; the end of the run ends it.
+            self._pump.drop(log)
+            log.closed.wait()
+        if code != 0:
+            return Outcome(code, describe_exit(code))
+        try:
+            return Outcome(code, outputs=_read_outputs(attempt))
+        except ValueError as error:
+            return Outcome(code, str(error))
+
+
+def _start_failure(attempt: Attempt, error: Exception) -> tuple[int | None, str]:
+    """The exit code that a shell has for it, and the text."""
+    word = attempt.command[0]
+    if isinstance(error, ValueError):
+        return None, "could not be started: a word of its command holds a NUL character"
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENOENT and os.sep not in word:
+        return 127, (
+            f"could not be started: there is no command {word!r} on this machine. Install it, or put its folder "
+            "into PATH"
+        )
+    if number == errno.ENOENT:
+        return 127, f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing"
+    if number in (errno.EACCES, errno.ENOEXEC):
+        return 126, f"could not be started: {word!r} is not a program that may be run here"
+    if number == errno.E2BIG:
+        longest = max(len(os.fsencode(word)) for word in attempt.command)
+        return None, (
+            f"could not be started: its command is too long (its longest argument has {longest} bytes; the system "
+            "takes 128 KiB in one argument)"
+        )
+    return None, f"could not be started: {error}"
+
+
+def _read_outputs(attempt: Attempt) -> dict[str, Any]:
+    outputs = {}
+    for name, type_ in attempt.output_types.items():
+        path = attempt.output_files[name]
+        try:
+            with open(path, encoding="utf-8", newline="") as file:
+                text = file.read()
+        except FileNotFoundError:
+            raise ValueError(
+                f"did not write its output {name!r}: the file {path} is missing, though the process ended with "
+                "exit code 0"
+            ) from None
+        except UnicodeDecodeError:
+            raise ValueError(f"wrote its output {name!r} in something else than UTF-8: {path}") from None
+        except OSError as error:
+            raise ValueError(f"left its output {name!r} unreadable: {error}") from None
+        try:
+            outputs[name] = from_output(text, type_)
+        except ValueError as error:
+            raise ValueError(f"wrote something into its output {name!r} that {error}") from None
+    return outputs

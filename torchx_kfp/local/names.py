@@ -1,0 +1,70 @@
+"""Names of a run, of its stages and of their executions."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterable
+
+_BRANCHES = re.compile(r"condition-branches-\d+")
+
+
+def make_run_name(pipeline: str) -> str:
+    """A run id that says what and when: ``<pipeline>-<date>-<time>-<6 hexadecimal digits>``."""
+    return f"{plain(pipeline)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def plain(text: str) -> str:
+    """The text in the characters that tracker keys and file names take everywhere: A-Z a-z 0-9 . -"""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
+
+
+def is_branches(task: str) -> bool:
+    """Whether KFP made this task to hold the branches of one ``dsl.If``."""
+    return _BRANCHES.fullmatch(task) is not None
+
+
+class StageNames:
+    """Names for stages: the task's, behind its nested pipelines, with the indices of its loops."""
+
+    def __init__(self, pipelines: tuple[str, ...] = (), indices: tuple[int, ...] = ()) -> None:
+        self.pipelines = pipelines
+        self.indices = indices
+
+    def of(self, task: str) -> str:
+        """``inner/train[2,0]``."""
+        return "/".join((*self.pipelines, self._indexed(task)))
+
+    def inside_pipeline(self, task: str) -> StageNames:
+        """The names in a nested pipeline."""
+        return StageNames((*self.pipelines, self._indexed(task)))
+
+    def inside_iteration(self, index: int) -> StageNames:
+        """The names in one iteration of a loop."""
+        return StageNames(self.pipelines, (*self.indices, index))
+
+    def _indexed(self, task: str) -> str:
+        return f"{task}[{','.join(map(str, self.indices))}]" if self.indices else task
+
+
+class PodNames:
+    """``KFP_POD_NAME`` for executions: readable, and unique in the run."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def make(self, stage: str, attempt: int) -> str:
+        """``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""
+        name = f"{plain(stage)}-{attempt - 1}"
+        # train[2] and train-2 would share a name.
+        while name in self._used:
+            name = f"{plain(stage)}-x{len(self._used)}-{attempt - 1}"
+        self._used.add(name)
+        return name
+
+
+def join_names(names: Iterable[str]) -> str:
+    """``'a', 'b' and 'c'``."""
+    quoted = [repr(name) for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

@@ -1,0 +1,166 @@
+"""What stages print: into their log files byte for byte, and line by line to the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import threading
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, TextIO
+
+#: A longer line is shown in pieces of this many bytes.
+_LINE_LIMIT = 1 << 16
+_READ_SIZE = 1 << 16
+# Control characters but the tab, and escape sequences other than colours.
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+
+
+class Terminal:
+    """A text stream for whole lines. A stream that is closed meanwhile is left alone, and the run goes on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def write_lines(self, lines: list[str]) -> None:
+        """Writes them in one piece, so that lines never mix."""
+        text = "".join(f"{line}\n" for line in lines)
+        with self._lock:
+            if self._stream is None or not text:
+                return
+            try:
+                try:
+                    self._stream.write(text)
+                except UnicodeEncodeError:
+                    encoding = self._stream.encoding or "ascii"
+                    self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._stream = None
+
+
+class Log:
+    """The output of one process: a pipe that is read to its end into a file."""
+
+    def __init__(self, pipe: int, path: Path, prefix: str) -> None:
+        self.pipe = pipe
+        self.prefix = prefix
+        self.closed = threading.Event()
+        self._file: BinaryIO | None = path.open("ab", buffering=0)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Keeps the data, and returns the lines for the terminal that are complete with it."""
+        if self._file is not None:
+            try:
+                self._file.write(data)
+            except OSError:
+                # A full disk must not end the run: the process goes on, unlogged.
+                self._file.close()
+                self._file = None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        while len(self._rest) >= _LINE_LIMIT:
+            lines.append(self._rest[:_LINE_LIMIT])
+            self._rest = self._rest[_LINE_LIMIT:]
+        return [self._show(line) for line in lines]
+
+    def finish(self) -> list[str]:
+        """Closes file and pipe; the line that had no end is returned."""
+        os.close(self.pipe)
+        if self._file is not None:
+            self._file.close()
+        rest, self._rest = self._rest, b""
+        return [self._show(rest)] if rest else []
+
+    def _show(self, line: bytes) -> str:
+        text = line.decode("utf-8", "replace").rstrip("\r")
+        # A progress bar writes over its line: show what would be left of it.
+        text = text.rsplit("\r", 1)[-1]
+        return f"{self.prefix} | {_UNPRINTABLE.sub(_replace, text)}"
+
+
+def _replace(match: re.Match[str]) -> str:
+    return match.group() if match.group().endswith("m") else "\ufffd"
+
+
+class LogPump:
+    """One thread that reads all pipes."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._selector = selectors.DefaultSelector()
+        self._requests: deque[tuple[str, Log]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="stage-output", daemon=True)
+
+    def __enter__(self) -> LogPump:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def add(self, log: Log) -> None:
+        """Reads the log's pipe from now on; ``log.closed`` is set at its end."""
+        self._requests.append(("add", log))
+        self._wake()
+
+    def drop(self, log: Log) -> None:
+        """Stops reading a pipe that somebody holds open."""
+        self._requests.append(("drop", log))
+        self._wake()
+
+    def _wake(self) -> None:
+        # A full pipe wakes the thread as well as one more byte would.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"x")
+
+    def _run(self) -> None:
+        open_logs: set[Log] = set()
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    os.read(self._wake_read, _READ_SIZE)
+                    self._serve(open_logs)
+                elif key.data in open_logs:
+                    self._read(key.data, open_logs)
+            if self._stopping:
+                for log in list(open_logs):
+                    self._close(log, open_logs)
+                return
+
+    def _serve(self, open_logs: set[Log]) -> None:
+        while self._requests:
+            request, log = self._requests.popleft()
+            if request == "add":
+                self._selector.register(log.pipe, selectors.EVENT_READ, log)
+                open_logs.add(log)
+            elif log in open_logs:
+                self._close(log, open_logs)
+
+    def _read(self, log: Log, open_logs: set[Log]) -> None:
+        data = os.read(log.pipe, _READ_SIZE)
+        if data:
+            self._terminal.write_lines(log.feed(data))
+        else:
+            self._close(log, open_logs)
+
+    def _close(self, log: Log, open_logs: set[Log]) -> None:
+        open_logs.discard(log)
+        self._selector.unregister(log.pipe)
+        self._terminal.write_lines(log.finish())
+        log.closed.set()

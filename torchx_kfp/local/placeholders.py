@@ -1,0 +1,127 @@
+"""KFP's placeholders (``{{$.inputs.parameters['x']}}`` and its like) in commands and in constant inputs.
+
+Text is scanned once, so what comes from a value is never taken for a placeholder itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.local.values import to_json, to_text
+
+WORKSPACE = "{{$.workspace_path}}"
+_PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
+_INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
+_OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
+_STRUCT = ('{"Concat": ', '{"IfPresent": ')
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What placeholders may ask for.
+
+    ``constants`` are the words after ``{{$.``, such as ``pipeline_job_name``. ``output_files`` maps output
+    parameters to paths; ``executor_output`` is the path for the executor's own report.
+    """
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    #: Inputs that the component has and that nobody set: their text is empty.
+    unset: frozenset[str] = frozenset()
+    output_files: Mapping[str, str] = field(default_factory=dict)
+    executor_output: str = ""
+
+
+def resolve_text(text: str, facts: Facts) -> str:
+    """The text with its placeholders filled in; what is not known stays as it is."""
+    if "{{$" not in text:
+        return text
+    return _PLACEHOLDER.sub(lambda match: _lookup(match, facts), text)
+
+
+def resolve_value(value: Any, facts: Facts) -> Any:
+    """A constant with the placeholders in its strings filled in."""
+    if isinstance(value, str):
+        return resolve_text(value, facts)
+    if isinstance(value, list):
+        return [resolve_value(item, facts) for item in value]
+    if isinstance(value, dict):
+        return {resolve_text(key, facts): resolve_value(item, facts) for key, item in value.items()}
+    return value
+
+
+def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
+    """The command, its ``dsl.IfPresentPlaceholder`` and ``dsl.ConcatPlaceholder`` included."""
+    command: list[str] = []
+    for word in words:
+        struct = _struct(word)
+        if struct is None:
+            command.append(resolve_text(word, facts))
+        else:
+            command.extend(_expand(struct, facts))
+    return command
+
+
+def input_names(text: str) -> list[str]:
+    """Names of the input parameters that placeholders in this text ask for."""
+    bodies = (match.group(1) or "" for match in _PLACEHOLDER.finditer(text))
+    return [match.group(2) for body in bodies if (match := _INPUT.fullmatch(body))]
+
+
+def _lookup(match: re.Match[str], facts: Facts) -> str:
+    body = match.group(1)
+    if body is None:
+        return _executor_input(facts)
+    if body in facts.constants:
+        return facts.constants[body]
+    if found := _INPUT.fullmatch(body):
+        name = found.group(2)
+        if name in facts.parameters:
+            return to_text(facts.parameters[name])
+        return "" if name in facts.unset else match.group()
+    if (found := _OUTPUT.fullmatch(body)) and found.group(2) in facts.output_files:
+        return facts.output_files[found.group(2)]
+    if body in ("outputs.output_file", "outputMetadataUri") and facts.executor_output:
+        return facts.executor_output
+    return match.group()
+
+
+def _executor_input(facts: Facts) -> str:
+    """KFP's ExecutorInput message as JSON."""
+    return to_json(
+        {
+            "inputs": {"parameterValues": dict(facts.parameters)},
+            "outputs": {
+                "parameters": {name: {"outputFile": path} for name, path in facts.output_files.items()},
+                "outputFile": facts.executor_output,
+            },
+        }
+    )
+
+
+def _struct(word: str) -> Any:
+    if not word.startswith(_STRUCT):
+        return None
+    try:
+        return json.loads(word)
+    except ValueError:
+        return None
+
+
+def _expand(node: Any, facts: Facts) -> list[str]:
+    """The words that a placeholder with a structure stands for: none, one or several."""
+    if node is None:
+        return []
+    if isinstance(node, str):
+        return [resolve_text(node, facts)]
+    if isinstance(node, list):
+        return [word for item in node for word in _expand(item, facts)]
+    if "Concat" in node:
+        return ["".join(word for item in node["Concat"] for word in _expand(item, facts))]
+    choice = node["IfPresent"]
+    present = facts.parameters.get(choice["InputName"]) is not None
+    return _expand(choice.get("Then") if present else choice.get("Else"), facts)

@@ -1,0 +1,153 @@
+"""What a run reports: events while it goes on, and its result."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torchx_kfp.errors import StageFailedError
+
+#: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
+LAST_LINES = 10
+_TAIL_BYTES = 8192
+
+
+class State(str, enum.Enum):
+    """How a stage, or a run, ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    #: A condition was false, or a stage that it reads was skipped.
+    SKIPPED = "skipped"
+    #: A stage that it depends on has failed, or the run was ended.
+    NOT_RUN = "not run"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """How one stage ended; in a loop, in one of its iterations.
+
+    ``name`` is unique in the run: the task's name, behind the nested pipelines it is in, with the indices of its
+    loops (``train[2]``, ``inner/train[0,1]``). ``task`` is the task's name alone, ``exit_code`` is negative for
+    a signal and None where no process has run, ``duration`` is in seconds over all attempts.
+    """
+
+    name: str
+    task: str
+    state: State
+    exit_code: int | None = None
+    #: Why it did not succeed, as a part of a sentence.
+    reason: str = ""
+    duration: float = 0.0
+    attempts: int = 0
+    #: ``KFP_POD_NAME`` of the last attempt.
+    pod_name: str = ""
+    log_file: Path | None = None
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str | None:
+        """The stage's run id, if it is a tracked stage that came that far."""
+        run_id = self.outputs.get("run_id")
+        return run_id if isinstance(run_id, str) else None
+
+    def last_lines(self, count: int = LAST_LINES) -> list[str]:
+        """The end of the stage's log."""
+        if self.log_file is None or not self.log_file.exists():
+            return []
+        with self.log_file.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-count:]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. ``stages`` are in the order in which they ended."""
+
+    pipeline: str
+    run_id: str
+    state: State
+    folder: Path
+    duration: float
+    stages: tuple[StageResult, ...]
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def raise_for_failure(self) -> None:
+        """Raises StageFailedError if a stage failed: which ones, why, and the last lines of their logs."""
+        if self.state is State.FAILED:
+            raise StageFailedError(describe_failure(self))
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The first event. ``not_applied`` are settings of the pipeline that have no effect on this machine."""
+
+    pipeline: str
+    run_id: str
+    folder: Path
+    not_applied: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    """A process of a stage was started; ``attempt`` counts from 1."""
+
+    name: str
+    pod_name: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StageRetried:
+    """An attempt failed, and another one follows after ``delay`` seconds."""
+
+    name: str
+    attempt: int
+    reason: str
+    delay: float
+
+
+@dataclass(frozen=True)
+class StageFinished:
+    """A stage has ended, or will not run."""
+
+    result: StageResult
+
+
+Event: TypeAlias = RunStarted | StageStarted | StageRetried | StageFinished
+Listener: TypeAlias = Callable[[Event], None]
+
+
+def describe_exit(code: int) -> str:
+    """What is said about a process that ended with this code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def describe_failure(result: RunResult) -> str:
+    """The failed stages with their last lines, and what was not run because of them."""
+    failed = [stage for stage in result.stages if stage.state is State.FAILED]
+    not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
+    lines = [f"The run {result.run_id} failed: {len(failed)} of {len(result.stages)} stages failed."]
+    for stage in failed:
+        attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
+        lines.append(f"{stage.name} {stage.reason}{attempts}.")
+        tail = stage.last_lines()
+        if tail:
+            lines.append(f"  Its last lines, from {stage.log_file}:")
+            lines += [f"    {line}" for line in tail]
+    if not_run:
+        lines.append(f"Not run because of that: {', '.join(not_run)}.")
+    return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""``run``: a compiled pipeline on this machine, its stages as plain processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.local.arguments import complete_arguments
+from torchx_kfp.local.check import check_supported, find_not_applied
+from torchx_kfp.local.environment import RUN_MARK, stage_environment
+from torchx_kfp.local.load import PipelineLike, load_pipeline
+from torchx_kfp.local.names import make_run_name
+from torchx_kfp.local.output import LogPump, Terminal
+from torchx_kfp.local.process import GRACE, kill_marked
+from torchx_kfp.local.result import Event, Listener, RunResult, RunStarted, StageRetried, State
+from torchx_kfp.local.scheduler import Interrupted, Scheduler, Settings
+from torchx_kfp.local.signals import ending_signals, raise_for_signal
+
+#: Where runs leave their logs and outputs, each in a folder of its run id; below the current directory.
+OUTPUT_DIR = "local_outputs"
+
+
+def default_parallelism() -> int:
+    """How many stages run at once unless told otherwise: two for each CPU that this process may use, at least four.
+
+    Stages wait for files and for each other's results much of the time; those that use every CPU by themselves
+    (training) are best limited with ``parallelism``.
+    """
+    return max(4, 2 * len(os.sched_getaffinity(0)))
+
+
+def run(
+    pipeline: PipelineLike,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    output_dir: str | os.PathLike[str] | None = None,
+    parallelism: int | None = None,
+    on_event: Listener | None = None,
+    stream: TextIO | None = None,
+    quiet: bool = False,
+    grace: float = GRACE,
+) -> RunResult:
+    """Runs a compiled pipeline on this machine.
+
+    Each stage is a process in the current directory and environment, where ``python`` is the running interpreter.
+    A stage that fails ends the stages that depend on it; the others finish. A signal (Ctrl-C) ends all processes.
+
+    Args:
+        pipeline: path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        arguments: values of the pipeline's parameters.
+        output_dir: folder in which the run's folder, named by its run id, is made. Default: ``local_outputs``.
+        parallelism: how many stages run at once. Default: ``default_parallelism()``.
+        on_event: is called with each event of the run, from this thread.
+        stream: where the stages' output is shown, with their names. Default: stderr.
+        quiet: shows nothing; the logs are written all the same.
+        grace: seconds that processes have to end after a signal before they are killed.
+
+    Returns:
+        How the run and its stages ended, also if stages failed: see ``RunResult.raise_for_failure``.
+
+    Raises:
+        PipelineFileError: the file is not a compiled pipeline.
+        UnsupportedPipelineError: the pipeline asks for what cannot run here; nothing was started.
+        ArgumentError: the arguments do not fit the pipeline's parameters; nothing was started.
+        KeyboardInterrupt: SIGINT has ended the run.
+        SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
+    """
+    loaded = load_pipeline(pipeline)
+    check_supported(loaded)
+    values = complete_arguments(loaded, arguments or {})
+    if parallelism is not None and parallelism < 1:
+        raise ArgumentError(f"parallelism must be 1 or more, and is {parallelism}.")
+    run_id = make_run_name(loaded.name)
+    folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise LocalRunError(f"The run's folder cannot be made: {error}. Name another one with output_dir.") from None
+    terminal = Terminal(None if quiet else stream or sys.stderr)
+
+    def listener(event: Event) -> None:
+        terminal.write_lines(_messages(event))
+        if on_event is not None:
+            on_event(event)
+
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    settings = Settings(
+        run_id=run_id,
+        folder=folder,
+        environ=stage_environment(folder, run_id),
+        constants={
+            "pipeline_job_name": run_id,
+            "pipeline_job_resource_name": run_id,
+            "pipeline_job_uuid": run_id,
+            "pipeline_job_create_time_utc": created,
+            "pipeline_job_schedule_time_utc": created,
+            "pipeline_root": str(folder),
+        },
+        parallelism=parallelism or default_parallelism(),
+        grace=grace,
+    )
+    started = time.monotonic()
+    with LogPump(terminal) as pump:
+        scheduler = Scheduler(loaded, settings, pump, listener)
+        with ending_signals(scheduler.interrupt):
+            try:
+                listener(RunStarted(loaded.name, run_id, folder, find_not_applied(loaded)))
+                root = scheduler.run(values)
+            except Interrupted as interrupted:
+                terminal.write_lines([f"Run {run_id} was ended by {signal.Signals(interrupted.number).name}."])
+                raise_for_signal(interrupted.number)
+            finally:
+                # Stages are ended with their sessions; this finds what has left those.
+                kill_marked(RUN_MARK, run_id)
+    return RunResult(
+        pipeline=loaded.name,
+        run_id=run_id,
+        state=State.FAILED if root.failed else State.SUCCEEDED,
+        folder=folder,
+        duration=time.monotonic() - started,
+        stages=tuple(scheduler.results),
+        outputs=root.outputs(),
+    )
+
+
+def _messages(event: Event) -> list[str]:
+    """What is shown of an event by itself: the rest belongs to the caller."""
+    if isinstance(event, RunStarted):
+        lines = [f"Run {event.run_id}: logs and outputs are in {event.folder}"]
+        if event.not_applied:
+            lines.append(f"Not applied on this machine: {', '.join(event.not_applied)}.")
+        return lines
+    if isinstance(event, StageRetried):
+        return [f"{event.name} {event.reason} (attempt {event.attempt}); trying again in {event.delay:g} s."]
+    return []

@@ -1,0 +1,325 @@
+"""Running the scopes of a pipeline: every task starts as soon as what it waits for has ended.
+
+One thread, the caller's, decides everything; processes and signals tell it what happened through a queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.local.conditions import compile_condition
+from torchx_kfp.local.execution import Attempt, Execution, Outcome
+from torchx_kfp.local.kubernetes import field_values
+from torchx_kfp.local.names import PodNames, StageNames, plain
+from torchx_kfp.local.output import LogPump
+from torchx_kfp.local.placeholders import Facts, resolve_command
+from torchx_kfp.local.result import Listener, StageFinished, StageResult, StageRetried, StageStarted, State
+from torchx_kfp.local.scopes import (
+    LoopProgress,
+    Node,
+    Scope,
+    collect,
+    dag_of,
+    inner_names,
+    is_group,
+    loop_items,
+    task_inputs,
+    with_defaults,
+)
+from torchx_kfp.local.spec import Component, Pipeline, Task
+from torchx_kfp.protocol import POD_NAME
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all stages of a run have in common. ``constants`` are placeholders, ``grace`` is in seconds."""
+
+    run_id: str
+    folder: Path
+    environ: Mapping[str, str]
+    constants: Mapping[str, str]
+    parallelism: int
+    grace: float
+
+
+@dataclass
+class _Stage:
+    """A task with a container, from its first attempt on."""
+
+    node: Node
+    attempt: int = 0
+    started_at: float = 0.0
+    pod_name: str = ""
+    log_file: Path | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+class Interrupted(Exception):
+    """A signal has ended the run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Scheduler:
+    """Runs one pipeline once."""
+
+    def __init__(self, pipeline: Pipeline, settings: Settings, pump: LogPump, listener: Listener) -> None:
+        self._pipeline = pipeline
+        self._settings = settings
+        self._pump = pump
+        self._listener = listener
+        self._events: queue.SimpleQueue[tuple[Execution, Outcome] | int] = queue.SimpleQueue()
+        self._ready: deque[Node] = deque()
+        self._over: deque[Scope] = deque()
+        self._startable: deque[_Stage] = deque()
+        self._timers: list[tuple[float, int, _Stage]] = []
+        self._timer_order = itertools.count()
+        self._running: dict[Execution, _Stage] = {}
+        self._pod_names = PodNames()
+        self.results: list[StageResult] = []
+
+    def run(self, arguments: Mapping[str, Any]) -> Scope:
+        """Runs all tasks; the root's scope, in which they have ended.
+
+        Raises:
+            Interrupted: ``interrupt`` was called. No process of the run is left.
+        """
+        root = Scope(self._pipeline, self._pipeline.root, arguments, StageNames())
+        self._open(root)
+        try:
+            while True:
+                self._advance()
+                self._start_stages()
+                if root.remaining == 0:
+                    return root
+                self._handle(self._next_event())
+        finally:
+            self._end_processes(graceful=False)
+
+    def interrupt(self, number: int) -> None:
+        """Ends the run. May be called from a signal handler; a second call ends the processes at once."""
+        self._events.put(number)
+
+    def _next_event(self) -> tuple[Execution, Outcome] | int | None:
+        """What happened next; None when it is time for a retry."""
+        timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: tuple[Execution, Outcome] | int | None) -> None:
+        if isinstance(event, int):
+            self._end_processes(graceful=True)
+            raise Interrupted(event)
+        if event is not None:
+            self._ended(*event)
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            self._startable.append(heapq.heappop(self._timers)[2])
+
+    def _end_processes(self, graceful: bool) -> None:
+        """Ends all processes: asked first if ``graceful``, at once after the grace or another signal."""
+        if graceful:
+            for execution in self._running:
+                execution.terminate(self._settings.grace)
+            deadline = time.monotonic() + self._settings.grace
+            while self._running:
+                try:
+                    event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    break
+                if isinstance(event, int):
+                    break
+                del self._running[event[0]]
+        for execution in self._running:
+            execution.kill()
+        while self._running:
+            event = self._events.get()
+            if not isinstance(event, int):
+                del self._running[event[0]]
+
+    # Tasks
+
+    def _open(self, scope: Scope) -> None:
+        self._ready.extend(node for node in scope.nodes.values() if node.waiting == 0)
+        if not scope.nodes:
+            self._over.append(scope)
+
+    def _advance(self) -> None:
+        while self._ready or self._over:
+            if self._over:
+                self._close(self._over.popleft())
+            else:
+                self._begin(self._ready.popleft())
+
+    def _begin(self, node: Node) -> None:
+        """A task's upstream tasks have all ended."""
+        upstream = [node.scope.nodes[name] for name in node.task.depends_on]
+        for state, what in ((State.FAILED, "failed"), (State.NOT_RUN, "was not run"), (State.SKIPPED, "was skipped")):
+            for other in upstream:
+                if other.state is state:
+                    skipped = State.SKIPPED if state is State.SKIPPED else State.NOT_RUN
+                    self._pass_over(node, skipped, f"was not run: {other.name} {what}")
+                    return
+        try:
+            node.inputs = task_inputs(node, self._settings.constants)
+            if node.task.condition is not None and not self._holds(node):
+                self._pass_over(node, State.SKIPPED, "was skipped: its condition is false")
+                return
+            items = loop_items(node, self._settings.constants) if node.task.loop else []
+        except ValueError as error:
+            self._report(StageResult(node.name, node.task.name, State.FAILED, reason=str(error)))
+            self._finish(node, State.FAILED)
+            return
+        if node.task.loop is not None:
+            node.loop = LoopProgress(items, node.task.loop.parallelism)
+            self._continue_loop(node)
+        elif node.component.dag is not None:
+            inputs = with_defaults(node.component, node.inputs)
+            self._open(Scope(self._pipeline, node.component, inputs, inner_names(node), node))
+        else:
+            self._startable.append(_Stage(node))
+
+    def _holds(self, node: Node) -> bool:
+        condition = node.task.condition or ""
+        try:
+            return compile_condition(condition)(with_defaults(node.component, node.inputs))
+        except ValueError as error:
+            raise ValueError(f"has the condition {condition!r}, which {error}") from None
+
+    def _continue_loop(self, node: Node) -> None:
+        progress, loop = node.loop, node.task.loop
+        assert progress is not None
+        assert loop is not None
+        while progress.may_start:
+            index = progress.started
+            progress.started += 1
+            inputs = {**with_defaults(node.component, node.inputs), loop.item_input: progress.items[index]}
+            names = node.scope.names.inside_iteration(index)
+            self._open(Scope(self._pipeline, node.component, inputs, names, node, index))
+        if progress.is_over:
+            self._finish(node, State.FAILED if progress.failed else State.SUCCEEDED, collect(node, self._pipeline))
+
+    def _close(self, scope: Scope) -> None:
+        """All tasks of the scope have ended."""
+        node = scope.owner
+        if node is None:
+            return
+        if node.loop is not None:
+            node.loop.ended += 1
+            node.loop.failed |= scope.failed
+            node.loop.outputs[scope.index] = scope.outputs()
+            self._continue_loop(node)
+        else:
+            self._finish(node, State.FAILED if scope.failed else State.SUCCEEDED, scope.outputs())
+
+    def _finish(self, node: Node, state: State, outputs: Mapping[str, Any] | None = None) -> None:
+        node.state = state
+        node.outputs = outputs or {}
+        scope = node.scope
+        scope.failed |= state in (State.FAILED, State.NOT_RUN)
+        scope.remaining -= 1
+        for dependent in node.dependents:
+            dependent.waiting -= 1
+            if dependent.waiting == 0:
+                self._ready.append(dependent)
+        if scope.remaining == 0:
+            self._over.append(scope)
+
+    def _pass_over(self, node: Node, state: State, reason: str) -> None:
+        """The task does not run, nor does any stage inside of it."""
+        for name, task in self._stages_in(node.task, node.component, node.scope.names):
+            self._report(StageResult(name, task.name, state, reason=reason))
+        self._finish(node, state)
+
+    def _stages_in(self, task: Task, component: Component, names: StageNames) -> list[tuple[str, Task]]:
+        if component.dag is None:
+            return [(names.of(task.name), task)]
+        inside = names if is_group(task) else names.inside_pipeline(task.name)
+        return [
+            stage
+            for inner in dag_of(component).tasks.values()
+            for stage in self._stages_in(inner, self._pipeline.component_of(inner), inside)
+        ]
+
+    # Stages
+
+    def _start_stages(self) -> None:
+        while self._startable and len(self._running) < self._settings.parallelism:
+            stage = self._startable.popleft()
+            stage.attempt += 1
+            stage.started_at = stage.started_at or time.monotonic()
+            attempt = self._prepare(stage)
+            stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
+            execution = Execution(attempt, self._pump, lambda *event: self._events.put(event))
+            self._running[execution] = stage
+            execution.start()
+            self._listener(StageStarted(stage.node.name, attempt.pod_name, stage.attempt))
+
+    def _prepare(self, stage: _Stage) -> Attempt:
+        node, settings = stage.node, self._settings
+        component = node.component
+        container = component.container
+        assert container is not None
+        pod_name = self._pod_names.make(node.name, stage.attempt)
+        folder = settings.folder / pod_name
+        output_files = {name: str(folder / "outputs" / plain(name)) for name in component.outputs}
+        inputs = with_defaults(component, node.inputs)
+        own = {"pipeline_task_name": node.task.display_name, "pipeline_task_uuid": node.uid}
+        facts = Facts(
+            parameters=inputs,
+            constants={**settings.constants, **own},
+            unset=frozenset(component.inputs) - frozenset(inputs),
+            output_files=output_files,
+            executor_output=str(folder / "executor_output.json"),
+        )
+        fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
+        return Attempt(
+            stage=node.name,
+            pod_name=pod_name,
+            folder=folder,
+            command=resolve_command((*container.command, *container.args), facts),
+            environ={**settings.environ, **dict(container.env), **fields, POD_NAME: pod_name},
+            output_types=component.outputs,
+            output_files=output_files,
+        )
+
+    def _ended(self, execution: Execution, outcome: Outcome) -> None:
+        stage = self._running.pop(execution)
+        node, retry = stage.node, stage.node.task.retry
+        if outcome.reason and retry is not None and stage.attempt <= retry.count:
+            delay = retry.delay(stage.attempt)
+            self._listener(StageRetried(node.name, stage.attempt, outcome.reason, delay))
+            heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), stage))
+            return
+        state = State.FAILED if outcome.reason else State.SUCCEEDED
+        self._report(
+            StageResult(
+                name=node.name,
+                task=node.task.name,
+                state=state,
+                exit_code=outcome.exit_code,
+                reason=outcome.reason,
+                duration=time.monotonic() - stage.started_at,
+                attempts=stage.attempt,
+                pod_name=stage.pod_name,
+                log_file=stage.log_file,
+                outputs=outcome.outputs,
+            )
+        )
+        self._finish(node, state, outcome.outputs)
+
+    def _report(self, result: StageResult) -> None:
+        self.results.append(result)
+        self._listener(StageFinished(result))

@@ -1,0 +1,217 @@
+"""The running pipeline as a tree of scopes, and how a task's inputs come about.
+
+The root, a nested pipeline, a branch of ``dsl.If`` and one iteration of a loop are all scopes: tasks of one DAG,
+with the values of its inputs.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from torchx_kfp.local.conditions import select_field
+from torchx_kfp.local.names import StageNames, is_branches
+from torchx_kfp.local.placeholders import Facts, resolve_value
+from torchx_kfp.local.result import State
+from torchx_kfp.local.spec import Component, Constant, Dag, FromInput, FromTask, Pipeline, Source, Task
+from torchx_kfp.local.values import convert, shorten
+
+
+class Node:
+    """A task of a scope while it runs."""
+
+    def __init__(self, scope: Scope, task: Task, component: Component) -> None:
+        self.scope = scope
+        self.task = task
+        self.component = component
+        self.name = scope.names.of(task.name)
+        self.uid = str(uuid.uuid4())
+        self.dependents: list[Node] = []
+        self.waiting = len(task.depends_on)
+        self.state: State | None = None
+        self.inputs: dict[str, Any] = {}
+        self.outputs: Mapping[str, Any] = {}
+        self.loop: LoopProgress | None = None
+
+
+class LoopProgress:
+    """A loop while it runs: its items, and the outputs of the iterations that have ended."""
+
+    def __init__(self, items: list[Any], limit: int) -> None:
+        self.items = items
+        self.limit = limit or len(items)
+        self.started = 0
+        self.ended = 0
+        self.failed = False
+        self.outputs: list[Mapping[str, Any]] = [{} for _ in items]
+
+    @property
+    def may_start(self) -> bool:
+        return self.started < len(self.items) and self.started - self.ended < self.limit
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended == len(self.items)
+
+
+class Scope:
+    """A DAG while it runs; ``index`` is the iteration's in a loop."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        component: Component,
+        inputs: Mapping[str, Any],
+        names: StageNames,
+        owner: Node | None = None,
+        index: int = 0,
+    ) -> None:
+        self.component = component
+        self.inputs = inputs
+        self.names = names
+        self.owner = owner
+        self.index = index
+        self.failed = False
+        tasks = dag_of(component).tasks
+        self.nodes = {name: Node(self, task, pipeline.component_of(task)) for name, task in tasks.items()}
+        self.remaining = len(self.nodes)
+        for node in self.nodes.values():
+            for upstream in node.task.depends_on:
+                self.nodes[upstream].dependents.append(node)
+
+    def outputs(self) -> dict[str, Any]:
+        """The scope's outputs; without those whose tasks were skipped or failed."""
+        values = {}
+        for name, selector in dag_of(self.component).outputs.items():
+            for task, output in selector.sources:
+                if output in self.nodes[task].outputs:
+                    values[name] = self.nodes[task].outputs[output]
+                    break
+        return values
+
+
+def dag_of(component: Component) -> Dag:
+    """The component's DAG, which it has."""
+    if component.dag is None:
+        raise TypeError(f"the component {component.name} has no tasks")
+    return component.dag
+
+
+def inner_names(node: Node, names: StageNames | None = None) -> StageNames:
+    """Stage names inside of this task's DAG, but for a loop's index: branches and loops do not show in them."""
+    names = names or node.scope.names
+    task = node.task
+    return names if is_group(task) else names.inside_pipeline(task.name)
+
+
+def is_group(task: Task) -> bool:
+    """Whether KFP made the task for a loop or a condition, rather than somebody for a nested pipeline."""
+    return task.loop is not None or task.condition is not None or is_branches(task.name)
+
+
+def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
+    """The values of the task's inputs.
+
+    Args:
+        node: a task whose upstream tasks have succeeded.
+        constants: placeholders that stand for the same everywhere in the run.
+
+    Raises:
+        ValueError: an input has no value.
+    """
+    values: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+    for name, source in node.task.inputs.items():
+        parameter = node.component.inputs.get(name)
+        if isinstance(source, Constant):
+            fixed[name] = convert(source.value, parameter.type if parameter else "")
+            continue
+        try:
+            value = _lookup(source, node)
+        except LookupError as error:
+            if parameter is not None and (parameter.optional or parameter.has_default):
+                continue
+            raise ValueError(f"has no value for its input {name!r}: {error.args[0]}") from None
+        except ValueError as error:
+            raise ValueError(f"has no value for its input {name!r}: {error}") from None
+        values[name] = convert(value, parameter.type if parameter else "")
+    # Placeholders in a constant stand for the task's other inputs, which are values by now.
+    own = {"pipeline_task_name": node.task.display_name, "pipeline_task_uuid": node.uid}
+    facts = Facts(parameters=values, constants={**constants, **own})
+    for name, value in fixed.items():
+        values[name] = resolve_value(value, facts)
+    return values
+
+
+def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs, and the component's defaults where there is none."""
+    defaults = {
+        name: convert(parameter.default, parameter.type)
+        for name, parameter in component.inputs.items()
+        if parameter.has_default and name not in inputs
+    }
+    return {**defaults, **inputs}
+
+
+def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:
+    """The items of the task's loop.
+
+    Raises:
+        ValueError: they are not a list.
+    """
+    loop = node.task.loop
+    if loop is None:
+        raise TypeError(f"the task {node.task.name} is no loop")
+    if loop.raw is not None:
+        return list(resolve_value(json.loads(loop.raw), Facts(parameters=node.inputs, constants=constants)))
+    items = node.inputs.get(loop.from_input or "")
+    if isinstance(items, str):
+        # A field of a loop item may be a list in a string.
+        try:
+            items = json.loads(items)
+        except ValueError:
+            items = None
+    if not isinstance(items, list):
+        raise ValueError(f"loops over something that is not a list: {shorten(node.inputs.get(loop.from_input or ''))}")
+    return items
+
+
+def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
+    """The outputs of a loop: for each, the list of its iterations' in loop order; one flat list from nested loops."""
+    progress = node.loop
+    if progress is None:
+        raise TypeError(f"the task {node.task.name} is no loop")
+    collected: dict[str, list[Any]] = {}
+    for name in dag_of(node.component).outputs:
+        values = [outputs[name] for outputs in progress.outputs if name in outputs]
+        if _is_collected(node.component, name, pipeline):
+            values = [item for value in values for item in value]
+        collected[name] = values
+    return collected
+
+
+def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
+    """Whether the DAG's output is itself the list of a loop's outputs, rather than one task's output."""
+    dag = dag_of(component)
+    task_name, inner = dag.outputs[output].sources[0]
+    task = dag.tasks[task_name]
+    if task.loop is not None:
+        return True
+    return is_group(task) and _is_collected(pipeline.component_of(task), inner, pipeline)
+
+
+def _lookup(source: Source, node: Node) -> Any:
+    if isinstance(source, FromInput):
+        if source.name not in node.scope.inputs:
+            raise LookupError(f"{source.name!r} was not set")
+        value, selector = node.scope.inputs[source.name], source.selector
+    elif isinstance(source, FromTask):
+        outputs = node.scope.nodes[source.task].outputs
+        if source.output not in outputs:
+            raise LookupError(f"{source.task!r} has made no output {source.output!r}, since the stage was skipped")
+        value, selector = outputs[source.output], source.selector
+    else:
+        raise TypeError(f"the task {node.task.name} has an input that check_supported refuses: {source}")
+    return select_field(value, selector) if selector else value

@@ -1,0 +1,39 @@
+"""Signals that end a run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ending_signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Calls ``handle`` with the number of each SIGINT, SIGTERM and SIGHUP while the block runs.
+
+    A signal that is ignored (a background job's SIGINT, ``nohup``'s SIGHUP) stays ignored. Only a program's main
+    thread may do this; in another one nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous: dict[signal.Signals, Any] = {}
+    for number in _ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            previous[number] = signal.signal(number, lambda number, frame: handle(number))
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def raise_for_signal(number: int) -> NoReturn:
+    """Ends the caller as the signal would have: KeyboardInterrupt, or SystemExit with a shell's code for it."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt from None
+    raise SystemExit(128 + number) from None

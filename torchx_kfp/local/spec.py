@@ -1,0 +1,157 @@
+"""The compiled pipeline as plain data: the part of KFP's PipelineSpec that running it needs.
+
+Everything that KFP nests (a nested pipeline, a branch of ``dsl.If``, a loop) is a component with a DAG, so one
+kind of scope serves them all. What cannot run on this machine is kept here too: refusing it is ``check``'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An input parameter of a component. ``type`` is KFP's name: STRING, NUMBER_INTEGER, ..."""
+
+    name: str
+    type: str
+    optional: bool = False
+    has_default: bool = False
+    default: Any = None
+    literals: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An input that is fixed in the pipeline; its text may hold placeholders of the task's other inputs."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class FromInput:
+    """An input that is an input of the scope in which the task stands."""
+
+    name: str
+    selector: str = ""
+
+
+@dataclass(frozen=True)
+class FromTask:
+    """An input that is an output of another task of the scope."""
+
+    task: str
+    output: str
+    selector: str = ""
+
+
+@dataclass(frozen=True)
+class Other:
+    """An input of a kind that cannot run here; ``kind`` is its key in the file."""
+
+    kind: str
+
+
+Source: TypeAlias = Constant | FromInput | FromTask | Other
+
+
+@dataclass(frozen=True)
+class Loop:
+    """``dsl.ParallelFor``: the items are ``raw`` (JSON text), or the task's input of the name ``from_input``."""
+
+    item_input: str
+    raw: str | None
+    from_input: str | None
+    parallelism: int = 0
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How often a failed stage is started again, and the seconds to wait before."""
+
+    count: int
+    backoff: float = 0.0
+    factor: float = 2.0
+    backoff_max: float = 3600.0
+
+    def delay(self, retry: int) -> float:
+        """Seconds before retry number ``retry``, counted from 1."""
+        try:
+            return min(self.backoff * self.factor ** (retry - 1), self.backoff_max)
+        except OverflowError:
+            return self.backoff_max
+
+
+@dataclass(frozen=True)
+class Task:
+    """One node of a DAG."""
+
+    name: str
+    display_name: str
+    component: str
+    inputs: Mapping[str, Source] = field(default_factory=dict)
+    depends_on: tuple[str, ...] = ()
+    condition: str | None = None
+    strategy: str = ""
+    loop: Loop | None = None
+    retry: Retry | None = None
+    artifact_inputs: tuple[str, ...] = ()
+    artifact_loop: bool = False
+
+
+@dataclass(frozen=True)
+class Selector:
+    """An output of a DAG: the first of these (task, output) pairs that has run."""
+
+    sources: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Dag:
+    """Tasks, and where the outputs of their scope come from."""
+
+    tasks: Mapping[str, Task]
+    outputs: Mapping[str, Selector] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a stage runs. The image is not used on this machine."""
+
+    image: str
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    has_resources: bool = False
+    has_lifecycle: bool = False
+
+
+@dataclass(frozen=True)
+class Component:
+    """A template of tasks: a ``dag``, a ``container``, or neither where ``kind`` is something else."""
+
+    name: str
+    kind: str
+    inputs: Mapping[str, Parameter] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    artifact_inputs: tuple[str, ...] = ()
+    artifact_outputs: tuple[str, ...] = ()
+    dag: Dag | None = None
+    container: Container | None = None
+    #: The executor's part of the Kubernetes platform spec, as it is in the file.
+    platform: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A compiled pipeline. ``platform`` is the pipeline's own part of the Kubernetes platform spec."""
+
+    name: str
+    root: Component
+    components: Mapping[str, Component]
+    platform: Mapping[str, Any] = field(default_factory=dict)
+
+    def component_of(self, task: Task) -> Component:
+        return self.components[task.component]

@@ -1,0 +1,193 @@
+"""Values of parameters: their types, and their text in commands and files, as KFP's backend has them.
+
+Where KFP's backend and its SDK (``kfp.local``) differ, the backend is right:
+
+====================================  =====================  ==========================================
+value                                 SDK                    backend, and here
+====================================  =====================  ==========================================
+the double 1.0                        ``1.0``                ``1``
+the double 0.00001                    ``1e-05``              ``0.00001``
+a boolean                             ``true``               ``true``
+an integer above 2**53                exact                  as a double: the nearest one
+the list [1, "é"]                     ``[1, "\\u00e9"]``     ``[1,"é"]``
+a struct                              insertion order        sorted keys, no spaces
+``<``, ``>``, ``&`` in those two      as they are            ``\\u003c``, ``\\u003e``, ``\\u0026``
+an optional input that is not set     ``null``               the empty string
+an output file with ``3.0`` (int)     3                      refused
+an output file with ``1``, ``t`` ...  refused                true (what Go's ParseBool takes)
+====================================  =====================  ==========================================
+
+The backend holds every number as a double, which is why an integer and a double have one text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+#: KFP's parameter types, and what they are called where pipelines are written.
+TYPE_NAMES = {
+    "STRING": "str",
+    "NUMBER_INTEGER": "int",
+    "NUMBER_DOUBLE": "float",
+    "BOOLEAN": "bool",
+    "LIST": "list",
+    "STRUCT": "dict",
+}
+
+# A double holds every integer up to here.
+_LARGEST_INTEGER = 2**53
+_TRUE = ("1", "t", "T", "TRUE", "true", "True")
+_FALSE = ("0", "f", "F", "FALSE", "false", "False")
+# What Go's encoding/json escapes inside of strings beyond what JSON asks for.
+_ESCAPED = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+def to_text(value: Any) -> str:
+    """The value as it stands in a command."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return _number_text(value)
+    return to_json(value)
+
+
+def to_json(value: Any) -> str:
+    """The value as the backend's JSON: compact, keys sorted, as UTF-8."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, (int, float)):
+        return _json_number(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{to_json(key)}:{to_json(value[key])}" for key in sorted(value)) + "}"
+    return "[" + ",".join(to_json(item) for item in value) + "]"
+
+
+def _number_text(value: float) -> str:
+    """Go's ``strconv.FormatFloat(value, 'f', -1, 64)``."""
+    number = float(value)
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return format(Decimal(repr(number)), "f").removesuffix(".0")
+
+
+def _json_number(value: float) -> str:
+    """Go's protojson: like FormatFloat, with an exponent for very small and very large numbers."""
+    number = float(value)
+    if number != 0 and (abs(number) < 1e-6 or abs(number) >= 1e21):
+        return re.sub(r"e-0(\d)$", r"e-\1", repr(number))
+    return _number_text(number)
+
+
+def convert(value: Any, type_: str) -> Any:
+    """A value of the file as Python has it: the file writes the integer 3 as ``3.0``."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if type_ == "NUMBER_INTEGER" and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if type_ == "NUMBER_DOUBLE" and isinstance(value, int):
+        return float(value)
+    return value
+
+
+def from_output(text: str, type_: str) -> Any:
+    """The value in an output file.
+
+    Raises:
+        ValueError: the text is not of that type.
+    """
+    if type_ == "STRING":
+        return text
+    word = text.strip()
+    if type_ == "NUMBER_INTEGER" and re.fullmatch(r"[+-]?[0-9]+", word):
+        return int(word)
+    if type_ == "NUMBER_DOUBLE" and (number := _double(word)) is not None:
+        return number
+    if type_ == "BOOLEAN" and word in _TRUE + _FALSE:
+        return word in _TRUE
+    if type_ in ("LIST", "STRUCT"):
+        value = _json(word)
+        if isinstance(value, list if type_ == "LIST" else dict):
+            return value
+    raise ValueError(f"is not {_article(type_)}: {shorten(text)}")
+
+
+def from_word(text: str, type_: str) -> Any:
+    """The value that a person wrote as ``name=text`` for a parameter of this type.
+
+    Raises:
+        ValueError: the text is not of that type.
+    """
+    if type_ == "BOOLEAN" and text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
+    return text if type_ == "STRING" else check(from_output(text, type_), type_)
+
+
+def check(value: Any, type_: str) -> Any:
+    """The Python value as a parameter of this type.
+
+    Raises:
+        ValueError: it is of another type, or one that KFP cannot pass on.
+    """
+    if type_ == "STRING" and isinstance(value, str):
+        return value
+    if type_ == "BOOLEAN" and isinstance(value, bool):
+        return value
+    if type_ == "NUMBER_INTEGER" and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > _LARGEST_INTEGER:
+            raise ValueError(f"is {value}, and KFP passes numbers as doubles, which hold integers up to 2**53 exactly")
+        return value
+    if type_ == "NUMBER_DOUBLE" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ValueError(f"is {value}, and KFP passes numbers as JSON, which has finite ones only")
+        return float(value)
+    if type_ in ("LIST", "STRUCT"):
+        wanted = (list, tuple) if type_ == "LIST" else (dict,)
+        if isinstance(value, wanted):
+            try:
+                return json.loads(json.dumps(value, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"cannot be written as JSON: {error}") from None
+    raise ValueError(f"is not {_article(type_)}: {shorten(value)}")
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """The value's representation, cut to ``limit`` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _article(type_: str) -> str:
+    name = TYPE_NAMES.get(type_, type_)
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _double(word: str) -> float | None:
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    # JSON, in which the backend hands outputs on, has no NaN and no infinities.
+    return number if math.isfinite(number) and "_" not in word else None
+
+
+def _json(text: str) -> Any:
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return None
