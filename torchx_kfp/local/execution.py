@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp import protocol
 from torchx_kfp.local.output import Log, LogPump
 from torchx_kfp.local.process import StageProcess
 from torchx_kfp.local.result import describe_exit
@@ -35,6 +36,22 @@ class Attempt:
     @property
     def log_file(self) -> Path:
         return self.folder / "log.txt"
+
+    @property
+    def tracker_base(self) -> str | None:
+        """The tracker base that the command of a tracked stage sets."""
+        name = f"{protocol.TRACKER_BASE}="
+        return next((word.removeprefix(name) for word in self.command if word.startswith(name)), None)
+
+    def read_run_id(self) -> str | None:
+        """The run id that a tracked stage has made; a stage that fails afterwards has made it, too."""
+        path = self.output_files.get("run_id")
+        if path is None or self.tracker_base is None:
+            return None
+        try:
+            return Path(path).read_text(encoding="utf-8") or None
+        except (OSError, UnicodeDecodeError):
+            return None
 
 
 @dataclass(frozen=True)

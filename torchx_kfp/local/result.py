@@ -51,12 +51,9 @@ class StageResult:
     pod_name: str = ""
     log_file: Path | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def run_id(self) -> str | None:
-        """The stage's run id, if it is a tracked stage that came that far."""
-        run_id = self.outputs.get("run_id")
-        return run_id if isinstance(run_id, str) else None
+    #: Of a tracked stage that came that far, also if it failed: under which run id its results are, and where.
+    run_id: str | None = None
+    tracker_base: str | None = None
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
         """The end of the stage's log."""

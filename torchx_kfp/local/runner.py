@@ -18,7 +18,7 @@ from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.output import LogPump, Terminal
 from torchx_kfp.local.process import GRACE, kill_marked
-from torchx_kfp.local.result import Event, Listener, RunResult, RunStarted, StageRetried, State
+from torchx_kfp.local.result import Event, Listener, RunResult, RunStarted, StageFinished, StageRetried, State
 from torchx_kfp.local.scheduler import Interrupted, Scheduler, Settings
 from torchx_kfp.local.signals import ending_signals, raise_for_signal
 
@@ -138,4 +138,8 @@ def _messages(event: Event) -> list[str]:
         return lines
     if isinstance(event, StageRetried):
         return [f"{event.name} {event.reason} (attempt {event.attempt}); trying again in {event.delay:g} s."]
+    if isinstance(event, StageFinished) and event.result.attempts:
+        stage = event.result
+        how = stage.reason or "succeeded"
+        return [f"{stage.name} {how} ({stage.duration:.1f} s)."]
     return []

@@ -316,6 +316,8 @@ class Scheduler:
                 pod_name=stage.pod_name,
                 log_file=stage.log_file,
                 outputs=outcome.outputs,
+                run_id=execution.attempt.read_run_id(),
+                tracker_base=execution.attempt.tracker_base,
             )
         )
         self._finish(node, state, outcome.outputs)

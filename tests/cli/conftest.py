@@ -1,0 +1,102 @@
+"""A project folder with a pipeline, and the command line as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PIPELINE = '''\
+import sys
+
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from torchx_kfp import task_from_app
+
+RECORD = """
+import sys
+from torchx_kfp.tracking import current_run
+run = current_run()
+before = [parent.results() for parent in run.parents.values()]
+print("arguments", sys.argv[1:], flush=True)
+run.put(value=float(sys.argv[1]), parents=len(before))
+"""
+
+
+def app(name, *args, program=RECORD):
+    return AppDef(name, [Role("role", image="image", entrypoint="python", args=["-c", program, *args])])
+
+
+@dsl.pipeline(name="two")
+def two(tracker_base: str, value: float = 1.5, names: list = ["a"]):
+    first = task_from_app(app("first", f"{value}"), tracker_base=tracker_base)
+    with dsl.ParallelFor(names) as name:
+        task_from_app(app("second", "2", f"{name}"), tracker_base=tracker_base, reads=first)
+
+
+@dsl.pipeline(name="fails")
+def fails(tracker_base: str):
+    program = RECORD + "print('the last line', flush=True); sys.exit(7)"
+    first = task_from_app(app("first", "1", program=program), tracker_base=tracker_base)
+    task_from_app(app("second", "2"), tracker_base=tracker_base, reads=first)
+
+
+@dsl.pipeline(name="sleeps")
+def sleeps():
+    task_from_app(app("sleep", program="import time; print('asleep', flush=True); time.sleep(60)"))
+'''
+
+#: The installed program: `python -m` would put the current directory before the standard library.
+PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with ``pipelines.py``."""
+    (tmp_path / "pipelines.py").write_text(PIPELINE)
+    return tmp_path
+
+
+@pytest.fixture
+def call(project: Path) -> Call:
+    """The command line, in the project's folder and as a process of its own."""
+
+    def run(*words: str, folder: Path = project, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [PROGRAM, *words],
+            cwd=folder,
+            env={**os.environ, "COLUMNS": "100", **environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run
+
+
+@pytest.fixture
+def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
+    """The command line as a process that goes on."""
+
+    def run(*words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [PROGRAM, *words],
+            cwd=project,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # The shell that runs the tests may have Ctrl-C ignored for what is in its background.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    return run

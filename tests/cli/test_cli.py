@@ -1,0 +1,244 @@
+"""The command line as a user calls it: processes, exact texts, exit codes."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import torchx_kfp
+from tests.cli.conftest import Call
+from torchx_kfp.tracking import FsspecResultTracker
+
+
+def test_help_names_every_command_and_loads_neither_kfp_nor_torchx(call: Call) -> None:
+    done = call("--help")
+    assert done.returncode == 0
+    for command in ("compile", "results", "run"):
+        assert f"\n  {command} " in done.stdout
+        assert call(command, "--help").returncode == 0
+    code = "import sys, torchx_kfp.cli; print([m for m in sys.modules if m.split('.')[0] in ('kfp', 'torchx', 'rich')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_version(call: Call) -> None:
+    assert call("--version").stdout == f"torchx-kfp, version {torchx_kfp.__version__}\n"
+
+
+def test_compile_to_stdout_and_to_a_file(call: Call, project: Path) -> None:
+    printed = call("compile", "pipelines.py:two")
+    assert printed.returncode == 0, printed.stderr
+    assert next(iter(yaml.safe_load_all(printed.stdout)))["pipelineInfo"]["name"] == "two"
+    written = call("compile", "pipelines.py:two", "-o", "two.yaml")
+    assert (written.stdout, written.stderr) == ("", "Compiled pipelines.py:two to two.yaml.\n")
+    assert (project / "two.yaml").read_text() == printed.stdout
+
+
+def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, project: Path) -> None:
+    done = call("run", "pipelines.py:two", "--tracker-base", "results", "-p", "value=2.5", "-p", 'names=["a", "b"]')
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert lines[0] == ["stage", "state", "seconds", "results"]
+    assert [(line[0], line[1], line[3:]) for line in lines[2:]] == [
+        ("first", "succeeded", ["value=2.5", "parents=0"]),
+        ("second[0]", "succeeded", ["value=2", "parents=1"]),
+        ("second[1]", "succeeded", ["value=2", "parents=1"]),
+    ]
+    assert "first | arguments ['2.5']\n" in done.stderr or "first" in done.stderr
+    again = done.stderr.splitlines()[-1]
+    base = project / "results"
+    assert again.startswith(f"See the results again: torchx-kfp results {base} two-")
+
+    shown = call(*again.split(": torchx-kfp ", 1)[1].split())
+    assert shown.returncode == 0
+    assert sorted(line.split()[0].split("/")[1] for line in shown.stdout.splitlines() if "/" in line) == [
+        "first",
+        "second",
+        "second",
+    ]
+    listed = call("results", str(base))
+    assert [line.split() for line in listed.stdout.splitlines() if line.startswith(" two-")] == [
+        [again.split()[-1], "3", "first", "second"]
+    ]
+
+
+def test_json_for_programs(call: Call, project: Path) -> None:
+    done = call("run", "pipelines.py:two", "--tracker-base", "results", "--json", "-q")
+    run = json.loads(done.stdout)
+    assert run["pipeline"] == "two"
+    assert run["state"] == "succeeded"
+    assert [(stage["name"], stage["results"]) for stage in run["stages"]] == [
+        ("first", {"value": 1.5, "parents": 0}),
+        ("second[0]", {"value": 2.0, "parents": 1}),
+    ]
+    first = run["stages"][0]
+    assert Path(first["log"]).read_text() == "arguments ['1.5']\n"
+    tracker = FsspecResultTracker(project / "results")
+    assert tracker[first["run_id"]] == first["results"]
+    assert json.loads(call("results", "results", run["run"], "--json").stdout) == {
+        stage["run_id"]: stage["results"] for stage in run["stages"]
+    }
+    assert json.loads(call("results", "results", first["run_id"], "--json").stdout) == {
+        first["run_id"]: first["results"]
+    }
+
+
+def test_numbers_that_json_has_not(call: Call, project: Path) -> None:
+    FsspecResultTracker(project / "results")["run/train/1"] = {"loss": float("nan"), "bound": float("-inf")}
+    done = call("results", "results", "--json")
+    assert json.loads(done.stdout) == {"run/train/1": {"loss": "NaN", "bound": "-Infinity"}}
+
+
+def test_a_compiled_pipeline_from_another_folder(
+    call: Call, project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert call("compile", "pipelines.py:two", "-o", "two.yaml").returncode == 0
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for target in (project / "two.yaml", f"{project / 'pipelines.py'}:two"):
+        done = call("run", str(target), "--tracker-base", "results", folder=elsewhere)
+        assert done.returncode == 0, done.stderr
+    assert len(FsspecResultTracker(elsewhere / "results").keys()) == 4
+
+
+def test_a_project_of_packages_from_another_folder(
+    call: Call, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """pipelines/ finds components/, and stages the applications in there."""
+    root = tmp_path / "project"
+    for package in ("pipes", "parts"):
+        (root / package).mkdir(parents=True)
+        (root / package / "__init__.py").write_text("")
+    (root / "parts" / "program.py").write_text("print('from parts')")
+    (root / "parts" / "apps.py").write_text(
+        "from torchx.specs import AppDef, Role\n"
+        "def app(): return AppDef('a', [Role('r', image='i', entrypoint='python', args=['-m', 'parts.program'])])\n"
+    )
+    (root / "pipes" / "one.py").write_text(
+        "from kfp import dsl\nfrom parts.apps import app\nfrom torchx_kfp import task_from_app\n"
+        "@dsl.pipeline(name='one')\ndef one():\n    task_from_app(app())\n"
+    )
+    done = call("run", str(root / "pipes" / "one.py"), folder=tmp_path_factory.mktemp("elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert "from parts" in done.stderr
+
+
+def test_a_stage_that_fails(call: Call) -> None:
+    done = call("run", "pipelines.py:fails", "--tracker-base", "results")
+    assert done.returncode == 1
+    rows = [line.split() for line in done.stdout.splitlines() if line.strip()][2:]
+    # What it recorded before it failed is there.
+    assert (rows[0][:2], rows[0][3:]) == (["first", "failed"], ["value=1", "parents=0"])
+    assert rows[1] == ["second", "not", "run"]
+    message = done.stderr[done.stderr.index("Error: ") :]
+    assert "first ended with exit code 7." in message
+    assert "the last line" in message
+    assert "Not run because of that: second." in message
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_the_run(start: Callable[..., subprocess.Popen[str]]) -> None:
+    with start("run", "pipelines.py:sleeps") as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "asleep" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(timeout=30) == 130
+    assert "was ended by SIGINT" in rest
+    assert rest.endswith("Interrupted.\n")
+    assert "Traceback" not in rest
+
+
+REFUSED = {
+    ("compile", "none.py"): (2, "Error: There is no file 'none.py'. Give a Python file: FILE.py, or FILE.py:NAME.\n"),
+    ("compile", "pipelines.py"): (
+        2,
+        "Error: 'pipelines.py' has several pipelines: fails, sleeps, two. Choose one: pipelines.py:fails.\n",
+    ),
+    ("compile", "pipelines.py:tow"): (
+        2,
+        "Error: 'pipelines.py' has no pipeline 'tow'. Its pipelines: fails, sleeps, two.\n",
+    ),
+    ("compile", "empty.py"): (
+        2,
+        "Error: 'empty.py' defines no pipeline. Decorate a function with @kfp.dsl.pipeline.\n",
+    ),
+    ("compile", "broken.py"): (2, "cannot be imported: NameError: name 'undefined' is not defined. See the whole"),
+    ("compile", "notes.txt"): (
+        2,
+        "Error: 'notes.txt' is not a Python file (*.py), so it defines no pipeline function.\n",
+    ),
+    ("compile", "pipelines.py:two", "-o", "no/where.yaml"): (
+        2,
+        "Error: 'no/where.yaml' cannot be written: No such file or directory. Name another file with -o.\n",
+    ),
+    ("compile", "refused.py"): (1, "Error: role 'role' of AppDef 'many' has num_replicas=4; a KFP task is one pod."),
+    ("run", "none.yaml"): (2, "Error: There is no file 'none.yaml'."),
+    ("run", "notes.txt"): (2, "Error: The file 'notes.txt' is not a compiled KFP v2 pipeline"),
+    ("run", "pipelines.py:two"): (
+        2,
+        "Error: The argument 'tracker_base' is missing.\nThe parameters of the pipeline 'two' are:\n",
+    ),
+    ("run", "pipelines.py:two", "-p", "valu=1"): (2, "There is no parameter 'valu'"),
+    ("run", "pipelines.py:two", "-p", "value=much"): (2, "The argument 'value'"),
+    ("run", "pipelines.py:two", "-p", "value"): (
+        2,
+        "Error: -p 'value' is not NAME=VALUE. Write, for example, -p lr=0.1.\n",
+    ),
+    ("run", "pipelines.py:two", "-p", "value=1", "-p", "value=2"): (2, "Error: -p value=... is given twice."),
+    ("run", "pipelines.py:sleeps", "--tracker-base", "x"): (
+        2,
+        "Error: --tracker-base needs a pipeline with the parameter 'tracker_base'; 'sleeps' has: none. Name the right",
+    ),
+    ("results", "nowhere"): (
+        1,
+        "Error: There are no results under 'nowhere'. Is it the tracker base that the pipeline",
+    ),
+    ("results", "some", "run-2"): (
+        1,
+        "Error: There are no results of 'run-2' under 'some'. Runs that have some: run-1.\n",
+    ),
+    ("results", "s4://bucket"): (1, "s4"),
+    ("results", "some", "../x"): (1, "Error: "),
+    ("unknown",): (2, "Error: No such command 'unknown'."),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_refused(words: tuple[str, ...], call: Call, project: Path) -> None:
+    (project / "empty.py").write_text("")
+    (project / "broken.py").write_text("x = 1\nundefined\n")
+    (project / "notes.txt").write_text("a: b\n")
+    (project / "refused.py").write_text(
+        "from kfp import dsl\nfrom torchx.specs import AppDef, Role\nfrom torchx_kfp import task_from_app\n"
+        "@dsl.pipeline(name='many')\ndef many():\n"
+        "    task_from_app(AppDef('many', [Role('role', image='i', entrypoint='e', num_replicas=4)]))\n"
+    )
+    FsspecResultTracker(project / "some")["run-1/train/1"] = {"loss": 0.1}
+    code, text = REFUSED[words]
+    done = call(*words)
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert done.returncode == code
+
+
+def test_a_file_with_the_name_of_a_module(call: Call, project: Path) -> None:
+    (project / "json.py").write_text("")
+    done = call("compile", "json.py")
+    assert done.returncode == 2
+    assert f"{project / 'json.py'} cannot be imported: its name 'json' is that of /" in done.stderr
+    assert "Rename the file." in done.stderr
+
+
+def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
+    (project / "broken.py").write_text("x = 1\nundefined\n")
+    done = call("--traceback", "compile", "broken.py")
+    assert done.returncode == 2
+    assert f'File "{project / "broken.py"}", line 2' in done.stderr
+    assert f"{project / 'broken.py'}, line 2 cannot be imported: NameError" in done.stderr

@@ -1,0 +1,45 @@
+"""``torchx-kfp compile``: a pipeline function as YAML that KFP takes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from torchx_kfp.errors import PipelineFileError
+
+
+@click.command("compile")
+@click.argument("target", metavar="FILE[:NAME]")
+@click.option("-o", "--output", metavar="FILE", help="Where to write the YAML; stdout otherwise.")
+def compile_command(target: str, output: str | None) -> None:
+    """Compile the pipeline in a Python file to YAML.
+
+    Upload the YAML in the KFP UI, with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
+    `torchx-kfp run`. NAME chooses among several pipelines of the file.
+    """
+    text = compile_pipeline(target)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PipelineFileError(
+            f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
+        ) from error
+    click.echo(f"Compiled {target} to {output}.", err=True)
+
+
+def compile_pipeline(target: str) -> str:
+    """The YAML of the pipeline that ``FILE[:NAME]`` names."""
+    from kfp import compiler
+
+    from torchx_kfp.cli.pipelines import load_pipeline_function
+
+    function = load_pipeline_function(target)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(function, str(path))
+        return path.read_text(encoding="utf-8")

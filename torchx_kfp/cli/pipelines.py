@@ -1,0 +1,87 @@
+"""Finding the pipeline function in a Python file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+
+
+def load_pipeline_function(target: str) -> Any:
+    """The pipeline function that ``FILE`` or ``FILE:NAME`` names.
+
+    The file is imported as a part of the package that it is in, so that a file in ``project/pipelines/`` finds
+    ``project/components/``, whatever the current directory; that is importable, too. So it is for the Python programs
+    that this process starts as stages.
+
+    Raises:
+        PipelineFileError: there is no such file or pipeline, or the file cannot be imported.
+    """
+    file, name = _split(target)
+    path = Path(file)
+    if not path.is_file():
+        raise PipelineFileError(f"There is no file {file!r}. Give a Python file: FILE.py, or FILE.py:NAME.")
+    if path.suffix != ".py":
+        raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it defines no pipeline function.")
+    pipelines = _pipelines(_import(path.resolve()))
+    return _choose(pipelines, name, file)
+
+
+def _split(target: str) -> tuple[str, str | None]:
+    file, colon, name = target.rpartition(":")
+    # A colon may be part of the file's name.
+    return (file, name) if colon and not Path(target).exists() else (target, None)
+
+
+def _import(path: Path) -> ModuleType:
+    root, parts = path.parent, [path.stem]
+    while (root / "__init__.py").exists():
+        parts.insert(0, root.name)
+        root = root.parent
+    for folder in (str(Path.cwd()), str(root)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    try:
+        module = importlib.import_module(".".join(parts))
+    except TorchxKfpError:
+        raise
+    except Exception as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+        own = [frame for frame in frames if Path(frame.filename) == path]
+        line = f", line {own[-1].lineno}" if own else ""
+        raise PipelineFileError(
+            f"{path}{line} cannot be imported: {type(error).__name__}: {error}. See the whole traceback with "
+            "torchx-kfp --traceback."
+        ) from error
+    if Path(module.__file__ or "").resolve() != path:
+        raise PipelineFileError(
+            f"{path} cannot be imported: its name {'.'.join(parts)!r} is that of {module.__file__}. Rename the file."
+        )
+    return module
+
+
+def _pipelines(module: ModuleType) -> dict[str, Any]:
+    from kfp.dsl import graph_component
+
+    return {name: value for name, value in vars(module).items() if isinstance(value, graph_component.GraphComponent)}
+
+
+def _choose(pipelines: dict[str, Any], name: str | None, file: str) -> Any:
+    there = ", ".join(sorted(pipelines)) or "none"
+    if name is not None:
+        if name not in pipelines:
+            raise PipelineFileError(f"{file!r} has no pipeline {name!r}. Its pipelines: {there}.")
+        return pipelines[name]
+    if not pipelines:
+        raise PipelineFileError(f"{file!r} defines no pipeline. Decorate a function with @kfp.dsl.pipeline.")
+    if len(pipelines) > 1:
+        raise PipelineFileError(f"{file!r} has several pipelines: {there}. Choose one: {file}:{sorted(pipelines)[0]}.")
+    return next(iter(pipelines.values()))

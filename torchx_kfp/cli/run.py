@@ -1,0 +1,155 @@
+"""``torchx-kfp run``: a pipeline on this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.cli.output import print_json, print_table, show_results
+from torchx_kfp.errors import ArgumentError, TrackerError
+from torchx_kfp.tracking import FsspecResultTracker
+
+if TYPE_CHECKING:
+    from torchx_kfp.local import Pipeline, RunResult, StageResult
+
+#: The parameter that pipelines have for it.
+TRACKER_BASE = "tracker_base"
+
+
+@click.command("run")
+@click.argument("target", metavar="FILE[:NAME]|YAML")
+@click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
+@click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
+@click.option("--output-dir", metavar="DIR", help="Where the run's logs and outputs go.  [default: local_outputs]")
+@click.option("--parallelism", metavar="N", type=click.IntRange(1), help="How many stages run at once.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not show the stages' output; it is in the logs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON at the end instead of a table.")
+def run_command(
+    target: str,
+    words: tuple[str, ...],
+    tracker_base: str | None,
+    output_dir: str | None,
+    parallelism: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run a pipeline on this machine, its stages as processes of the current environment.
+
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME chooses among several. LIST and STRUCT
+    parameters are JSON: -p 'points=[{"lr": 0.1}]'.
+    """
+    from torchx_kfp.local import parse_arguments, run
+
+    pipeline = _load(target)
+    arguments = parse_arguments(pipeline, _split_words(words))
+    if tracker_base is not None:
+        arguments[TRACKER_BASE] = _absolute(pipeline, tracker_base)
+    result = run(pipeline, arguments, output_dir=output_dir, parallelism=parallelism, quiet=quiet)
+    recorded = _read_results(result)
+    if as_json:
+        print_json(_as_json(result, recorded))
+    else:
+        _print_stages(result, recorded)
+        for base in dict.fromkeys(stage.tracker_base for stage in result.stages if stage.tracker_base):
+            click.echo(f"See the results again: torchx-kfp results {base} {result.run_id}", err=True)
+    result.raise_for_failure()
+
+
+def _load(target: str) -> Pipeline:
+    from torchx_kfp.local import load_pipeline
+
+    if Path(target.rpartition(":")[0] or target).suffix == ".py" or Path(target).suffix == ".py":
+        from torchx_kfp.cli.pipelines import load_pipeline_function
+
+        return load_pipeline(load_pipeline_function(target))
+    return load_pipeline(target)
+
+
+def _split_words(words: tuple[str, ...]) -> dict[str, str]:
+    arguments: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ArgumentError(f"-p {word!r} is not NAME=VALUE. Write, for example, -p lr=0.1.")
+        if name in arguments:
+            raise ArgumentError(f"-p {name}=... is given twice. Give each parameter once.")
+        arguments[name] = value
+    return arguments
+
+
+def _absolute(pipeline: Pipeline, tracker_base: str) -> str:
+    if TRACKER_BASE not in pipeline.root.inputs:
+        names = ", ".join(pipeline.root.inputs) or "none"
+        raise ArgumentError(
+            f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
+            "Name the right one with -p."
+        )
+    # A stage may change its directory.
+    return tracker_base if "://" in tracker_base else str(Path(tracker_base).absolute())
+
+
+def _read_results(result: RunResult) -> dict[str, dict[str, Any]]:
+    """Results by the stage's name; what cannot be read is said and left out, the run itself has ended."""
+    recorded = {}
+    for stage in result.stages:
+        if stage.run_id and stage.tracker_base:
+            try:
+                recorded[stage.name] = dict(FsspecResultTracker(stage.tracker_base).get(stage.run_id))
+            except TrackerError as error:
+                click.echo(f"The results of {stage.name} cannot be read: {error}", err=True)
+    return recorded
+
+
+def _print_stages(result: RunResult, recorded: dict[str, dict[str, Any]]) -> None:
+    rows = [
+        (stage.name, str(stage.state), _seconds(stage), show_results(recorded.get(stage.name, {})))
+        for stage in _in_order(result.stages)
+    ]
+    print_table(("stage", "state", "seconds", "results"), rows, right=("seconds",))
+
+
+def _in_order(stages: Iterable[StageResult]) -> list[StageResult]:
+    """The stages in the order in which their tasks came to an end, those of a loop in its order."""
+    tasks: dict[str, int] = {}
+    keys = {}
+    for stage in stages:
+        task = stage.name.partition("[")[0]
+        indices = [int(number) for number in re.findall(r"\d+", stage.name.partition("[")[2])]
+        keys[stage.name] = (tasks.setdefault(task, len(tasks)), indices)
+    return sorted(stages, key=lambda stage: keys[stage.name])
+
+
+def _seconds(stage: StageResult) -> str:
+    return f"{stage.duration:.1f}" if stage.attempts else ""
+
+
+def _as_json(result: RunResult, recorded: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "pipeline": result.pipeline,
+        "run": result.run_id,
+        "state": str(result.state),
+        "seconds": round(result.duration, 3),
+        "folder": str(result.folder),
+        "outputs": dict(result.outputs),
+        "stages": [
+            {
+                "name": stage.name,
+                "task": stage.task,
+                "state": str(stage.state),
+                "reason": stage.reason,
+                "seconds": round(stage.duration, 3),
+                "attempts": stage.attempts,
+                "exit_code": stage.exit_code,
+                "run_id": stage.run_id,
+                "tracker_base": stage.tracker_base,
+                "results": recorded.get(stage.name),
+                "outputs": dict(stage.outputs),
+                "log": str(stage.log_file) if stage.log_file else None,
+            }
+            for stage in _in_order(result.stages)
+        ],
+    }

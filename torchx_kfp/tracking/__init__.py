@@ -1,0 +1,27 @@
+"""What applications import: results of a stage, recorded and read through a tracker.
+
+    from torchx_kfp.tracking import current_run
+
+    run = current_run()
+    accuracy = run.parent.results()["accuracy"]
+    run.put(improved=accuracy > 0.9)
+
+Needs the standard library and fsspec; neither kfp nor torchx has to be in the application's image.
+"""
+
+from __future__ import annotations
+
+from torchx_kfp.tracking.keys import Key
+from torchx_kfp.tracking.results import FsspecResultTracker, ResultTracker
+from torchx_kfp.tracking.run import Parents, Run, current_run
+from torchx_kfp.tracking.values import Result
+
+__all__ = [
+    "FsspecResultTracker",
+    "Key",
+    "Parents",
+    "Result",
+    "ResultTracker",
+    "Run",
+    "current_run",
+]

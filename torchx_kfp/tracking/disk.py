@@ -1,0 +1,139 @@
+"""The store in a local directory. It does without fsspec: fsspec cannot write a file atomically and durably."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.tracking.atomic import write_file
+from torchx_kfp.tracking.keys import PRIVATE, shown
+
+#: Bytes that Linux's file systems take for one name.
+_MAX_NAME = 255
+
+
+class DiskStore:
+    """One file for each key below a directory.
+
+    Args:
+        base: the tracker base as the user gave it.
+        folder: the absolute path that it stands for.
+    """
+
+    def __init__(self, base: str, folder: str) -> None:
+        self.base = base
+        self._folder = folder.rstrip("/")
+        # Names are UTF-8 on disk, whatever the locale of the process says.
+        self._prefix = os.fsencode(self._folder) + b"/"
+
+    def location(self, key: str) -> str:
+        """The path of the key's file."""
+        return f"{self._folder}/{key}"
+
+    def read(self, key: str) -> bytes | None:
+        """The content of the key's file; None where there is none."""
+        try:
+            with open(self._prefix + key.encode(), "rb", buffering=0) as file:
+                return file.read()
+        except FileNotFoundError:
+            if any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
+                raise self._too_long(key) from None
+            return None
+        except OSError as error:
+            raise self._problem("read", key, error) from error
+
+    def write(self, key: str, content: bytes) -> None:
+        """Make this the content of the key's file, atomically and durably."""
+        try:
+            write_file(self._prefix + key.encode(), content)
+        except OSError as error:
+            raise self._problem("write", key, error) from error
+
+    def keys(self, prefix: str | None) -> list[str]:
+        """The keys that are, or lie below, the prefix; all keys without one."""
+        try:
+            return sorted(_walk(self._prefix, b"" if prefix is None else prefix.encode()))
+        except OSError as error:
+            raise self._problem("list", prefix or "", error) from error
+
+    def names(self) -> list[str]:
+        """What is directly below the base, sorted: keys, and folders of keys with a slash behind."""
+        try:
+            with os.scandir(self._prefix) as entries:
+                there = [entry for entry in entries if entry.name != PRIVATE.encode()]
+                return sorted(os.fsdecode(entry.name) + "/" * entry.is_dir() for entry in there)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._problem("list", "", error) from error
+
+    def _problem(self, action: str, key: str, error: OSError) -> TrackerError:
+        if error.errno == errno.ENAMETOOLONG:
+            return self._too_long(key)
+        if error.errno == errno.EISDIR:
+            return KeyRefusedError(
+                f"The key {shown(key)} is a folder of other keys: {self.location(key)} is a directory. "
+                "A file system cannot hold results beside it: use a key of its own, "
+                f"for example {shown(key + '/results')}."
+            )
+        if error.errno in (errno.ENOTDIR, errno.EEXIST):
+            return self._below_a_file(action, key, error)
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return TrackerError(
+                f"No permission to {action} {self.location(key)} ({error.strerror}). Make the tracker base "
+                f"{self.base!r} accessible to user id {os.geteuid()}, or use another one."
+            )
+        return TrackerError(
+            f"Cannot {action} {self.location(key)}: {error.strerror or error}. "
+            f"Check the tracker base {self.base!r} and the file system that it is on."
+        )
+
+    def _too_long(self, key: str) -> KeyRefusedError:
+        part = max(len(name.encode()) for name in key.split("/"))
+        whole = len(self._prefix + key.encode())
+        return KeyRefusedError(
+            f"The key {shown(key)} is too long for the tracker base {self.base!r}: its longest part has {part:,} "
+            f"bytes in UTF-8, the whole path {whole:,}; local file systems take {_MAX_NAME} and 4,095. Shorten it."
+        )
+
+    def _below_a_file(self, action: str, key: str, error: OSError) -> TrackerError:
+        if not os.path.isdir(self._prefix):
+            return TrackerError(
+                f"Cannot {action} {self.location(key)}: the tracker base {self.base!r} is not a directory, "
+                "or lies below a file. Name a directory, or one that can be made."
+            )
+        names = key.split("/")
+        for end in range(1, len(names)):
+            above = "/".join(names[:end])
+            if not os.path.isdir(self._prefix + above.encode()):
+                return KeyRefusedError(
+                    f"The key {shown(key)} lies below the key {shown(above)}, which holds results itself: "
+                    f"{self.location(above)} is a file. Use a key that is not below another one."
+                )
+        return TrackerError(f"Cannot {action} {self.location(key)}: {error.strerror or error}.")
+
+
+def _walk(folder: bytes, key: bytes) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(folder + key), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        if not key:
+            raise
+        if os.path.isfile(folder + key):
+            yield key.decode()
+        return
+    for entry in entries:
+        try:
+            entry.name.decode()
+        except UnicodeDecodeError:
+            continue  # no key of a tracker
+        below = key + b"/" + entry.name if key else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            if entry.name != PRIVATE.encode():
+                yield from _walk(folder, below)
+        elif entry.is_file():
+            yield below.decode()

@@ -1,0 +1,200 @@
+"""The run that this process is: its results, and those of the runs that it reads."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+
+from torchx_kfp import protocol
+from torchx_kfp.errors import (
+    CorruptResultError,
+    MissingResultsError,
+    ReadsError,
+    ResultRefusedError,
+    TrackerError,
+    UnknownAliasError,
+)
+from torchx_kfp.tracking.keys import shown
+from torchx_kfp.tracking.results import FsspecResultTracker
+from torchx_kfp.tracking.values import Result, check_results
+
+#: Seconds between two looks at the store: the first wait, and the longest.
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
+#: Run ids that a message lists.
+_LISTED = 5
+
+
+class Run:
+    """One execution of a stage: this process's own, or one that it reads.
+
+    Get this process's own from ``current_run()``.
+    """
+
+    def __init__(
+        self, run_id: str, tracker: FsspecResultTracker, reads: Mapping[str, protocol.RunIds] | None = None
+    ) -> None:
+        self._id = run_id
+        self._tracker = tracker
+        self._reads = reads  # None: a run that another one reads
+
+    @property
+    def id(self) -> str:
+        """``<pipeline run>/<stage>/<execution>``, also the key of its results below the tracker base."""
+        return self._id
+
+    def put(self, results: Mapping[str, Result] | None = None, /, **named: Result) -> None:
+        """Record results of this run; those recorded before under other names stay.
+
+        Names that are no identifiers go in a mapping: ``run.put({"l2norm/mean": 1.2}, accuracy=0.9)``. Where a
+        stage has several processes, let one of them record: two that put at once may lose one's results.
+
+        Raises:
+            ResultRefusedError: a result is not an int, float, bool or short str, or this is a run that the
+                stage reads. Nothing was written.
+        """
+        if self._reads is None:
+            raise ResultRefusedError(
+                f"The run {self.id!r} is one that this stage reads; a stage records results of its own run only. "
+                "Use current_run().put(...)."
+            )
+        new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
+        self._tracker.put(self.id, **{**self._tracker.get(self.id), **new})
+
+    def results(self, timeout: float = 0.0) -> dict[str, Result]:
+        """What this run has recorded. This process's own run may have recorded nothing yet: ``{}``.
+
+        Args:
+            timeout: seconds to wait for results, on stores that are slow to show what was put.
+
+        Raises:
+            MissingResultsError: this is a run that the stage reads, and it has recorded nothing.
+            CorruptResultError: what is stored is not a JSON object.
+        """
+        deadline = time.monotonic() + timeout
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                found = self._tracker.get(self.id)
+            except CorruptResultError:  # other writers than this tracker show their files half written
+                if time.monotonic() >= deadline:
+                    raise
+                found = {}
+            left = deadline - time.monotonic()
+            if found or left <= 0:
+                break
+            time.sleep(min(wait, left))
+            wait = min(wait * 1.5, _LONGEST_WAIT)
+        if not found and self._reads is None:
+            raise MissingResultsError(self._missing(timeout))
+        return found
+
+    @property
+    def parent(self) -> Run:
+        """The first run that this stage reads.
+
+        Raises:
+            ReadsError: the stage reads none.
+        """
+        run_id = protocol.first_run_id(self._declared())
+        if run_id is None:
+            raise ReadsError(self._no_parent())
+        return Run(run_id, self._tracker)
+
+    @property
+    def parents(self) -> Parents:
+        """The runs that this stage reads, by alias; a fan-in is the list of its runs, in loop order."""
+        return Parents(self.id, self._declared(), self._tracker)
+
+    def _no_parent(self) -> str:
+        first = next(iter(self._declared()), None)
+        if first is None:
+            return (
+                f"The stage {self.id!r} reads no other stage. Declare what it reads in the pipeline: "
+                "task_from_app(app, tracker_base=..., reads=other_task)."
+            )
+        return (
+            f"The stage {self.id!r} has no first run to read: its first alias {first!r} is a fan-in of no runs. "
+            f"Use run.parents[{first!r}], which is an empty list."
+        )
+
+    def _declared(self) -> Mapping[str, protocol.RunIds]:
+        if self._reads is None:
+            raise ReadsError(
+                f"What the run {self.id!r} reads is not known here: a stage knows what it reads itself. "
+                "Use current_run().parents, and declare what else it shall read in the pipeline."
+            )
+        return self._reads
+
+    def _missing(self, timeout: float) -> str:
+        waited = f" after {timeout:g} s" if timeout > 0 else ""
+        return (
+            f"The run {self.id!r} has recorded no results{waited} under the tracker base "
+            f"{self._tracker.tracker_base!r}. {self._recorded_nearby()} Does that stage record any "
+            "(current_run().put(...))? Where the store is slow to show them, wait: results(timeout=60)."
+        )
+
+    def _recorded_nearby(self) -> str:
+        """Which runs have results: of the same stage, or else of the same pipeline run, or else any."""
+        folder = self.id
+        try:
+            while (above := folder.rpartition("/")[0]) and not above.endswith("/"):
+                folder = above
+                there = self._tracker.keys(folder)
+                if there:
+                    return f"These runs under {folder!r} have: {_some(there)}."
+            names = self._tracker.names()
+        except TrackerError as error:
+            return f"Which runs have results cannot be told: {error}"
+        if not names:
+            return "Nothing at all is there."
+        none = f"No run under {folder!r} has. " if folder != self.id else ""
+        return f"{none}What is there: {_some(names)}."
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+
+class Parents(Mapping[str, Run | list[Run]]):
+    """The runs that a stage reads, by alias; a fan-in is the list of its runs, in loop order."""
+
+    def __init__(self, run_id: str, reads: Mapping[str, protocol.RunIds], tracker: FsspecResultTracker) -> None:
+        self._run_id = run_id
+        self._reads = reads
+        self._tracker = tracker
+
+    def __getitem__(self, alias: str) -> Run | list[Run]:
+        ids = self._reads.get(alias)
+        if ids is None:
+            there = f"It reads {', '.join(map(repr, self._reads))}." if self._reads else "It reads no other stage."
+            raise UnknownAliasError(
+                f"The stage {self._run_id!r} reads nothing under the alias {shown(alias)}. {there} Aliases are "
+                "declared in the pipeline: task_from_app(..., reads={alias: task})."
+            )
+        return Run(ids, self._tracker) if isinstance(ids, str) else [Run(run_id, self._tracker) for run_id in ids]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reads)
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    def __repr__(self) -> str:
+        return f"Parents({dict(self)!r})"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(repr, names[:_LISTED])) + more
+
+
+def current_run(environ: Mapping[str, str] = os.environ) -> Run:
+    """The run of the stage that this process is.
+
+    Raises:
+        NotInStageError: the process was not started as a tracked stage; the message says what is missing.
+        ProtocolError: a variable of the stage protocol is malformed.
+        TrackerError: the tracker base cannot be used.
+    """
+    context = protocol.decode(environ)
+    return Run(context.run_id, FsspecResultTracker(context.tracker_base), context.parents)

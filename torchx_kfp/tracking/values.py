@@ -1,0 +1,129 @@
+"""Results: what may be one, and the JSON that holds them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.tracking.keys import shown
+
+Result = int | float | bool | str
+
+#: Bytes of UTF-8 that a str result may have: TorchX's documented limit.
+MAX_STR_BYTES = 1024
+
+#: Bits of an int result. Python's json neither writes nor reads ints of more than 4,300 digits.
+_MAX_INT_BITS = 14_280
+
+
+def check_results(key: str, results: object) -> dict[str, Result]:
+    """These results as plain Python values, for the key they are to be put under.
+
+    Raises:
+        ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
+    """
+    if not isinstance(results, Mapping):
+        raise ResultRefusedError(
+            f"The results for the key {shown(key)} must be a mapping of names to values. "
+            f"Got {type(results).__name__}: {shown(results)}."
+        )
+    return {_name(key, name): _value(key, name, value) for name, value in results.items()}
+
+
+def encode_results(results: Mapping[str, Result]) -> bytes:
+    """The file's content: one JSON object, laid out as TorchX's tracker does it."""
+    return json.dumps(results, indent=2).encode()
+
+
+def decode_results(content: bytes, location: str) -> dict[str, Result]:
+    """The results that a file holds.
+
+    Other programs write such files too, so values come back as they are, whatever their type.
+
+    Raises:
+        CorruptResultError: the content is not a JSON object.
+    """
+    try:
+        results = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        what = f"not valid JSON ({error})" if content.strip() else "empty"
+        raise CorruptResultError(
+            f"{location} is {what}. A result is one JSON object; whatever else wrote this file was stopped half way, "
+            "is still writing, or writes something else. Remove the file, or put the results again."
+        ) from error
+    if not isinstance(results, dict):
+        raise CorruptResultError(
+            f"{location} holds the JSON value {shown(results)}, but a result is one JSON object, "
+            'for example {"accuracy": 0.9}. Remove the file, or put the results again.'
+        )
+    return results
+
+
+def _name(key: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise ResultRefusedError(
+            f"A result of the key {shown(key)} has the name {shown(name)} of type {type(name).__name__}. Names are str."
+        )
+    if not name:
+        raise ResultRefusedError(f"A result of the key {shown(key)} has an empty name. Give it one.")
+    _utf8(key, name, name)
+    return str.__str__(name)
+
+
+def _value(key: str, name: str, value: object) -> Result:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() > _MAX_INT_BITS:
+            raise ResultRefusedError(
+                f"The result {shown(name)} of the key {shown(key)} is an int of more than 4,298 digits, "
+                "which JSON readers do not take. Put it as a float."
+            )
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        size = len(_utf8(key, name, value))
+        if size > MAX_STR_BYTES:
+            raise ResultRefusedError(
+                f"The result {shown(name)} of the key {shown(key)} is a str of {size:,} bytes in UTF-8; the limit is "
+                f"{MAX_STR_BYTES:,} bytes. Store the text elsewhere and put its URL."
+            )
+        return str.__str__(value)
+    raise ResultRefusedError(
+        f"The result {shown(name)} of the key {shown(key)} is {_kind(value)}. Results are int, float, bool "
+        f"and str of at most {MAX_STR_BYTES:,} bytes. {_way_out(name, value)}"
+    )
+
+
+def _utf8(key: str, name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ResultRefusedError(
+            f"The result {shown(name)} of the key {shown(key)} holds half of a surrogate pair, which cannot be "
+            'written as UTF-8. Replace it, for example with text.encode("utf-8", "replace").decode().'
+        ) from None
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "None"
+    module = type(value).__module__
+    name = type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
+    return f"of type {name}: {shown(value)}"
+
+
+def _way_out(name: str, value: object) -> str:
+    if value is None:
+        return "Leave the result out, or put float('nan')."
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return "Decode it, or store it elsewhere and put its URL."
+    if isinstance(value, Mapping):
+        return f"Put each value under a name of its own, for example {shown(f'{name}/mean')}."
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return f"Put each value under a name of its own, for example {shown(f'{name}/0')}."
+    if callable(getattr(value, "item", None)):  # scalars of NumPy, PyTorch, JAX, pandas
+        return "Put its .item()."
+    return "Convert it, for example with float(...) or str(...)."
