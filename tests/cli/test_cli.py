@@ -236,6 +236,14 @@ def test_a_file_with_the_name_of_a_module(call: Call, project: Path) -> None:
     assert "Rename the file." in done.stderr
 
 
+def test_an_imported_pipeline_is_not_the_files_own(call: Call, project: Path) -> None:
+    (project / "own.py").write_text(
+        "from kfp import dsl\nfrom pipelines import sleeps, two\n@dsl.pipeline(name='own')\ndef mine():\n    sleeps()\n"
+    )
+    assert "\n  name: own\n" in call("compile", "own.py").stdout
+    assert call("compile", "own.py:two").stderr == "Error: 'own.py' has no pipeline 'two'. Its pipelines: mine.\n"
+
+
 def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
     (project / "broken.py").write_text("x = 1\nundefined\n")
     done = call("--traceback", "compile", "broken.py")

@@ -69,9 +69,12 @@ def _import(path: Path) -> ModuleType:
 
 
 def _pipelines(module: ModuleType) -> dict[str, Any]:
+    """The pipelines that the module defines; those that it imports only where it defines none."""
     from kfp.dsl import graph_component
 
-    return {name: value for name, value in vars(module).items() if isinstance(value, graph_component.GraphComponent)}
+    found = {name: value for name, value in vars(module).items() if isinstance(value, graph_component.GraphComponent)}
+    own = {name: value for name, value in found.items() if value.pipeline_func.__module__ == module.__name__}
+    return own or found
 
 
 def _choose(pipelines: dict[str, Any], name: str | None, file: str) -> Any:
