@@ -22,6 +22,8 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss",
 _MAX_OBJECT_NAME = 1024
 #: Protocol -> the extra of this package that brings it.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+#: ``s3:/bucket``: a slip that fsspec takes for a relative directory.
+_ONE_SLASH = re.compile(r"(?!file:|local:)[a-z][a-z0-9+]+:/(?!/)")
 
 
 class Store(Protocol):
@@ -56,6 +58,11 @@ def open_store(tracker_base: str | os.PathLike[str]) -> Store:
         raise TrackerError(
             f"The tracker base {shown(base)} is no fsspec URL or local directory. "
             "Use one such as /tmp/results or s3://bucket/results."
+        )
+    if _ONE_SLASH.match(base):
+        raise TrackerError(
+            f"The tracker base {base!r} has one slash behind its protocol, so it would be a directory here. "
+            f"Write {base.replace(':/', '://', 1)!r}, or './{base}' if a directory is meant."
         )
     try:
         filesystem, path = url_to_fs(base)

@@ -1,0 +1,158 @@
+"""The stage protocol: what is encoded is what is decoded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from torchx_kfp import protocol
+from torchx_kfp.errors import NotInStageError, ProtocolError
+from torchx_kfp.protocol import RawJson, StageContext
+
+#: What environment variables can hold.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+HOSTILE = (
+    TEXT | st.text("a$(){}[]\"'\\%\n\t {{=üж🔑") | st.sampled_from(["{{workflow.name}}", "$(HOME)", "$$", "${x}", "''"])
+)
+RUN_IDS = HOSTILE.filter(bool)
+PARENTS = st.dictionaries(HOSTILE, RUN_IDS | st.lists(RUN_IDS, max_size=4).map(tuple), max_size=5)
+CONTEXTS = st.builds(StageContext, tracker_base=RUN_IDS, run_id=RUN_IDS, parents=PARENTS)
+
+
+@hypothesis.given(CONTEXTS)
+def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
+    environ = protocol.encode(context)
+    decoded = protocol.decode(environ)
+    assert decoded == context
+    assert list(decoded.parents) == list(context.parents), "in order"
+    assert set(environ) <= set(protocol.VARIABLES)
+    assert all(isinstance(value, str) and "\0" not in value for value in environ.values())
+
+
+@hypothesis.given(CONTEXTS)
+@hypothesis.settings(max_examples=20, deadline=None)
+def test_the_environment_of_a_process_carries_it(context: StageContext) -> None:
+    code = (
+        "from torchx_kfp import protocol; import ast, os, sys; c = protocol.decode(os.environ)\n"
+        "sys.stdout.buffer.write(ascii((c.tracker_base, c.run_id, dict(c.parents))).encode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=protocol.encode(context), capture_output=True, check=True)
+    assert done.stdout.decode() == ascii((context.tracker_base, context.run_id, dict(context.parents)))
+
+
+@hypothesis.given(PARENTS)
+def test_parents_are_a_pair(parents: dict[str, protocol.RunIds]) -> None:
+    assert protocol.decode_parents(protocol.encode_parents(parents)) == parents
+
+
+@hypothesis.given(st.lists(HOSTILE, unique=True))
+def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None:
+    text = protocol.encode_parents(dict.fromkeys(aliases, "p/s/e"))
+    assert text.isascii()
+    assert text.isprintable()
+    assert "$" not in text
+    assert text.count("{") == 1
+    assert text.count('"') == 4 * len(aliases), "around names and run ids alone"
+    assert list(protocol.decode_parents(text)) == aliases
+
+
+def test_a_list_that_an_engine_fills_in() -> None:
+    text = protocol.encode_parents(
+        {"one": "{{$.inputs.parameters['a']}}", "all": RawJson("{{$.inputs.parameters['b']}}")}
+    )
+    assert text == """{"one": "{{$.inputs.parameters['a']}}", "all": {{$.inputs.parameters['b']}}}"""
+    filled = text.replace("{{$.inputs.parameters['a']}}", "p/a/1").replace(
+        "{{$.inputs.parameters['b']}}", json.dumps(["p/b/1", "p/b/2"])
+    )
+    assert protocol.decode_parents(filled) == {"one": "p/a/1", "all": ("p/b/1", "p/b/2")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"must be a JSON object: alias -> run id, or a list of run ids\. Got: ''\. \(Expecting value"),
+        ("{", r"Got: '\{'\. \(Expecting"),
+        ("p1/train/e1", r"Got: 'p1/train/e1'\. \(Expecting value"),
+        ("[]", r"Got: '\[\]'\.$"),
+        ("null", r"Got: 'null'\.$"),
+        ('{"a": 1}', r"The alias 'a' has 1\.$"),
+        ('{"a": null}', r"The alias 'a' has None\.$"),
+        ('{"a": {"b": "c"}}', r"The alias 'a' has \{'b': 'c'\}\.$"),
+        ('{"a": "x", "b": ["y", 1]}', r"The alias 'b' has \['y', 1\]\.$"),
+    ],
+)
+def test_malformed_parents(text: str, message: str) -> None:
+    with pytest.raises(ProtocolError, match=message) as caught:
+        protocol.decode_parents(text)
+    assert str(caught.value).startswith("TORCHX_PARENT_RUN_IDS must be a JSON object")
+
+
+def test_a_malformed_environment() -> None:
+    with pytest.raises(ProtocolError, match="TORCHX_PARENT_RUN_IDS must be"):
+        protocol.decode({protocol.TRACKER_BASE: "/x", protocol.JOB_ID: "a", protocol.PARENT_RUN_IDS: "no"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing"),
+    [
+        ({}, "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set"),
+        ({"TORCHX_TRACKER_BASE": "/x"}, "TORCHX_JOB_ID is not set"),
+        ({"TORCHX_TRACKER_BASE": "", "TORCHX_JOB_ID": "a"}, "TORCHX_TRACKER_BASE is not set"),
+        ({"TORCHX_PARENT_RUN_IDS": "no"}, "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set"),
+    ],
+)
+def test_outside_of_a_stage(environ: dict[str, str], missing: str) -> None:
+    with pytest.raises(NotInStageError, match=f"This process was not started as a tracked stage: {missing}\\."):
+        protocol.decode(environ)
+
+
+def test_the_environment_of_a_stage() -> None:
+    context = StageContext("s3://b/x", "p1/eval/e1", {"train": "p1/train/e1", "trials": ("p1/t/1", "p1/t/2")})
+    assert protocol.encode(context) == {
+        "TORCHX_TRACKER_BASE": "s3://b/x",
+        "TORCHX_JOB_ID": "p1/eval/e1",
+        "TORCHX_PARENT_RUN_ID": "p1/train/e1",
+        "TORCHX_PARENT_RUN_IDS": '{"train": "p1/train/e1", "trials": ["p1/t/1", "p1/t/2"]}',
+        "TORCHX_TRACKERS": "torchx_kfp",
+        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "s3://b/x",
+    }
+    assert "TORCHX_PARENT_RUN_ID" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
+    assert "TORCHX_PARENT_RUN_IDS" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
+
+
+def test_the_first_run_id() -> None:
+    assert protocol.first_run_id({}) is None
+    assert protocol.first_run_id({"a": "1", "b": "2"}) == "1"
+    assert protocol.first_run_id({"a": ("3", "4"), "b": "2"}) == "3"
+    assert protocol.first_run_id({"a": (), "b": "2"}) is None
+
+
+def test_a_parent_that_torchx_alone_gave() -> None:
+    environ = {"TORCHX_TRACKER_BASE": "/x", "TORCHX_JOB_ID": "a", "TORCHX_PARENT_RUN_ID": "b"}
+    assert protocol.decode(environ).parents == {"parent": "b"}
+
+
+def test_run_ids() -> None:
+    assert protocol.make_run_id("p1", "train", "e1") == "p1/train/e1"
+
+
+def test_torchx_knows_these_names() -> None:
+    from torchx.tracker import api
+
+    assert api.ENV_TORCHX_JOB_ID == protocol.JOB_ID
+    assert api.ENV_TORCHX_PARENT_RUN_ID == protocol.PARENT_RUN_ID
+    assert api.ENV_TORCHX_TRACKERS == protocol.TRACKERS
+    config = api.tracker_config_env_var_name(protocol.TRACKER_NAME)
+    assert config == protocol.TRACKER_CONFIG
+
+
+def test_needs_the_standard_library_alone() -> None:
+    code = "import sys; before = set(sys.modules); import torchx_kfp.protocol; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    others = {name for name in done.stdout.split() if name.split(".")[0] not in sys.stdlib_module_names}
+    assert others == {"torchx_kfp", "torchx_kfp.errors", "torchx_kfp.protocol"}

@@ -1,0 +1,309 @@
+"""What an application does with its run, and with those that it reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchx_kfp import protocol
+from torchx_kfp.errors import (
+    CorruptResultError,
+    KeyRefusedError,
+    MissingResultsError,
+    NotInStageError,
+    ProtocolError,
+    ReadsError,
+    ResultRefusedError,
+    TrackerError,
+    UnknownAliasError,
+)
+from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
+
+
+def stage(base: object, run_id: str = "p1/eval/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
+    """The run of a stage with the environment that the protocol gives it."""
+    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else str(request.getfixturevalue(f"{request.param}_base"))
+
+
+class TestOwnResults:
+    def test_records_under_its_id(self, base: str) -> None:
+        run = stage(base)
+        assert run.id == "p1/eval/e1"
+        assert run.results() == {}
+        run.put(accuracy=0.9)
+        assert run.results() == FsspecResultTracker(base)["p1/eval/e1"] == {"accuracy": 0.9}
+        assert repr(run) == "Run('p1/eval/e1')"
+
+    def test_later_results_join_the_earlier(self, base: str) -> None:
+        stage(base).put(loss=0.5, epoch=1)
+        stage(base).put(epoch=2, accuracy=0.9)
+        assert stage(base).results() == {"loss": 0.5, "epoch": 2, "accuracy": 0.9}
+
+    def test_any_name(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        run.put({"l2norm/mean": 1.2, "a": 1}, a=2, self=3, results=4, key=5, named=6)
+        assert run.results() == {"l2norm/mean": 1.2, "a": 2, "self": 3, "results": 4, "key": 5, "named": 6}
+
+    @pytest.mark.parametrize("results", [{"loss": None}, {"": 1}, {1: 1}, [("a", 1)], "text"])
+    def test_refuses_and_writes_nothing(self, tmp_path: Path, results: Any) -> None:
+        run = stage(tmp_path)
+        with pytest.raises(ResultRefusedError, match="the key 'p1/eval/e1'"):
+            run.put(results, good=1)
+        assert os.listdir(tmp_path) == []
+        run.put(old=1)
+        with pytest.raises(ResultRefusedError, match="the key 'p1/eval/e1'"):
+            run.put(results, good=1)
+        assert run.results() == {"old": 1}
+
+    def test_waits_for_its_own_results_too(self, tmp_path: Path) -> None:
+        start = time.monotonic()
+        assert stage(tmp_path).results(timeout=0.2) == {}
+        assert 0.2 <= time.monotonic() - start < 5
+
+    def test_a_run_id_that_is_no_key(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyRefusedError, match=r"The key '\.\./x' would leave"):
+            stage(tmp_path, "../x").put(x=1)
+
+
+class TestParents:
+    def test_the_parent(self, base: str) -> None:
+        stage(base, "p1/train/e1").put(loss=0.5)
+        run = stage(base, parents={"train": "p1/train/e1", "other": "p1/other/e1"})
+        assert run.parent.id == "p1/train/e1"
+        assert run.parent.results() == {"loss": 0.5}
+
+    def test_parents_by_alias(self, base: str) -> None:
+        ids = {"prepare": "p1/prepare/e1", "trials": ("p1/train/e3", "p1/train/e1", "p1/train/e2"), "none": ()}
+        for run_id in ("p1/prepare/e1", *ids["trials"]):
+            stage(base, run_id).put(name=run_id[-2:])
+        run = stage(base, parents=ids)
+        assert list(run.parents) == ["prepare", "trials", "none"]
+        assert len(run.parents) == 3
+        prepare, trials = run.parents["prepare"], run.parents["trials"]
+        assert isinstance(prepare, Run)
+        assert prepare.results() == {"name": "e1"}
+        assert isinstance(trials, list)
+        assert [trial.id for trial in trials] == list(ids["trials"]), "in loop order"
+        assert [trial.results()["name"] for trial in trials] == ["e3", "e1", "e2"]
+        assert run.parents["none"] == []
+        assert repr(stage(base, parents={"a": "x/y/z"}).parents) == "Parents({'a': Run('x/y/z')})"
+
+    def test_an_unknown_alias(self, tmp_path: Path) -> None:
+        parents = stage(tmp_path, parents={"train": "p1/train/e1", "prepare": "p1/prepare/e1"}).parents
+        with pytest.raises(KeyError) as caught:
+            parents["trian"]
+        assert isinstance(caught.value, UnknownAliasError)
+        assert str(caught.value) == (
+            "The stage 'p1/eval/e1' reads nothing under the alias 'trian'. It reads 'train', 'prepare'. "
+            "Aliases are declared in the pipeline: task_from_app(..., reads={alias: task})."
+        )
+        assert "trian" not in parents
+        assert parents.get("trian") is None
+        with pytest.raises(UnknownAliasError, match=r"the alias 'x'\. It reads no other stage\."):
+            stage(tmp_path).parents["x"]
+
+    def test_no_parent(self, tmp_path: Path) -> None:
+        with pytest.raises(ReadsError, match=r"'p1/eval/e1' reads no other stage\. Declare .* reads=other_task"):
+            _ = stage(tmp_path).parent
+        assert dict(stage(tmp_path).parents) == {}
+
+    def test_a_fan_in_is_the_first(self, tmp_path: Path) -> None:
+        assert stage(tmp_path, parents={"trials": ("a/b/2", "a/b/1")}).parent.id == "a/b/2"
+        with pytest.raises(
+            ReadsError, match=r"its first alias 'trials' is a fan-in of no runs\. Use run\.parents\['tri"
+        ):
+            _ = stage(tmp_path, parents={"trials": (), "b": "x/y/z"}).parent
+
+    def test_a_parent_is_only_read(self, tmp_path: Path) -> None:
+        parent = stage(tmp_path, parents={"train": "p1/train/e1"}).parent
+        with pytest.raises(
+            ResultRefusedError, match=r"'p1/train/e1' is one that this stage reads.*current_run\(\)\.put"
+        ):
+            parent.put(x=1)
+        for name in ("parent", "parents"):
+            with pytest.raises(ReadsError, match=r"What the run 'p1/train/e1' reads is not known here"):
+                getattr(parent, name)
+        assert os.listdir(tmp_path) == []
+
+    def test_the_parent_of_torchx_alone(self, tmp_path: Path) -> None:
+        """TorchX's runner gives app handles, and knows one parent."""
+        FsspecResultTracker(tmp_path)["local_cwd://torchx/train-1"] = {"loss": 0.5}
+        run = current_run(
+            {
+                protocol.TRACKER_BASE: str(tmp_path),
+                protocol.JOB_ID: "local_cwd://torchx/eval-1",
+                protocol.PARENT_RUN_ID: "local_cwd://torchx/train-1",
+            }
+        )
+        assert run.parent.results() == {"loss": 0.5}
+        run.put(x=1)
+        assert run.results() == {"x": 1}
+        with pytest.raises(
+            MissingResultsError, match=r"These runs under 'local_cwd://torchx' have: 'local_cwd://torchx/eval-1', 'lo"
+        ):
+            Run("local_cwd://torchx/none", FsspecResultTracker(tmp_path)).results()
+
+
+class TestMissingResults:
+    def missing(self, base: str, run_id: str = "p1/train/e9", timeout: float = 0) -> str:
+        with pytest.raises(MissingResultsError) as caught:
+            stage(base, parents={"train": run_id}).parent.results(timeout)
+        assert isinstance(caught.value, LookupError)
+        return str(caught.value)
+
+    def test_nothing_there(self, base: str) -> None:
+        assert self.missing(base) == (
+            f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Nothing at all is there. "
+            "Does that stage record any (current_run().put(...))? "
+            "Where the store is slow to show them, wait: results(timeout=60)."
+        )
+
+    def test_says_which_runs_of_the_stage_have_results(self, base: str) -> None:
+        tracker = FsspecResultTracker(base)
+        tracker["p1/train/e1"] = tracker["p1/train/e2"] = tracker["p1/prepare/e1"] = tracker["p2/train/e1"] = {"x": 1}
+        assert "These runs under 'p1/train' have: 'p1/train/e1', 'p1/train/e2'. Does" in self.missing(base)
+
+    def test_or_of_the_pipeline_run(self, base: str) -> None:
+        tracker = FsspecResultTracker(base)
+        for number in range(8):
+            tracker[f"p1/prepare/e{number}"] = {"x": 1}
+        tracker["p2/train/e1"] = {"x": 1}
+        assert "These runs under 'p1' have: 'p1/prepare/e0', 'p1/prepare/e1', 'p1/prepare/e2', " in self.missing(base)
+        assert "'p1/prepare/e4' and 3 more. Does" in self.missing(base)
+
+    def test_a_run_id_without_a_folder(self, base: str) -> None:
+        tracker = FsspecResultTracker(base)
+        tracker["other"] = tracker["p2/train/e1"] = {"x": 1}
+        assert f"under the tracker base {base!r}. What is there: 'other', 'p2/'. Does" in self.missing(base, "train")
+
+    def test_or_anything(self, base: str) -> None:
+        tracker = FsspecResultTracker(base)
+        for number in range(8):
+            tracker[f"q{number}/train/e1"] = {"x": 1}
+        assert (
+            "No run under 'p1' has. What is there: 'q0/', 'q1/', 'q2/', 'q3/', 'q4/' and 3 more. Does"
+        ) in self.missing(base)
+        tracker["a"] = {"x": 1}
+        assert "What is there: 'a', 'q0/'" in self.missing(base), "listings are fresh"
+
+    def test_says_how_long_it_waited(self, tmp_path: Path) -> None:
+        start = time.monotonic()
+        assert "has recorded no results after 0.3 s under" in self.missing(str(tmp_path), timeout=0.3)
+        assert 0.3 <= time.monotonic() - start < 5
+
+    def test_what_cannot_be_listed_hides_nothing(self, tmp_path: Path) -> None:
+        class Unlisted(FsspecResultTracker):
+            def keys(self, prefix: Any = None) -> list[str]:
+                raise TrackerError("No permission to list.")
+
+        with pytest.raises(
+            MissingResultsError, match=r"Which runs have results cannot be told: No permission to list\."
+        ):
+            Run("p1/train/e9", Unlisted(tmp_path)).results()
+
+
+class TestWaiting:
+    def test_for_results_that_come_late(self, base: str) -> None:
+        parent = stage(base, parents={"train": "p1/train/e1"}).parent
+        later = threading.Timer(0.4, lambda: stage(base, "p1/train/e1").put(loss=0.5))
+        later.start()
+        try:
+            assert parent.results(timeout=60) == {"loss": 0.5}
+        finally:
+            later.join()
+
+    def test_for_a_file_that_is_half_written(self, tmp_path: Path) -> None:
+        path = tmp_path / "p1/train/e1"
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+        parent = stage(tmp_path, parents={"train": "p1/train/e1"}).parent
+        with pytest.raises(CorruptResultError, match="is empty"):
+            parent.results(timeout=0.2)
+        later = threading.Timer(0.3, lambda: path.write_text('{"loss": 0.5}'))
+        later.start()
+        try:
+            assert parent.results(timeout=60) == {"loss": 0.5}
+        finally:
+            later.join()
+
+    def test_returns_at_once_what_is_there(self, tmp_path: Path) -> None:
+        stage(tmp_path, "p1/train/e1").put(x=1)
+        start = time.monotonic()
+        stage(tmp_path, parents={"train": "p1/train/e1"}).parent.results(timeout=60)
+        assert time.monotonic() - start < 5
+
+
+def application(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the code in a process that has these variables of the protocol, and no other."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX_")}
+    return subprocess.run([sys.executable, "-c", code], env={**clean, **environ}, capture_output=True, text=True)
+
+
+class TestInAProcess:
+    CODE = "from torchx_kfp.tracking import current_run\ncurrent_run().put(x=1)"
+
+    def test_a_stage(self, tmp_path: Path) -> None:
+        FsspecResultTracker(tmp_path)["p1/trä in/e1"] = {"loss": 0.5}
+        context = protocol.StageContext(str(tmp_path), "p1/eval/e1", {"train": "p1/trä in/e1"})
+        code = (
+            "from torchx_kfp.tracking import current_run\n"
+            "run = current_run()\nrun.put(better=run.parents['train'].results()['loss'] < 1)"
+        )
+        done = application(code, **protocol.encode(context))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert FsspecResultTracker(tmp_path)["p1/eval/e1"] == {"better": True}
+
+    @pytest.mark.parametrize(
+        ("environ", "missing"),
+        [
+            ({}, "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set"),
+            ({"TORCHX_TRACKER_BASE": "/tmp/x"}, "TORCHX_JOB_ID is not set"),
+            ({"TORCHX_JOB_ID": "a/b/c"}, "TORCHX_TRACKER_BASE is not set"),
+            ({"TORCHX_TRACKER_BASE": "", "TORCHX_JOB_ID": "a/b/c"}, "TORCHX_TRACKER_BASE is not set"),
+        ],
+    )
+    def test_outside_of_a_stage(self, environ: dict[str, str], missing: str) -> None:
+        done = application(self.CODE, **environ)
+        assert done.returncode == 1
+        assert (
+            f"torchx_kfp.errors.NotInStageError: This process was not started as a tracked stage: {missing}. "
+            "Run the application as a stage of a pipeline (task_from_app(..., tracker_base=...)), or set the variables"
+        ) in done.stderr
+
+    def test_the_way_out_that_it_names_works(self, tmp_path: Path) -> None:
+        done = application(self.CODE, TORCHX_TRACKER_BASE=str(tmp_path), TORCHX_JOB_ID="try/app/1")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert FsspecResultTracker(tmp_path)["try/app/1"] == {"x": 1}
+
+    @pytest.mark.parametrize("text", ["{", "[]", '"a"', '{"a": 1}', '{"a": [1]}', '{"a": null}'])
+    def test_malformed_parents(self, tmp_path: Path, text: str) -> None:
+        done = application(
+            self.CODE, TORCHX_TRACKER_BASE=str(tmp_path), TORCHX_JOB_ID="a/b/c", TORCHX_PARENT_RUN_IDS=text
+        )
+        assert done.returncode == 1
+        assert (
+            "torchx_kfp.errors.ProtocolError: TORCHX_PARENT_RUN_IDS must be a JSON object: alias -> run id, "
+            f"or a list of run ids. Got: {text!r}."
+        ) in done.stderr
+        assert os.listdir(tmp_path) == []
+
+    def test_errors_without_a_process(self, tmp_path: Path) -> None:
+        with pytest.raises(NotInStageError, match="TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set"):
+            current_run({})
+        with pytest.raises(ProtocolError, match="must be a JSON object"):
+            current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "a", "TORCHX_PARENT_RUN_IDS": "no"})
+        with pytest.raises(TrackerError, match="cannot be used: Protocol not known: nope"):
+            current_run({"TORCHX_TRACKER_BASE": "nope://x", "TORCHX_JOB_ID": "a"})

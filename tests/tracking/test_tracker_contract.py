@@ -1,0 +1,370 @@
+"""What a tracker promises, on every kind of store."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, ResultRefusedError, TrackerError
+from torchx_kfp.tracking import FsspecResultTracker
+
+PLAIN_KEYS = [
+    "a*b",
+    "what?",
+    "[a-z]",
+    "{a,b}",
+    "#1",
+    "a#b/c",
+    "100%",
+    "a%2Fb",
+    "%41",
+    "a:b",
+    "a::b",
+    "C:\\x",
+    "s3::x",
+    "file:x",
+    "two words",
+    " space around ",
+    "tab\tx",
+    "ключ/鍵/🔑",
+    "a?b=c&d=e",
+    "a?b#c",
+    "~",
+    "~root/x",
+    "$HOME",
+    "-rf",
+    "...",
+    ".hidden",
+    "+",
+    "a'b\"c",
+    "a;b@c=d,e!f|g^h`i<j>k",
+    "memory",
+    "s3:",
+]
+
+
+class TrackerContract:
+    """The tests that every store passes; subclasses give the tracker base."""
+
+    #: Whether the store keeps ``a`` and ``a/b`` side by side.
+    side_by_side = False
+    #: The longest name that the store takes for ``<base>/<key>``, and a key that is longer.
+    too_long: str | None = "n" * 256
+    plain_keys: ClassVar[list[str]] = [*PLAIN_KEYS, "new\nline", "control\x01\x7f"]
+
+    @pytest.fixture
+    def base(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def tracker(self, base: str) -> FsspecResultTracker:
+        return FsspecResultTracker(base)
+
+    def stored(self, base: str, key: str) -> bytes:
+        """What fsspec finds at ``<base>/<key>``, which is where other programs look."""
+        filesystem, path = fsspec.core.url_to_fs(base)
+        return bytes(filesystem.cat_file(f"{path}/{key}"))
+
+    def store(self, base: str, key: str, content: bytes) -> None:
+        filesystem, path = fsspec.core.url_to_fs(base)
+        if filesystem.protocol != ("s3", "s3a"):
+            filesystem.makedirs(filesystem._parent(f"{path}/{key}"), exist_ok=True)
+        filesystem.pipe_file(f"{path}/{key}", content)
+
+    def test_put_and_get(self, tracker: FsspecResultTracker) -> None:
+        tracker.put("run/train/1", loss=0.25, epochs=3, done=True, note="größer")
+        results = tracker.get("run/train/1")
+        assert results == {"loss": 0.25, "epochs": 3, "done": True, "note": "größer"}
+        assert [type(value) for value in results.values()] == [float, int, bool, str]
+
+    def test_works_like_a_mapping(self, tracker: FsspecResultTracker) -> None:
+        tracker["run"] = {"l2norm/mean": 1.2, "l2norm/sem": 3.4}
+        assert tracker["run"]["l2norm/mean"] == 1.2
+        assert tracker["run"]["l2norm/sem"] == 3.4
+
+    def test_a_missing_key_has_no_results(self, tracker: FsspecResultTracker) -> None:
+        assert tracker.get("missing") == {}
+        assert tracker["missing/too"] == {}
+        tracker["other"] = {"x": 1}
+        assert tracker["missing"] == {}
+
+    def test_an_int_key_works_like_its_string(self, tracker: FsspecResultTracker) -> None:
+        tracker[1] = {"x": 1}
+        assert tracker["1"] == {"x": 1}
+        tracker["-2"] = {"x": 2}
+        assert tracker[-2] == {"x": 2}
+        assert tracker.keys() == ["-2", "1"]
+
+    def test_a_member_of_an_enum_works_like_its_value(self, tracker: FsspecResultTracker) -> None:
+        class Name(str, enum.Enum):
+            A = "run/a"
+
+        class Number(enum.IntEnum):
+            ONE = 1
+
+        tracker[Name.A] = {"name": Name.A, "number": Number.ONE}
+        tracker[Number.ONE] = {"x": 1}
+        assert tracker.keys() == ["1", "run/a"]
+        assert tracker["run/a"] == {"name": "run/a", "number": 1}
+
+    def test_put_replaces_all_results_of_the_key(self, tracker: FsspecResultTracker) -> None:
+        tracker.put("run", a=1, b="x" * 1000)
+        tracker.put("run", c=2)
+        assert tracker["run"] == {"c": 2}
+
+    def test_put_without_results(self, tracker: FsspecResultTracker) -> None:
+        tracker.put("run")
+        assert tracker["run"] == {}
+        assert tracker.keys() == ["run"]
+
+    @pytest.mark.parametrize("name", ["key", "self", "results", "name", "tracker", "a b", "größe", "l2norm/mean", "?*"])
+    def test_results_may_have_any_name(self, tracker: FsspecResultTracker, name: str) -> None:
+        tracker.put("by-keyword", **{name: 1})
+        tracker["by-item"] = {name: 1}
+        assert tracker["by-keyword"] == tracker["by-item"] == {name: 1}
+
+    def test_numbers_that_diverge_are_results(self, tracker: FsspecResultTracker, base: str) -> None:
+        tracker.put("run", nan=math.nan, up=math.inf, down=-math.inf)
+        results = tracker["run"]
+        assert math.isnan(results["nan"])
+        assert (results["up"], results["down"]) == (math.inf, -math.inf)
+        assert self.stored(base, "run") == b'{\n  "nan": NaN,\n  "up": Infinity,\n  "down": -Infinity\n}'
+
+    def test_a_result_is_one_json_object_at_its_key(self, tracker: FsspecResultTracker, base: str) -> None:
+        tracker.put("run/train/1", loss=0.5, name="ä")
+        assert self.stored(base, "run/train/1") == json.dumps({"loss": 0.5, "name": "ä"}, indent=2).encode()
+
+    def test_reads_what_other_programs_wrote(self, tracker: FsspecResultTracker, base: str) -> None:
+        self.store(base, "run/sh/1", b'{"accuracy":0.5,"nested":{"a":[1,null]},"text":"\xc3\xa4"}\n')
+        assert tracker["run/sh/1"] == {"accuracy": 0.5, "nested": {"a": [1, None]}, "text": "ä"}
+
+    def test_keys_are_plain_text(self, tracker: FsspecResultTracker) -> None:
+        # All beside each other, and beside keys that they would match or become if they were patterns or URLs.
+        keys = [*self.plain_keys, "axb", "what", "m", "a", "100", "A", "C", "x"]
+        for key in keys:
+            tracker.put(key, x=key)
+        assert {key: tracker.get(key) for key in keys} == {key: {"x": key} for key in keys}
+        assert tracker.keys() == sorted(keys)
+
+    def test_app_handles_of_torchx_are_keys(self, tracker: FsspecResultTracker) -> None:
+        tracker["local_cwd://session/app-1"] = {"x": 1}
+        tracker["local_cwd://session/app-2"] = {"x": 2}
+        assert tracker["local_cwd://session/app-1"] == {"x": 1}
+        assert tracker["local_cwd://session/app-2"] == {"x": 2}
+
+    @pytest.mark.parametrize(
+        ("key", "problem"),
+        [
+            ("", "is empty"),
+            ("/etc/passwd", "is absolute"),
+            ("..", "would leave its place below the tracker base"),
+            ("../x", "would leave its place"),
+            ("a/../../x", "would leave its place"),
+            ("a/..", "would leave its place"),
+            ("a/../b", "would leave its place"),
+            ("s3://..", "would leave its place"),
+            (".", "has '.' for a part"),
+            ("a/./b", "has '.' for a part"),
+            ("a//b", "has an empty part"),
+            ("a/", "has an empty part"),
+            ("s3:///b", "has an empty part"),
+            ("s3://", "has an empty part"),
+            ("a\0b", "holds a NUL character"),
+            ("a\ud800b", "holds half of a surrogate pair"),
+            (".torchx_kfp", "uses the name '.torchx_kfp'"),
+            ("a/.torchx_kfp/b", "uses the name '.torchx_kfp'"),
+        ],
+    )
+    def test_keys_that_are_refused(self, tracker: FsspecResultTracker, key: str, problem: str) -> None:
+        for action in (lambda: tracker.put(key, x=1), lambda: tracker.get(key), lambda: tracker.keys(key)):
+            with pytest.raises(KeyRefusedError, match=problem) as caught:
+                action()
+            assert repr(key) in str(caught.value)
+        assert tracker.keys() == []
+
+    def test_a_key_that_is_too_long(self, tracker: FsspecResultTracker) -> None:
+        if self.too_long is None:
+            tracker["n" * 5000] = {"x": 1}
+            assert tracker["n" * 5000] == {"x": 1}
+            return
+        for key in (self.too_long, "new/" + self.too_long, "é" * (len(self.too_long) // 2)):
+            with pytest.raises(KeyRefusedError, match=r"is too long for the tracker base .*Shorten it"):
+                tracker.put(key, x=1)
+            with pytest.raises(KeyRefusedError, match="is too long"):
+                tracker.get(key)
+        assert tracker.keys() == []
+        tracker["new"] = {"x": 1}  # nothing is left of the folder
+
+    def test_a_key_that_is_a_folder_of_other_keys(self, tracker: FsspecResultTracker) -> None:
+        tracker["a/b/c"] = {"x": 1}
+        if self.side_by_side:
+            assert tracker["a"] == tracker["a/b"] == {}
+            tracker["a"] = {"x": 2}
+            assert tracker["a"] == {"x": 2}
+        else:
+            for action in (lambda: tracker.put("a/b", x=2), lambda: tracker.get("a/b")):
+                with pytest.raises(KeyRefusedError, match="The key 'a/b' is a folder of other keys"):
+                    action()
+            assert tracker.keys() == ["a/b/c"]
+        assert tracker["a/b/c"] == {"x": 1}
+
+    def test_a_key_below_another_key(self, tracker: FsspecResultTracker) -> None:
+        tracker["a/b"] = {"x": 1}
+        if self.side_by_side:
+            tracker["a/b/c/d"] = {"x": 2}
+            assert tracker["a/b/c/d"] == {"x": 2}
+        else:
+            for action in (lambda: tracker.put("a/b/c/d", x=2), lambda: tracker.get("a/b/c/d")):
+                with pytest.raises(
+                    KeyRefusedError, match="The key 'a/b/c/d' lies below the key 'a/b', which holds results itself"
+                ):
+                    action()
+            assert tracker.keys() == ["a/b"]
+        assert tracker["a/b"] == {"x": 1}
+
+    @pytest.mark.parametrize(
+        "value", [None, b"x", [1], {"a": 1}, "x" * 1025, "\ud800", pytest.param(10**4300, id="int")]
+    )
+    def test_nothing_is_written_where_a_result_is_refused(self, tracker: FsspecResultTracker, value: object) -> None:
+        with pytest.raises(ResultRefusedError, match="result 'bad' of the key 'new/key'"):
+            tracker.put("new/key", good=1, bad=value)
+        assert tracker.keys() == []
+        tracker["old"] = {"x": 1}
+        with pytest.raises(ResultRefusedError, match="result 'bad' of the key 'old'"):
+            tracker["old"] = {"good": 1, "bad": value}
+        assert tracker["old"] == {"x": 1}
+
+    def test_a_str_may_have_1024_bytes(self, tracker: FsspecResultTracker) -> None:
+        tracker["run"] = {"ascii": "x" * 1024, "wide": "é" * 512, "very wide": "🔑" * 256}
+        assert {name: len(value) for name, value in tracker["run"].items()} == {
+            "ascii": 1024,
+            "wide": 512,
+            "very wide": 256,
+        }
+
+    @pytest.mark.parametrize(
+        ("content", "problem"),
+        [
+            (b"", r"is empty\. A result is one JSON object"),
+            (b'{"loss": 0.', r"is not valid JSON \("),
+            (b"\xff\xfe\xfa", "is not valid JSON"),
+            (b"[1, 2]", r"holds the JSON value \[1, 2\], but a result is one JSON object"),
+            (b"null", "holds the JSON value None"),
+            (b"[" * 100_000, "is not valid JSON"),
+            (b'{"x": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
+        ],
+    )
+    def test_a_file_that_is_no_result(
+        self, tracker: FsspecResultTracker, base: str, content: bytes, problem: str
+    ) -> None:
+        self.store(base, "run/bad/1", content)
+        with pytest.raises(CorruptResultError, match=problem) as caught:
+            tracker.get("run/bad/1")
+        assert tracker.location("run/bad/1") in str(caught.value)
+        assert base.partition("://")[2].lstrip("/") in str(caught.value)
+        tracker["run/bad/1"] = {"x": 1}
+        assert tracker["run/bad/1"] == {"x": 1}
+
+    def test_lists_keys(self, tracker: FsspecResultTracker) -> None:
+        assert tracker.keys() == tracker.keys("a") == tracker.names() == []
+        for key in ("b", "a/b/2", "a/b/1", "a/c", "ab/c", 3):
+            tracker[key] = {"x": 1}
+        assert tracker.keys() == ["3", "a/b/1", "a/b/2", "a/c", "ab/c", "b"]
+        assert tracker.keys("a") == ["a/b/1", "a/b/2", "a/c"]
+        assert tracker.keys("a/b") == ["a/b/1", "a/b/2"]
+        assert tracker.keys("a/c") == ["a/c"]
+        assert tracker.keys("missing") == []
+        assert tracker.names() == ["3", "a/", "ab/", "b"]
+
+    def test_results_outlive_the_tracker(self, tracker: FsspecResultTracker, base: str) -> None:
+        tracker["run"] = {"x": 1}
+        assert FsspecResultTracker(base + "/")["run"] == {"x": 1}
+        assert pickle.loads(pickle.dumps(tracker))["run"] == {"x": 1}
+
+    def test_is_no_collection(self, tracker: FsspecResultTracker) -> None:
+        # Python would take a class with [0], [1], ... for a sequence, which here has no end.
+        with pytest.raises(TypeError, match="not iterable"):
+            list(tracker)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="not a container"):
+            "run" in tracker  # type: ignore[operator]  # noqa: B015
+
+    def test_names_its_base(self, tracker: FsspecResultTracker, base: str) -> None:
+        assert tracker.tracker_base == base
+        assert repr(tracker) == f"FsspecResultTracker({base!r})"
+
+
+class TestLocalDirectory(TrackerContract):
+    @pytest.fixture
+    def base(self, tmp_path: Path) -> str:
+        return str(tmp_path / "made on demand" / "100% [results]#1?")
+
+
+class TestPathObject(TrackerContract):
+    @pytest.fixture
+    def base(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+    @pytest.fixture
+    def tracker(self, base: str) -> FsspecResultTracker:
+        return FsspecResultTracker(Path(base))
+
+
+class TestFileUrl(TrackerContract):
+    @pytest.fixture
+    def base(self, tmp_path: Path) -> str:
+        return f"file://{tmp_path}/results"
+
+
+class TestWithoutUnnamedFiles(TrackerContract):
+    """Platforms and file systems without O_TMPFILE, such as NFS."""
+
+    @pytest.fixture
+    def base(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.delattr("os.O_TMPFILE")
+        return str(tmp_path / "results")
+
+
+class TestMemory(TrackerContract):
+    too_long = None
+
+    @pytest.fixture
+    def base(self, memory_base: str) -> str:
+        return memory_base
+
+    def test_a_base_that_is_a_file(self, base: str) -> None:
+        FsspecResultTracker(base)["file"] = {"x": 1}
+        tracker = FsspecResultTracker(base + "/file")
+        with pytest.raises(TrackerError, match=r"The tracker base 'memory://results/file' is a file"):
+            tracker["run"] = {"x": 1}
+
+
+class TestMemoryRoot(TestMemory):
+    @pytest.fixture
+    def base(self, memory_base: str) -> str:
+        return "memory://"
+
+    def test_names_its_base(self, tracker: FsspecResultTracker, base: str) -> None:
+        assert tracker.location("run") == "memory:///run"
+
+    def test_a_base_that_is_a_file(self, base: str) -> None:
+        FsspecResultTracker(base)["file"] = {"x": 1}
+        with pytest.raises(TrackerError, match="The tracker base 'memory://file' is a file"):
+            FsspecResultTracker("memory://file")["run"] = {"x": 1}
+
+
+@pytest.mark.s3
+class TestS3(TrackerContract):
+    side_by_side = True
+    too_long = "n" * 1020  # with the base's own name, longer than 1,024
+    plain_keys = PLAIN_KEYS  # the server's routes know no line breaks
+
+    @pytest.fixture
+    def base(self, s3_base: str) -> str:
+        return s3_base

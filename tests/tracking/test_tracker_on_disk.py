@@ -1,0 +1,365 @@
+"""Writing to a local directory: atomic, durable, and tidy, whatever happens to the writers."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.tracking import FsspecResultTracker
+
+UNNAMED = pytest.mark.parametrize("unnamed", [True, False], ids=["unnamed files", "named files"])
+
+#: Puts results that are wrong unless they are whole, for ever; arguments: base, key, writer, unnamed.
+WRITER = """
+import itertools, os, sys
+from torchx_kfp.tracking import FsspecResultTracker
+
+base, key, writer, unnamed = sys.argv[1:]
+if not int(unnamed):
+    del os.O_TMPFILE
+tracker = FsspecResultTracker(base)
+print("started", flush=True)
+for number in itertools.count(1):
+    # Of changing length, so that a mixture of two shows.
+    text = str(number % 10) * (number % 1000)
+    tracker.put(key.replace("#", str(number)), writer=writer, number=number, text=text, length=len(text))
+    if number % 50 == 0:
+        print(number, flush=True)
+"""
+
+
+def start_writer(base: Path, key: str, writer: int, unnamed: bool) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(base), key, str(writer), str(int(unnamed))]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def check_whole(results: dict[str, object]) -> None:
+    assert results.keys() == {"writer", "number", "text", "length"}
+    number = results["number"]
+    assert isinstance(number, int)
+    assert results["text"] == str(number % 10) * (number % 1000)
+    assert results["length"] == number % 1000
+
+
+def visible(base: Path) -> list[str]:
+    """All files and folders that anybody who lists the base would see."""
+    return sorted(str(path.relative_to(base)) for path in base.rglob("*"))
+
+
+@UNNAMED
+def test_readers_beside_writers_see_whole_results(tmp_path: Path, unnamed: bool) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    writers = [start_writer(tmp_path, "run/x", writer, unnamed) for writer in (1, 2)]
+    seen: set[tuple[object, object]] = set()
+    failures: list[BaseException] = []
+    deadline = time.monotonic() + 5
+
+    def read() -> None:
+        try:
+            while time.monotonic() < deadline:
+                results = tracker["run/x"]
+                if results:
+                    check_whole(results)
+                    seen.add((results["writer"], results["number"]))
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert all(writer.poll() is None for writer in writers), "a writer failed"
+    for writer in writers:
+        stop(writer)
+    assert not failures
+    assert {writer for writer, _ in seen} == {"1", "2"}
+    assert len(seen) > 100
+    tracker["run/x"] = {"last": 1}
+    assert visible(tmp_path) == ["run", "run/x"]
+
+
+@UNNAMED
+def test_killed_writers_leave_whole_files(tmp_path: Path, unnamed: bool) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    chance = random.Random(7)
+    for turn in range(12):
+        same, new = start_writer(tmp_path, "run/x", turn, unnamed), start_writer(tmp_path, "new/#", turn, unnamed)
+        time.sleep(chance.uniform(0, 0.1))
+        for process in (same, new):
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+        for key in tracker.keys():  # noqa: SIM118
+            check_whole(tracker[key])
+            assert key == "run/x" or key.startswith("new/")
+    assert len(tracker.keys("new")) > 10
+    # The next writers remove whatever is left over.
+    for key in ("run/x", tracker.keys("new")[0]):
+        tracker[key] = {"last": 1}
+    assert not [name for name in visible(tmp_path) if ".torchx_kfp" in name]
+
+
+def test_a_writer_that_is_killed_has_nothing_to_leave(tmp_path: Path) -> None:
+    """A first put needs no temporary name at all: killed at any system call, it has left the file or nothing."""
+    trace = subprocess.run(
+        [sys.executable, "-c", f"import os\n{PUT_ONCE}", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert trace.stdout.split() == ["open:.", "link:run", "open:."]
+
+
+#: Prints what happens to names below the base while one put runs.
+PUT_ONCE = """
+import sys
+from torchx_kfp.tracking import FsspecResultTracker
+
+base = os.path.realpath(sys.argv[1])
+tracker = FsspecResultTracker(base)
+on = True
+def hook(event, arguments):
+    if on and event in ("open", "os.link", "os.rename", "os.mkdir", "os.remove"):
+        names = [os.fsdecode(value) for value in arguments[:2] if isinstance(value, (str, bytes))]
+        below = [os.path.relpath(name, base) for name in names if name.startswith(base)]
+        if below:
+            print(f"{event.rpartition('.')[2]}:{below[-1]}")
+sys.addaudithook(hook)
+tracker.put("run", x=1)
+on = False
+"""
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    tracker["run"] = {"x": 1}
+    private = tmp_path / ".torchx_kfp"
+    private.mkdir()
+    (private / "dead").write_text('{"half":')
+    live = private / "live"
+    with live.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a writer does that is not done
+        assert tracker.keys() == ["run"]
+        tracker["new"] = {"x": 1}  # costs nothing for a new key, and so removes nothing
+        assert (private / "dead").exists()
+        tracker["run"] = {"x": 2}
+        assert [path.name for path in private.iterdir()] == ["live"]
+    tracker["run"] = {"x": 3}
+    assert visible(tmp_path) == ["new", "run"]
+
+
+def test_a_replaced_file_keeps_nothing_of_the_old(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    tracker["run"] = {"x": "long" * 200}
+    before = (tmp_path / "run").open("rb")
+    with before:
+        tracker["run"] = {"x": 1}
+        assert json.loads(before.read()) == {"x": "long" * 200}, "a reader that has the file open sees the old one"
+    assert json.loads((tmp_path / "run").read_bytes()) == {"x": 1}
+
+
+@UNNAMED
+def test_what_was_put_is_forced_to_disk(tmp_path: Path, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not unnamed:
+        monkeypatch.delattr("os.O_TMPFILE")
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recording(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append("content" if ".torchx_kfp" in name or "#" in name else os.path.relpath(name, tmp_path))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", recording)
+    tracker = FsspecResultTracker(tmp_path / "base")
+    tracker["a/b/run"] = {"x": 1}
+    # The folders that are new are entries of folders themselves.
+    assert synced == ["content", "base/a/b", "base/a", "base", "."]
+    synced.clear()
+    tracker["a/b/run"] = {"x": 2}
+    assert synced == ["content", "base/a/b"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+@UNNAMED
+def test_files_have_the_mode_that_open_would_give(
+    tmp_path: Path, mask: int, unnamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not unnamed:
+        monkeypatch.delattr("os.O_TMPFILE")
+    before = os.umask(mask)
+    try:
+        tracker = FsspecResultTracker(tmp_path / "base")
+        for number in range(2):  # new and replaced
+            tracker["folder/run"] = {"x": number}
+            assert (tmp_path / "base/folder/run").stat().st_mode & 0o777 == 0o666 & ~mask
+        assert (tmp_path / "base/folder").stat().st_mode & 0o777 == 0o777 & ~mask
+    finally:
+        os.umask(before)
+
+
+@UNNAMED
+def test_first_writers_do_not_race(tmp_path: Path, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not unnamed:
+        monkeypatch.delattr("os.O_TMPFILE")
+    for turn in range(20):
+        base = tmp_path / str(turn)
+        start = threading.Barrier(8)
+        failures: list[BaseException] = []
+
+        def write(number: int, base: Path = base, start: threading.Barrier = start) -> None:
+            tracker = FsspecResultTracker(base)
+            start.wait()
+            try:
+                tracker.put(f"a/b/{number % 4}", number=number)
+            except BaseException as error:
+                failures.append(error)  # noqa: B023
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert visible(base) == ["a", "a/b", "a/b/0", "a/b/1", "a/b/2", "a/b/3"]
+        assert {FsspecResultTracker(base)[f"a/b/{number}"]["number"] for number in range(4)} <= set(range(8))
+
+
+def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path / "base")
+    writer = start_writer(tmp_path / "base", "a/b/c", 1, True)
+    try:
+        for _ in range(200):
+            for place in ("base/a/b/c", "base/a/b", "base/a"):
+                path = tmp_path / place
+                with contextlib.suppress(OSError):
+                    path.unlink() if place.endswith("c") else path.rmdir()
+            time.sleep(0.002)
+        assert writer.poll() is None, "the writer failed"
+        deadline = time.monotonic() + 10
+        while not tracker["a/b/c"]:
+            assert time.monotonic() < deadline
+    finally:
+        stop(writer)
+
+
+def test_nothing_is_left_of_a_put_that_fails(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    for key in ("a/b/" + "n" * 256, "a/" + "n" * 256 + "/b", "/".join(["n" * 250] * 20)):
+        with pytest.raises(KeyRefusedError, match="is too long"):
+            tracker[key] = {"x": 1}
+    assert visible(tmp_path) == []
+
+
+def test_keys_of_other_programs_do_not_stop_a_listing(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    tracker["run"] = {"x": 1}
+    os.close(os.open(os.fsencode(tmp_path) + b"/\xff", os.O_CREAT))
+    (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+    os.mkfifo(tmp_path / "pipe")
+    assert tracker.keys() == ["run"]
+
+
+def test_a_relative_base_belongs_to_the_directory_of_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tracker = FsspecResultTracker("results")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    tracker["run"] = {"x": 1}
+    assert json.loads((tmp_path / "results/run").read_text()) == {"x": 1}
+
+
+def test_names_are_utf8_in_any_locale(tmp_path: Path) -> None:
+    code = (
+        "from torchx_kfp.tracking import *; import sys; FsspecResultTracker(sys.argv[1])['gr\\xf6\\u4e2d'] = {'x': 1}"
+    )
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environ, check=True)
+    assert os.listdir(os.fsencode(tmp_path)) == ["grö中".encode()]
+
+
+@pytest.mark.parametrize("below", ["", "/deeper/base"])
+def test_a_base_that_is_a_file(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("{}")
+    tracker = FsspecResultTracker(f"{tmp_path}/file{below}")
+    for action, verb in ((lambda: tracker.put("run", x=1), "write"), (lambda: tracker.get("run"), "read")):
+        with pytest.raises(
+            TrackerError, match=f"Cannot {verb} .*/run: the tracker base .* is not a directory"
+        ) as caught:
+            action()
+        assert isinstance(caught.value.__cause__, NotADirectoryError)
+        assert not isinstance(caught.value, KeyRefusedError)
+    with pytest.raises(TrackerError, match=r"Cannot list .* is not a directory, or lies below a file"):
+        tracker.keys()
+
+
+def test_no_permission(tmp_path: Path) -> None:
+    """In a process of another user where this one may do anything."""
+    code = """
+import os, sys
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.errors import TrackerError
+
+tracker = FsspecResultTracker(sys.argv[1])
+tracker["run"] = {"x": 1}
+os.chmod(sys.argv[1] + "/run", 0o000)
+os.chmod(sys.argv[1], 0o555)
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+for action in (lambda: tracker.put("run", x=1), lambda: tracker.put("a/b", x=1), lambda: tracker.get("run")):
+    try:
+        action()
+    except TrackerError as error:
+        print(type(error).__name__, type(error.__cause__).__name__, error)
+"""
+    base = tmp_path / "base"
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    try:
+        done = subprocess.run([sys.executable, "-c", code, str(base)], capture_output=True, text=True, check=True)
+    finally:
+        base.chmod(0o755)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line, what in zip(lines, (f"write {base}/run", f"write {base}/a/b", f"read {base}/run"), strict=True):
+        assert line.startswith(f"TrackerError PermissionError No permission to {what} (Permission denied). Make the ")
+        assert f"tracker base '{base}' accessible to user id" in line
+
+
+def test_a_full_disk_keeps_the_old_results(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    code = """
+import resource, signal, sys
+from torchx_kfp.tracking import FsspecResultTracker
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+tracker = FsspecResultTracker(sys.argv[1])
+tracker["run"] = {"x": 1}
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    tracker["run"] = {"x": "long" * 100}
+except Exception as error:
+    print(type(error).__name__, error)
+assert tracker["run"] == {"x": 1}
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"TrackerError Cannot write {tmp_path}/run: File too large. Check the tracker base")
+    assert visible(tmp_path) == ["run"]

@@ -1,0 +1,162 @@
+"""Bases that cannot be used, and what object stores are asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.tracking.conftest import S3Server
+from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.tracking import FsspecResultTracker
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("", r"The tracker base '' is no fsspec URL or local directory\. Use one such as /tmp/results or s3://"),
+        ("  ", r"The tracker base '  ' is no fsspec URL"),
+        ("a\0b", r"The tracker base 'a\\x00b' is no fsspec URL"),
+        (None, r"A tracker base is an fsspec URL or a local directory\. Got NoneType: None"),
+        (b"/tmp", r"A tracker base is an fsspec URL or a local directory\. Got bytes: b'/tmp'"),
+        (
+            "nope://x",
+            r"The tracker base 'nope://x' cannot be used: Protocol not known: nope\. Use a local directory, or",
+        ),
+        ("s3:/b/x", r"'s3:/b/x' has one slash behind its protocol.* Write 's3://b/x', or './s3:/b/x' if a directory"),
+        ("s3://", r"The tracker base 's3://' names no bucket\. Use one such as s3://bucket/results"),
+    ],
+)
+def test_bases_that_are_refused(base: Any, message: str) -> None:
+    with pytest.raises(TrackerError, match=message):
+        FsspecResultTracker(base)
+
+
+@pytest.mark.parametrize(
+    ("base", "module", "install"),
+    [
+        ("s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("s3a://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("gs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
+        ("gcs://bucket/x", "gcsfs", 'pip install "torchx-kfp[gcs]"'),
+        ("simplecache::s3://bucket/x", "s3fs", 'pip install "torchx-kfp[s3]"'),
+        ("abfs://bucket/x", "adlfs", "adlfs"),
+    ],
+)
+def test_a_missing_package_is_named(base: str, module: str, install: str) -> None:
+    code = """
+import sys
+sys.modules[sys.argv[2]] = None  # as if it were not installed
+from torchx_kfp.tracking import FsspecResultTracker
+try:
+    FsspecResultTracker(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, isinstance(error.__cause__, ImportError), error)
+"""
+    done = subprocess.run([sys.executable, "-c", code, base, module], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"TrackerError True The tracker base {base!r} needs a package that is missing: ")
+    assert install in done.stdout
+
+
+@pytest.mark.skipif(fsspec.__version__ < "2025", reason="this fsspec cannot write through dir::")
+def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
+    """One that is neither local, to fsspec, nor an object store; SFTP and HDFS are such."""
+    (tmp_path / "base").mkdir()
+    tracker = FsspecResultTracker(f"dir::file://{tmp_path}/base")
+    tracker["a/b"] = {"x": 1}
+    assert tracker["a/b"] == {"x": 1}
+    assert tracker["missing"] == {}
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
+    for key in ("a", "a/b/c"):
+        with pytest.raises(
+            KeyRefusedError, match=f"The key '{key}' is a folder of other keys of the tracker base 'dir::"
+        ):
+            tracker[key] = {"x": 1}
+    with pytest.raises(KeyRefusedError, match=r"is too long for the tracker base 'dir::.*Shorten it"):
+        tracker["n" * 300] = {"x": 1}
+
+
+@pytest.mark.s3
+class TestS3:
+    def test_a_put_is_one_request_and_a_get_is_one(self, s3_server: S3Server, s3_base: str) -> None:
+        bucket = s3_base.split("/")[2]
+        tracker = FsspecResultTracker(s3_base)
+        tracker["warm"] = {"x": 1}  # the client's own set-up
+        assert s3_server.requests(lambda: FsspecResultTracker(s3_base)) == []
+        assert s3_server.requests(lambda: tracker.put("a/b", x=1)) == [f"PUT /{bucket}/results/a/b"]
+        assert s3_server.requests(lambda: tracker.put("a/b", x=2)) == [f"PUT /{bucket}/results/a/b"]
+        assert s3_server.requests(lambda: tracker.get("a/b")) == [f"GET /{bucket}/results/a/b"]
+        assert s3_server.requests(lambda: tracker.get("missing")) == [f"GET /{bucket}/results/missing"]
+        assert len(s3_server.requests(lambda: tracker.keys("a"))) == 1
+
+    def test_the_base_may_be_a_whole_bucket(self, s3_base: str) -> None:
+        tracker = FsspecResultTracker(s3_base.rpartition("/")[0])
+        tracker["run"] = {"x": 1}
+        tracker["a/b"] = {"x": 2}
+        assert (tracker["run"], tracker["a/b"]) == ({"x": 1}, {"x": 2})
+        assert tracker.keys() == ["a/b", "run"]
+        with pytest.raises(KeyRefusedError, match="the object's name would have 1,025 bytes in UTF-8"):
+            tracker["n" * 1025] = {"x": 1}
+        tracker["n" * 1024] = {"x": 1}
+
+    def test_what_another_process_put_is_seen_at_once(self, s3_base: str) -> None:
+        tracker = FsspecResultTracker(s3_base)
+        assert (tracker["run/1"], tracker.keys(), tracker.keys("run")) == ({}, [], [])
+        code = "import sys; from torchx_kfp.tracking import *; FsspecResultTracker(sys.argv[1]).put('run/1', x=1)"
+        subprocess.run([sys.executable, "-c", code, s3_base], check=True)
+        assert (tracker["run/1"], tracker.keys(), tracker.keys("run")) == ({"x": 1}, ["run/1"], ["run/1"])
+
+    def test_a_bucket_that_is_missing(self, s3_server: S3Server) -> None:
+        tracker = FsspecResultTracker("s3://no-such-bucket/results")
+        for action, verb in (
+            (lambda: tracker.put("run", x=1), "write s3://no-such-bucket/results/run"),
+            (lambda: tracker.get("run"), "read s3://no-such-bucket/results/run"),
+            (lambda: tracker.keys(), "list s3://no-such-bucket/results"),
+        ):
+            with pytest.raises(
+                TrackerError, match=f"Cannot {verb}: the bucket of the tracker base '.*' does not exist. Make it, or"
+            ) as caught:
+                action()
+            assert isinstance(caught.value.__cause__, FileNotFoundError)
+        assert not [line for line in s3_server.requests(lambda: None) if line.startswith("PUT /no-such-bucket ")]
+
+    def test_a_key_that_s3fs_reads_as_a_version(self, s3_base: str) -> None:
+        tracker = FsspecResultTracker(s3_base)
+        for action in (lambda: tracker.put("a?versionId=1", x=1), lambda: tracker.get("a?versionId=1")):
+            with pytest.raises(
+                KeyRefusedError, match=r"The key 'a\?versionId=1' means something else to the tracker base"
+            ):
+                action()
+        assert tracker.keys() == []
+
+    def test_no_credentials(self, s3_base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        import s3fs
+
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+        s3fs.S3FileSystem.clear_instance_cache()
+        tracker = FsspecResultTracker(s3_base)
+        with pytest.raises(TrackerError, match=r"Cannot write s3://.*credentials.* Check the tracker base") as caught:
+            tracker["run"] = {"x": 1}
+        assert caught.value.__cause__ is not None
+
+    def test_a_server_that_forbids(self, s3_base: str, s3_server: S3Server) -> None:
+        import s3fs
+
+        bucket = s3_base.split("/")[2]
+        policy = (
+            '{"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Principal": "*", "Action": "s3:*", '
+            f'"Resource": ["arn:aws:s3:::{bucket}", "arn:aws:s3:::{bucket}/*"]}}]}}'
+        )
+        s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
+        tracker = FsspecResultTracker(s3_base)
+        with pytest.raises(TrackerError, match=r"No permission to read s3://.*list there") as caught:
+            tracker.get("run")
+        assert isinstance(caught.value.__cause__, PermissionError)

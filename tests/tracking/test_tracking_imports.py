@@ -1,0 +1,88 @@
+"""What an application's image has to hold: the standard library, fsspec, and a few modules of this package."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import torchx_kfp
+from torchx_kfp import protocol
+from torchx_kfp.tracking import FsspecResultTracker
+
+#: Besides the standard library.
+ALLOWED = {
+    "fsspec",
+    "torchx_kfp",
+    "torchx_kfp.errors",
+    "torchx_kfp.protocol",
+    "torchx_kfp.tracking",
+}
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages that holds fsspec and this package alone, as ``pip install --no-deps`` gives it."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    for module in (fsspec, torchx_kfp):
+        package = Path(str(module.__file__)).parent
+        (folder / package.name).symlink_to(package)
+    return folder
+
+
+def run(image: Path, code: str, environ: dict[str, str] | None = None) -> str:
+    # -S: without the site-packages of this environment.
+    program = f"import sys\nsys.path.insert(0, {str(image)!r})\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], env=environ or {}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_imports_nothing_else(image: Path) -> None:
+    code = """
+before = set(sys.modules)
+import torchx_kfp.tracking
+import json
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    loaded = {name for name in json.loads(run(image, code)) if name.split(".")[0] not in sys.stdlib_module_names}
+    assert "torchx_kfp.tracking.run" in loaded, "the test sees what is loaded"
+    packages = ("fsspec.", "torchx_kfp.tracking.")
+    assert not {name for name in loaded if name not in ALLOWED and not name.startswith(packages)}
+
+
+def test_the_installed_environment_loads_nothing_else_either() -> None:
+    """Where kfp and torchx are installed they stay unloaded."""
+    code = """
+import sys, torchx_kfp.tracking
+print(*sorted({name.split(".")[0] for name in sys.modules} & set(sys.argv[1:])))
+"""
+    heavy = ["kfp", "torchx", "yaml", "click", "s3fs", "aiohttp", "numpy"]
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_works_without_kfp_and_torchx(image: Path, tmp_path: Path) -> None:
+    FsspecResultTracker(tmp_path)["p1/train/e1"] = {"loss": 0.5}
+    code = """
+for name in ("kfp", "torchx", "yaml", "click"):
+    try:
+        __import__(name)
+    except ImportError:
+        pass
+    else:
+        raise SystemExit(f"{name} can be imported")
+from torchx_kfp.tracking import FsspecResultTracker, current_run
+run = current_run()
+run.put(loss=run.parent.results()["loss"] / 2, id=run.id)
+assert FsspecResultTracker("memory://x")["none"] == {}
+"""
+    context = protocol.StageContext(str(tmp_path), "p1/eval/e1", {"train": "p1/train/e1"})
+    run(image, code, protocol.encode(context))
+    assert FsspecResultTracker(tmp_path)["p1/eval/e1"] == {"loss": 0.25, "id": "p1/eval/e1"}
