@@ -1,0 +1,1 @@
+"""TorchX components of the example pipelines, with their applications."""

@@ -1,0 +1,1 @@
+"""Example pipelines: each file is one, named like the file."""

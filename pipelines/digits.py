@@ -1,0 +1,38 @@
+"""Hand-written digits: prepare the data, train a model in each trial, select the best one, evaluate it, and deploy it
+if it is good enough.
+
+The stages find each other's results through the tracker: none is told a path of another one's output::
+
+    torchx-kfp run pipelines/digits.py --tracker-base demo-results/tracker -p threshold=0.98
+
+Their applications are in ``components/``. A compiled file is therefore run in the folder that holds it, or with that
+folder in ``PYTHONPATH``; in a container, it is the image's working directory.
+
+``artifacts`` is the folder for data and models: a local one, or an fsspec URL such as ``s3://bucket/digits``. Without
+one it is beside the tracker base, under the same name with ``-artifacts`` behind it.
+"""
+
+from functools import partial
+
+from kfp import dsl
+
+from components.digits import component as apps
+from components.echo.component import echo
+from pipelines import trials
+from torchx_kfp import task_from_app
+
+
+@dsl.pipeline(name="digits", description="Trials on hand-written digits, and what becomes of the best one")
+def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed: int = 0, announce: bool = False):
+    stage = partial(task_from_app, tracker_base=tracker_base)
+
+    prepared = stage(apps.prepare(artifacts, seed))
+    # A pipeline of its own, since KFP's local runner puts a loop's item in place of what the loop reads of a task
+    # beside it. That of KFP 2.16 also needs a condition or a loop at this level, or else takes none further in.
+    trained = trials.trials(tracker_base=tracker_base, prepared=prepared.outputs["run_id"])
+    selected = stage(apps.select(), reads={"train": trained.output})
+    evaluated = stage(apps.evaluate(), reads=[prepared, selected])
+    # Reads evaluate too, to come after it. The decision is on what select, which it reads first, has recorded.
+    deployed = stage(apps.deploy(threshold), reads=[selected, evaluated])
+    with dsl.If(announce == True):  # noqa: E712 (KFP makes a condition of it)
+        stage(echo("So it was decided."), name="announce", reads=deployed)

@@ -1,0 +1,29 @@
+"""One training for each pair of hyperparameters, on data that is prepared already: a part of the digits pipeline.
+
+By itself, it trains on the data of an earlier run: ``prepared`` is the run id of its stage ``prepare``, which
+``torchx-kfp results`` shows::
+
+    torchx-kfp run pipelines/trials.py --tracker-base demo-results/tracker -p prepared=digits-.../prepare/prepare-0
+"""
+
+from typing import List  # noqa: UP035 (KFP's name for the type)
+
+from kfp import dsl
+
+from components.digits import component as apps
+from torchx_kfp import task_from_app
+
+HYPERPARAMETERS = [
+    {"C": 0.1, "gamma": 0.01},
+    {"C": 1.0, "gamma": 0.01},
+    {"C": 1.0, "gamma": 0.1},
+    {"C": 10.0, "gamma": 0.01},
+]
+
+
+@dsl.pipeline(name="trials", description="One training for each pair of hyperparameters")
+def trials(tracker_base: str, prepared: str) -> List[str]:  # noqa: UP006
+    with dsl.ParallelFor(HYPERPARAMETERS) as trial:
+        app = apps.train(trial.C, trial.gamma)
+        trained = task_from_app(app, tracker_base=tracker_base, reads={"prepare": prepared})
+    return dsl.Collected(trained.outputs["run_id"])

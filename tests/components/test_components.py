@@ -1,0 +1,72 @@
+"""Each TorchX component: found and parsed by TorchX, and accepted by the adapter whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+
+import pytest
+from torchx import specs
+from torchx.specs.builders import materialize_appdef
+from torchx.specs.finder import get_component
+
+from tests.components.stages import REPOSITORY
+from torchx_kfp.adapter.plan import plan_stage
+
+#: The arguments of each component as TorchX's command line takes them, and the application's own that follow from them.
+COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
+    "digits.component.prepare": (["--artifacts", "/data", "--seed", "7"], ["--artifacts=/data", "--seed=7"]),
+    "digits.component.train": (["--C", "10", "--gamma", "0.01"], ["--C=10.0", "--gamma=0.01"]),
+    "digits.component.select": ([], []),
+    "digits.component.evaluate": ([], []),
+    "digits.component.deploy": (["--threshold", "0.9"], ["--threshold=0.9"]),
+    "echo.component.echo": (["--message", "hello"], ["echo", "hello"]),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Callable[..., specs.AppDef]]:
+    """Every component in components/*/component.py, by `<folder>.component.<function>`."""
+    components = {}
+    for path in (REPOSITORY / "components").glob("*/component.py"):
+        module = importlib.import_module(f"components.{path.parent.name}.component")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                components[f"{path.parent.name}.component.{name}"] = function
+    return components
+
+
+def test_every_component_is_tested(found: dict[str, Callable[..., specs.AppDef]]) -> None:
+    assert set(found) == set(COMPONENTS)
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_torchx_and_the_adapter_take_it(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
+    arguments, expected = COMPONENTS[name]
+    app = materialize_appdef(found[name], [*arguments, "--image", "registry.example/image:2"])
+    assert app.name == name.rpartition(".")[2]
+    plan = plan_stage(app)
+    assert plan.image == "registry.example/image:2"
+    assert plan.command == (app.roles[0].entrypoint, *app.roles[0].args)
+    assert plan.command[-len(expected) :] == tuple(expected) if expected else True
+
+
+@pytest.mark.parametrize("name", [name for name in COMPONENTS if name.startswith("digits")])
+def test_starts_an_application_that_is_there(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
+    (role,) = materialize_appdef(found[name], COMPONENTS[name][0]).roles
+    assert (role.entrypoint, role.args[0]) == ("python", "-m")
+    assert importlib.util.find_spec(role.args[1]) is not None
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_torchx_runs_it_from_its_file(name: str) -> None:
+    """As `torchx run components/digits/component.py:train` does: it executes the file's text without importing it."""
+    folder, module, function = name.split(".")
+    component = get_component(f"{REPOSITORY}/components/{folder}/{module}.py:{function}")
+    assert component.validation_errors == []
+    app = materialize_appdef(component.fn, COMPONENTS[name][0])
+    assert app.name == function
+    # What TorchX shows as help comes from the docstrings.
+    assert component.description.startswith(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    assert "TIP" not in component.description

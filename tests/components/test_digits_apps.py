@@ -1,0 +1,142 @@
+"""Each digits application in a process of its own, as a stage by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+
+pytest.importorskip("sklearn", reason="the digits applications need the extra `examples`")
+
+import joblib
+import numpy as np
+
+from components.digits import component as apps
+from components.digits.prepare import folder_beside
+from tests.components.stages import REPOSITORY, run_app
+from tests.tracking.conftest import _s3_process, s3_base, s3_server  # noqa: F401 (fixtures)
+from torchx_kfp.tracking import FsspecResultTracker
+
+
+def _stage(app: apps.specs.AppDef, tracker_base: str, run_id: str = "", **parents: str | tuple[str, ...]) -> dict:
+    done = run_app(app, tracker_base=tracker_base, parents=parents, run_id=run_id or None)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout
+    return FsspecResultTracker(tracker_base)[run_id or f"run/{app.name}/1"]
+
+
+def _story(tracker_base: str, artifacts: str) -> None:
+    """All applications, one after the other."""
+    prepared = _stage(apps.prepare(artifacts), tracker_base)
+    parts = {name: prepared.pop(f"{name}_size") for name in ("train", "valid", "test")}
+    assert sum(parts.values()) == 1797
+    assert parts["train"] > parts["valid"] > 300
+    with fsspec.open(prepared["data"], "rb") as file:
+        data = dict(np.load(file))
+    assert {name: len(data[f"y_{name}"]) for name in parts} == parts
+    assert {name: data[f"x_{name}"].shape for name in parts} == {name: (size, 64) for name, size in parts.items()}
+
+    bad = _stage(apps.train(0.1, 0.01), tracker_base, "run/train/0", prepare="run/prepare/1")
+    good = _stage(apps.train(10, 0.01), tracker_base, "run/train/1", prepare="run/prepare/1")
+    assert 0 < bad["accuracy"] < 0.9 < good["accuracy"] <= 1
+    assert (good["C"], good["gamma"]) == (10, 0.01)
+    assert 0 < good["fit_seconds"] < 60
+
+    trials = ("run/train/0", "run/train/1")
+    selected = _stage(apps.select(), tracker_base, train=trials)
+    assert selected == {"best": "run/train/1", "accuracy": good["accuracy"], "model": good["model"], "trials": 2}
+
+    evaluated = _stage(apps.evaluate(), tracker_base, prepare="run/prepare/1", select="run/select/1")
+    with fsspec.open(good["model"], "rb") as file:
+        model = joblib.load(file)
+    assert evaluated == {"test_accuracy": model.score(data["x_test"], data["y_test"]), "model": good["model"]}
+
+    both = {"select": "run/select/1", "evaluate": "run/evaluate/1"}
+    record = {"accuracy": good["accuracy"], "model": good["model"]}
+    at = good["accuracy"]
+    assert _stage(apps.deploy(at), tracker_base, **both) == {**record, "threshold": at, "deployed": True}
+    above = at + 0.001
+    assert _stage(apps.deploy(above), tracker_base, **both) == {**record, "threshold": above, "deployed": False}
+
+
+def test_on_a_local_directory(tmp_path: Path) -> None:
+    _story(str(tmp_path / "tracker"), "")
+    model = tmp_path / "tracker-artifacts" / "run" / "train" / "1" / "model.joblib"
+    assert model.is_file()
+
+
+@pytest.mark.s3
+def test_on_s3(s3_base: str) -> None:  # noqa: F811
+    bucket = s3_base.rpartition("/")[0]
+    _story(s3_base, f"{bucket}/artifacts/")
+    filesystem, _ = fsspec.url_to_fs(bucket)
+    assert filesystem.isfile(f"{bucket}/artifacts/run/prepare/1/digits.npz")
+
+
+def test_data_depends_on_the_seed_alone(tmp_path: Path) -> None:
+    def labels(base: str, seed: int) -> list[int]:
+        prepared = _stage(apps.prepare(seed=seed), str(tmp_path / base))
+        with fsspec.open(prepared["data"], "rb") as file:
+            return list(np.load(file)["y_test"])
+
+    first = labels("a", 0)
+    assert labels("b", 0) == first
+    assert labels("c", 1) != first
+
+
+@pytest.mark.parametrize("tracker_base", ["s3://bucket", "s3://bucket/", "/"])
+def test_no_folder_beside_the_tracker_base(tracker_base: str) -> None:
+    with pytest.raises(SystemExit, match=f"No folder is beside the tracker base '{tracker_base}': .* with --artifacts"):
+        folder_beside(tracker_base)
+
+
+def test_folder_beside_the_tracker_base() -> None:
+    assert folder_beside("s3://bucket/results/") == "s3://bucket/results-artifacts"
+    assert folder_beside("file:///results") == "file:///results-artifacts"
+    assert folder_beside("demo-results/tracker") == "demo-results/tracker-artifacts"
+
+
+def test_outside_of_a_stage_the_message_says_what_is_missing() -> None:
+    for app in (apps.train(1, 0.1), apps.select()):
+        done = run_app(app)
+        assert done.returncode == 1
+        assert "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set" in done.stderr
+
+
+def test_missing_results_of_a_parent_fail_the_stage(tmp_path: Path) -> None:
+    done = run_app(apps.select(), tracker_base=tmp_path, parents={"train": ("run/train/0",)})
+    assert done.returncode == 1
+    assert "The run 'run/train/0' has recorded no results" in done.stderr
+
+
+def test_deploy_needs_no_torchx_kfp(tmp_path: Path) -> None:
+    FsspecResultTracker(str(tmp_path))["run/select/1"] = {"accuracy": 0.97, "model": "file:///model"}
+    # None in sys.modules makes an import of the name fail.
+    code = "import runpy, sys; sys.modules['torchx_kfp'] = None; runpy.run_module({!r}, run_name='__main__')"
+    app = apps.deploy(0.9)
+    module = app.roles[0].args[1]
+    app.roles[0].args[:2] = ["-c", code.format(module)]
+    results = _stage(app, str(tmp_path), select="run/select/1")
+    assert results["deployed"] is True
+
+    app = apps.select()
+    app.roles[0].args[:2] = ["-c", code.format(app.roles[0].args[1])]
+    assert "No module named 'torchx_kfp" in run_app(app, tracker_base=tmp_path).stderr
+
+
+def test_runs_by_path_from_any_folder(tmp_path: Path) -> None:
+    script = REPOSITORY / "components" / "digits" / "train.py"
+    done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--gamma" in done.stdout
+
+
+def test_importing_the_package_loads_neither_torchx_nor_kfp() -> None:
+    """`python -m components.digits.train` imports it in the application's image."""
+    code = "import sys, components.digits; print([name for name in ('torchx', 'kfp') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

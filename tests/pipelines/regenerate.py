@@ -1,0 +1,67 @@
+"""The golden files of the pipelines: what each file in pipelines/ compiles to.
+
+``python -m tests.pipelines.regenerate`` writes them anew; review the difference like any other. CI never does that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PIPELINES = sorted(path for path in (REPOSITORY / "pipelines").glob("*.py") if path.name != "__init__.py")
+GOLDENS = Path(__file__).resolve().with_name("goldens")
+
+#: The versions of what compiled the file: nothing else may differ from one to the other.
+_VERSIONS = (
+    (re.compile(r"^sdkVersion: kfp-\S+$", re.MULTILINE), "sdkVersion: kfp-VERSION"),
+    (re.compile(r"^( +torchx\.pytorch\.org/version): \S+$", re.MULTILINE), r"\1: VERSION"),
+)
+
+
+def load_pipeline(path: Path) -> Any:
+    """The pipeline of this file: the one that is named like it."""
+    return getattr(importlib.import_module(f"pipelines.{path.stem}"), path.stem)
+
+
+def compile_text(path: Path) -> str:
+    """What this file compiles to."""
+    from kfp import compiler
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(load_pipeline(path), str(out))
+        return out.read_text(encoding="utf-8")
+
+
+def normalise(text: str) -> str:
+    """The text without the versions of kfp and torchx."""
+    for pattern, replacement in _VERSIONS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def golden_file(path: Path) -> Path:
+    """Where the golden of this pipeline's file is."""
+    return GOLDENS / f"{path.stem}.yaml"
+
+
+def main() -> None:
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        sys.exit("CI is set, and goldens are not rewritten there: run this on your machine, and commit what changes.")
+    GOLDENS.mkdir(exist_ok=True)
+    for path in PIPELINES:
+        golden_file(path).write_text(normalise(compile_text(path)), encoding="utf-8")
+        print(f"wrote {golden_file(path).relative_to(REPOSITORY)}")
+    for left in sorted(set(GOLDENS.iterdir()) - {golden_file(path) for path in PIPELINES}):
+        left.unlink()
+        print(f"removed {left.relative_to(REPOSITORY)}: there is no such pipeline")
+
+
+if __name__ == "__main__":
+    main()

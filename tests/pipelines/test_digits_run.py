@@ -1,0 +1,141 @@
+"""The digits pipeline as processes of this machine: what its stages recorded tells one consistent story."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.trials import HYPERPARAMETERS
+from tests.pipelines import regenerate
+from torchx_kfp.tracking import FsspecResultTracker
+
+_RUN = """
+import json, sys
+from torchx_kfp.local import run
+
+done = run(sys.argv[1], json.loads(sys.argv[2]), output_dir=sys.argv[3])
+done.raise_for_failure()
+print(json.dumps({stage.name: [stage.state, stage.run_id] for stage in done.stages}))
+"""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What each stage of a run recorded, by the stage's name; the run ids beside it."""
+
+    results: dict[str, dict[str, Any]]
+    run_ids: dict[str, str]
+
+    @property
+    def trials(self) -> dict[str, dict[str, Any]]:
+        return {self.run_ids[name]: results for name, results in self.results.items() if name.startswith("trials/")}
+
+
+def _run(path: Path, folder: Path, tracker_base: Path, **arguments: object) -> Story:
+    """A run of the compiled pipeline, started in this folder."""
+    compiled = folder / "compiled.yaml"
+    compiled.write_text(regenerate.compile_text(path), encoding="utf-8")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _RUN,
+            str(compiled),
+            json.dumps({"tracker_base": str(tracker_base), **arguments}),
+            str(folder / "logs"),
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(regenerate.REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    stages = json.loads(done.stdout)
+    stages = {name: run_id for name, (state, run_id) in stages.items() if state != "skipped"}
+    tracker = FsspecResultTracker(str(tracker_base))
+    return Story({name: tracker[run_id] for name, run_id in stages.items()}, stages)
+
+
+pytest.importorskip("sklearn", reason="the digits applications need the extra `examples`")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Path:
+    return regenerate.REPOSITORY / "pipelines" / "digits.py"
+
+
+@pytest.fixture(scope="module")
+def story(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("digits")
+    return _run(digits, folder, folder / "tracker")
+
+
+def test_every_stage_has_run(story: Story) -> None:
+    trials = {f"trials/train[{index}]" for index in range(4)}
+    assert set(story.results) == {"prepare", *trials, "select", "evaluate", "deploy"}
+    assert len(set(story.run_ids.values())) == 8
+    assert story.results["prepare"]["train_size"] > story.results["prepare"]["test_size"] > 300
+
+
+def test_trials_have_the_hyperparameters_of_the_pipeline(story: Story) -> None:
+    ran = [
+        {"C": trial["C"], "gamma": trial["gamma"]}
+        for _, trial in sorted(story.results.items())
+        if "fit_seconds" in trial
+    ]
+    assert ran == HYPERPARAMETERS
+
+
+def test_select_names_the_best_of_the_trials(story: Story) -> None:
+    selected = story.results["select"]
+    best = story.trials[selected["best"]]
+    assert selected["accuracy"] == best["accuracy"] == max(trial["accuracy"] for trial in story.trials.values())
+    assert selected["model"] == best["model"]
+    assert selected["trials"] == 4
+    # The trials differ, so that the choice means something.
+    assert len({trial["accuracy"] for trial in story.trials.values()}) > 1
+    assert selected["accuracy"] > 0.9
+
+
+def test_evaluate_measures_the_selected_model(story: Story) -> None:
+    assert story.results["evaluate"]["model"] == story.results["select"]["model"]
+    assert 0.9 < story.results["evaluate"]["test_accuracy"] <= 1
+
+
+def test_deploys_what_is_good_enough(story: Story) -> None:
+    assert story.results["deploy"] == {
+        "deployed": True,
+        "accuracy": story.results["select"]["accuracy"],
+        "threshold": 0.95,
+        "model": story.results["select"]["model"],
+    }
+
+
+def test_tracker_holds_results_and_nothing_else(story: Story, tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = Path(story.results["select"]["model"].removeprefix("file://"))
+    tracker_base = Path(str(model).partition("-artifacts/")[0])
+    assert model.is_file()
+    files = {str(file.relative_to(tracker_base)) for file in tracker_base.rglob("*") if file.is_file()}
+    assert files == set(story.run_ids.values())
+
+
+def test_does_not_deploy_below_the_threshold(digits: Path, tmp_path: Path) -> None:
+    tracker_base = tmp_path / "tracker"
+    models = tmp_path / "models"
+    story = _run(digits, tmp_path, tracker_base, threshold=1.01, artifacts=str(models), seed=1, announce=True)
+    assert story.results["deploy"]["deployed"] is False
+    assert story.results["deploy"]["threshold"] == 1.01
+    assert story.results["select"]["accuracy"] == max(trial["accuracy"] for trial in story.trials.values())
+    for trial in story.trials.values():
+        assert trial["model"].startswith(f"file://{models}/")
+    # The announcement, in a shell script, has read the record of deploy, in Python.
+    (announce,) = [results for name, results in story.results.items() if name.endswith("announce")]
+    record = (tracker_base / story.run_ids["deploy"]).read_text()
+    assert announce == {"bytes": len(f"{record}So it was decided.\n")}

@@ -1,0 +1,89 @@
+"""Every file in pipelines/ compiles to its golden file; ``python -m tests.pipelines.regenerate`` rewrites them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kfp import components
+
+from tests.pipelines import regenerate
+
+#: What a user has to give beside the tracker base.
+_NEEDED = {"trials": ("prepared",)}
+_IDS = [path.stem for path in regenerate.PIPELINES]
+
+
+@pytest.fixture(scope="module", params=regenerate.PIPELINES, ids=_IDS)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def compiled(path: Path) -> str:
+    return regenerate.compile_text(path)
+
+
+def test_there_are_pipelines_and_no_other_goldens() -> None:
+    assert {"digits", "hello", "trials"} <= set(_IDS)
+    assert sorted(golden.stem for golden in regenerate.GOLDENS.iterdir()) == _IDS
+
+
+def test_compiles_to_its_golden(path: Path, compiled: str) -> None:
+    golden = regenerate.golden_file(path)
+    assert golden.exists(), f"{path.name} has no golden: run `python -m tests.pipelines.regenerate`"
+    assert regenerate.normalise(compiled) == golden.read_text(encoding="utf-8"), (
+        "If the change is wanted, run `python -m tests.pipelines.regenerate` and review the difference."
+    )
+
+
+def test_only_versions_are_normalised(compiled: str) -> None:
+    normalised = regenerate.normalise(compiled)
+    changed = [
+        (before, after)
+        for before, after in zip(compiled.splitlines(), normalised.splitlines(), strict=True)
+        if before != after
+    ]
+    assert changed
+    for before, after in changed:
+        assert re.fullmatch(r"sdkVersion: kfp-[\d.]+|\s+torchx\.pytorch\.org/version: '?[\w.]+'?", before)
+        assert before.partition(": ")[0] == after.partition(": ")[0]
+
+
+def test_holds_no_unresolved_channel_and_no_path_of_this_machine(compiled: str) -> None:
+    assert "{{channel" not in compiled
+    assert str(regenerate.REPOSITORY) not in compiled
+    assert sys.prefix not in compiled
+    assert str(Path.home()) + "/" not in compiled
+
+
+def test_loads_again_through_kfp(path: Path, compiled: str, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(compiled, encoding="utf-8")
+    loaded = components.load_component_from_file(str(file))
+    assert loaded.name == path.stem
+    spec: dict[str, Any] = next(iter(yaml.safe_load_all(compiled)))
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert set(loaded.component_spec.inputs) == set(parameters)
+    needed = {name for name, parameter in parameters.items() if not parameter.get("isOptional")}
+    assert needed == {"tracker_base", *_NEEDED.get(path.stem, ())}
+
+
+def test_goldens_are_not_rewritten_in_ci() -> None:
+    before = {golden: golden.stat().st_mtime_ns for golden in regenerate.GOLDENS.iterdir()}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pipelines.regenerate"],
+        cwd=regenerate.REPOSITORY,
+        env={**os.environ, "CI": "true"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "CI is set, and goldens are not rewritten there" in done.stderr
+    assert {golden: golden.stat().st_mtime_ns for golden in regenerate.GOLDENS.iterdir()} == before
