@@ -1,0 +1,275 @@
+"""Stages made of AppDefs under the local runner: what arrives in applications, and what they find in the tracker."""
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any, Dict, List  # noqa: UP035 - the spellings that KFP's text of channels cannot read back
+
+import pytest
+from kfp import components, dsl
+from torchx.specs import AppDef, Role
+
+from tests.adapter.apps import compile_pipeline
+from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
+from torchx_kfp.errors import StageFailedError
+from torchx_kfp.local import RunResult, State, run
+from torchx_kfp.tracking import FsspecResultTracker
+
+#: Records its arguments, one of its variables, and what the stages that it reads have recorded.
+PROGRAM = """
+import json, os, sys
+from torchx_kfp.tracking import current_run
+run = current_run()
+def read(parent):
+    return [p.results()["argv"] for p in parent] if isinstance(parent, list) else parent.results()["argv"]
+run.put(
+    argv=json.dumps(sys.argv[1:]),
+    variable=os.environ.get("VARIABLE", ""),
+    read=json.dumps({alias: read(parent) for alias, parent in run.parents.items()}),
+)
+"""
+
+
+def app(name: str, *args: Any, **fields: Any) -> AppDef:
+    role = Role("role", image="image", entrypoint="python", args=["-c", PROGRAM, *args], **fields)
+    return AppDef(name, [role])
+
+
+def run_pipeline(function: Any, tmp_path: Path, **arguments: Any) -> RunResult:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(compile_pipeline(function))
+    base = {"tracker_base": str(tmp_path / "results"), **arguments}
+    return run(path, base, output_dir=tmp_path / "runs", quiet=True)
+
+
+def recorded(result: RunResult, name: str) -> dict[str, Any]:
+    (stage,) = [stage for stage in result.stages if stage.name == name]
+    assert stage.run_id is not None, stage.reason
+    assert stage.tracker_base is not None
+    return FsspecResultTracker(stage.tracker_base)[stage.run_id]
+
+
+def argv(result: RunResult, name: str) -> list[str]:
+    return json.loads(recorded(result, name)["argv"])  # type: ignore[no-any-return]
+
+
+def test_parameters_of_every_type(tmp_path: Path) -> None:
+    def pipeline(
+        tracker_base: str,
+        s: str = "x",
+        i: int = 3,
+        f: float = 0.1,
+        b: bool = True,
+        li: List[int] = [1, 2],  # noqa: B006, UP006
+        d: Dict[str, int] = {"a": 1},  # noqa: B006, UP006
+    ) -> None:
+        task_from_app(
+            app("use", f"{s}", f"--i={i}", f"[{f}]", f"{b}", f"{li}", f"{d}", i, env={"VARIABLE": f"{i}-{s}"}),
+            tracker_base=tracker_base,
+        )
+
+    result = run_pipeline(pipeline, tmp_path, s='it\'s "$HOME" $$ $(id)\n')
+    assert argv(result, "use") == ['it\'s "$HOME" $$ $(id)\n', "--i=3", "[0.1]", "true", "[1,2]", '{"a":1}', "3"]
+    assert recorded(result, "use")["variable"] == '3-it\'s "$HOME" $$ $(id)\n'
+
+
+def test_items_and_fields_in_loops_conditions_and_nested_pipelines(tmp_path: Path) -> None:
+    @dsl.pipeline(name="inner")
+    def inner(tracker_base: str, lr: float, words: List[str]) -> str:  # noqa: UP006
+        with dsl.ParallelFor(words) as word:
+            task_from_app(app("deep", f"{lr}-{word}"), tracker_base=tracker_base)
+        return task_from_app(app("last", f"{lr}"), tracker_base=tracker_base).outputs["run_id"]
+
+    def pipeline(tracker_base: str, mode: str = "a", points: List[Dict[str, float]] = [{"lr": 0.5}]) -> None:  # noqa: B006, UP006
+        stage = functools.partial(task_from_app, tracker_base=tracker_base)
+        with dsl.ParallelFor([{"lr": 0.1, "kind": "x", "n": 2}, {"lr": 1e-5, "kind": "y z", "n": 3}]) as item:
+            stage(app("fields", f"--lr={item.lr}", f"{item.kind}", item.n, f"{item}"))
+            with dsl.If(mode == "a"), dsl.ParallelFor([10, 0.5]) as number:
+                stage(app("both", f"{item.kind}:{item.lr}:{number}"))
+        with dsl.ParallelFor(points) as point:
+            stage(app("point", f"{point.lr}"))
+        first, second = (inner(tracker_base=tracker_base, lr=lr, words=["u", "v"]) for lr in (0.1, 0.2))
+        stage(app("read"), reads={"first": first.output, "second": second.output})
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert argv(result, "fields[0]") == ["--lr=0.1", "x", "2", '{"kind":"x","lr":0.1,"n":2}']
+    assert argv(result, "fields[1]") == ["--lr=0.00001", "y z", "3", '{"kind":"y z","lr":0.00001,"n":3}']
+    assert argv(result, "both[0,0]") == ["x:0.1:10"]
+    assert argv(result, "both[1,1]") == ["y z:0.00001:0.5"]
+    assert argv(result, "point[0]") == ["0.5"]
+    assert argv(result, "inner/deep[1]") == ["0.1-v"]
+    assert argv(result, "inner-2/deep[0]") == ["0.2-u"]
+    read = json.loads(recorded(result, "read")["read"])
+    assert read == {"first": '["0.1"]', "second": '["0.2"]'}
+
+
+def test_every_execution_has_a_run_id_of_its_own(tmp_path: Path) -> None:
+    @dsl.pipeline(name="inner")
+    def inner(tracker_base: str) -> None:
+        task_from_app(app("stage", "same"), tracker_base=tracker_base)
+
+    def pipeline(tracker_base: str) -> None:
+        inner(tracker_base=tracker_base)
+        inner(tracker_base=tracker_base)
+        with dsl.ParallelFor([1, 2]), dsl.ParallelFor([1, 2]):
+            task_from_app(app("stage", "same"), tracker_base=tracker_base)
+        task_from_app(app("stage", "same"), tracker_base=tracker_base)
+
+    result = run_pipeline(pipeline, tmp_path)
+    run_ids = {stage.run_id for stage in result.stages}
+    assert len(run_ids) == len(result.stages) == 7
+    assert all(run_id and run_id.startswith(f"{result.run_id}/stage/") for run_id in run_ids)
+    assert sorted(FsspecResultTracker(tmp_path / "results").keys()) == sorted(map(str, run_ids))
+
+
+def test_a_retry_has_a_run_id_of_its_own(tmp_path: Path) -> None:
+    program = (
+        PROGRAM
+        + f"\npath = {str(tmp_path / 'tried')!r}\nif not os.path.exists(path): open(path, 'w').close(); sys.exit(3)"
+    )
+
+    def pipeline(tracker_base: str) -> None:
+        role = Role("role", "image", entrypoint="python", args=["-c", program, "x"], max_retries=1)
+        first = task_from_app(AppDef("flaky", [role]), tracker_base=tracker_base)
+        first.set_retry(num_retries=1, backoff_duration="0s")
+        task_from_app(app("read"), tracker_base=tracker_base, reads=first)
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert result.state is State.SUCCEEDED
+    keys = FsspecResultTracker(tmp_path / "results").keys(f"{result.run_id}/flaky")
+    assert len(keys) == 2
+    flaky = next(stage for stage in result.stages if stage.name == "flaky")
+    assert (flaky.attempts, flaky.run_id) == (2, max(keys))
+    assert json.loads(recorded(result, "read")["read"]) == {"flaky": '["x"]'}
+
+
+def test_fan_ins(tmp_path: Path) -> None:
+    def pipeline(tracker_base: str, empty: List[int] = []) -> None:  # noqa: B006, UP006
+        stage = functools.partial(task_from_app, tracker_base=tracker_base)
+        with dsl.ParallelFor(["c", "a", "b"]) as letter, dsl.ParallelFor([1, 2]) as number:
+            trial = stage(app("trial", f"{letter}{number}"))
+        with dsl.ParallelFor(empty) as number:
+            none = stage(app("none", f"{number}"))
+        one, two = stage(app("one", "1")), stage(app("two", "2"))
+        stage(
+            app("read"),
+            reads={
+                "trials": dsl.Collected(trial.outputs["run_id"]),
+                "none": dsl.Collected(none.outputs["run_id"]),
+                "listed": [two, one],
+                "one": one,
+            },
+        )
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert json.loads(recorded(result, "read")["read"]) == {
+        "trials": [json.dumps([f"{letter}{number}"]) for letter in "cab" for number in (1, 2)],
+        "none": [],
+        "listed": ['["2"]', '["1"]'],
+        "one": '["1"]',
+    }
+
+
+@pytest.mark.parametrize(("mode", "taken"), [("a", "left"), ("b", "right")])
+def test_one_of_two_branches_is_read(tmp_path: Path, mode: str, taken: str) -> None:
+    def pipeline(tracker_base: str, mode: str) -> None:
+        stage = functools.partial(task_from_app, tracker_base=tracker_base)
+        with dsl.If(mode == "a"):
+            left = stage(app("left", "left"))
+        with dsl.Else():
+            right = stage(app("right", "right"))
+        either = dsl.OneOf(left.outputs["run_id"], right.outputs["run_id"])
+        stage(app("read", either), reads={"either": either})
+
+    result = run_pipeline(pipeline, tmp_path, mode=mode)
+    assert json.loads(recorded(result, "read")["read"]) == {"either": json.dumps([taken])}
+    assert argv(result, "read")[0].split("/")[1] == taken
+
+
+def test_a_stage_of_an_earlier_run_is_read(tmp_path: Path) -> None:
+    def first(tracker_base: str) -> None:
+        task_from_app(app("train", "earlier"), tracker_base=tracker_base)
+
+    def second(tracker_base: str, run_id: str) -> None:
+        task_from_app(app("read"), tracker_base=tracker_base, reads={"train": run_id})
+
+    earlier = run_pipeline(first, tmp_path).stages[0].run_id
+    result = run_pipeline(second, tmp_path, run_id=earlier)
+    assert json.loads(recorded(result, "read")["read"]) == {"train": '["earlier"]'}
+
+
+def test_components_and_component_files(tmp_path: Path) -> None:
+    train = component_from_app(app("train", "$$", "{{workflow.name}}"), tracked=True)
+    read = components.load_component_from_text(component_spec_from_app(app("read"), reads=["model"]))
+
+    def pipeline(tracker_base: str) -> None:
+        model = train(tracker_base=tracker_base)
+        again = read(tracker_base=tracker_base, model=model.outputs["run_id"])
+        task_from_app(app("last"), tracker_base=tracker_base, reads=[again, model])
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert argv(result, "train") == ["$$", "{{workflow.name}}"]
+    assert json.loads(recorded(result, "read/read-stage")["read"]) == {"model": '["$$", "{{workflow.name}}"]'}
+    assert list(json.loads(recorded(result, "last")["read"])) == ["read", "train"]
+
+
+def test_names_that_kfp_would_change(tmp_path: Path) -> None:
+    names = ["漢字", "a/b ../c", "x" * 200, "UPPER_case.1", "quo\"te'"]
+
+    def pipeline(tracker_base: str) -> None:
+        tasks = [task_from_app(app(name, str(number)), tracker_base=tracker_base) for number, name in enumerate(names)]
+        task_from_app(app("read"), tracker_base=tracker_base, reads=tasks)
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert json.loads(recorded(result, "read")["read"]) == {name: json.dumps([str(n)]) for n, name in enumerate(names)}
+
+
+def test_what_a_failed_stage_recorded_stays(tmp_path: Path) -> None:
+    def pipeline(tracker_base: str) -> None:
+        role = Role("role", "image", entrypoint="python", args=["-c", PROGRAM + "\nsys.exit(4)", "until then"])
+        failed = task_from_app(AppDef("train", [role]), tracker_base=tracker_base)
+        task_from_app(app("read"), tracker_base=tracker_base, reads=failed)
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert argv(result, "train") == ["until then"]
+    with pytest.raises(StageFailedError, match="train ended with exit code 4"):
+        result.raise_for_failure()
+
+
+def test_an_app_that_knows_only_torchx(tmp_path: Path) -> None:
+    program = (
+        "import os, warnings; warnings.simplefilter('ignore')\n"
+        "from torchx.runtime.tracking import FsspecResultTracker\n"
+        "tracker = FsspecResultTracker(os.environ['TORCHX_TRACKER_BASE'])\n"
+        "loss = tracker[os.environ['TORCHX_PARENT_RUN_ID']]['loss'] if 'TORCHX_PARENT_RUN_ID' in os.environ else 1.0\n"
+        "tracker[os.environ['TORCHX_JOB_ID']] = {'loss': loss / 2}\n"
+    )
+
+    def pipeline(tracker_base: str) -> None:
+        def plain(name: str) -> AppDef:
+            return AppDef(name, [Role("role", "image", entrypoint="python", args=["-c", program])])
+
+        stage = functools.partial(task_from_app, tracker_base=tracker_base)
+        stage(plain("third"), reads=stage(plain("second"), reads=stage(plain("first"))))
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert math.isclose(recorded(result, "third")["loss"], 0.125)
+
+
+def test_a_hundred_stages_in_a_chain(tmp_path: Path) -> None:
+    """In the shell, so that it stays quick: each appends to what the one before it wrote."""
+    script = (
+        'mkdir -p "$TORCHX_TRACKER_BASE/${TORCHX_JOB_ID%/*}"; n=0; [ -z "$TORCHX_PARENT_RUN_ID" ] || '
+        'n=$(sed "s/[^0-9]//g" "$TORCHX_TRACKER_BASE/$TORCHX_PARENT_RUN_ID"); '
+        'printf "{\\"n\\": %d}" $((n + 1)) >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"'
+    )
+
+    def pipeline(tracker_base: str) -> None:
+        previous = None
+        for number in range(100):
+            role = Role("role", "image", entrypoint="sh", args=["-c", script])
+            previous = task_from_app(AppDef(f"stage-{number}", [role]), tracker_base=tracker_base, reads=previous)
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert recorded(result, "stage-99") == {"n": 100}
