@@ -32,7 +32,7 @@ def main() -> None:
         x_rest, y_rest, test_size=0.5, random_state=args.seed, stratify=y_rest
     )
 
-    filesystem, path = fsspec.url_to_fs(args.artifacts or folder_beside(os.environ["TORCHX_TRACKER_BASE"]))
+    filesystem, path = fsspec.core.url_to_fs(args.artifacts or folder_beside(os.environ["TORCHX_TRACKER_BASE"]))
     artifacts = filesystem.unstrip_protocol(path)  # a URL that holds in any working directory
     data = f"{artifacts}/{run.id}/digits.npz"
     with fsspec.open(data, "wb") as file:

@@ -1,4 +1,4 @@
-"""AppDefs and pipelines for tests."""
+"""AppDefs, arguments and pipelines for tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,34 @@ from typing import Any
 import yaml
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
+
+#: Words that KFP, Argo or the kubelet would change.
+HOSTILE = [
+    "$$",
+    "$$$$",
+    "a$$b",
+    "$(HOME)",
+    "$$(HOME)",
+    "$(UNSET)",
+    "{{workflow.name}}",
+    "{{=1+1}}",
+    "{{unknown}}",
+    "{{$.inputs.parameters['a']}}",
+    "{{",
+    "{{{{ }}}}",
+    '{"Concat": ["a"]}',
+    '{"IfPresent": {}}',
+    "\x7f",
+    "a\U000e0001b",
+    "{{workflow.name}}\n\n",
+    "\\{{=1}}\\n\\0101\\c",
+    "é{{=1}}漢字🙂",
+]
+#: Words that a careless shell script would change.
+PLAIN = [
+    *("", " ", "-", "--", "-n", "-e", "'", '"', "`id`", "$HOME", "$", "${HOME}", "\\", "\\n", "a\nb", "\n", "a=b"),
+    *("*", "~", "!", "é漢字🙂"),
+]
 
 
 def make_app(name: str = "train", *, role: str = "trainer", **fields: Any) -> AppDef:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.adapter.apps import compile_pipeline, make_app
+from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, EngineFailure, argo, containers, kubelet, launcher
 from torchx_kfp import protocol, task_from_app
 from torchx_kfp.adapter import command, text
@@ -22,32 +22,6 @@ from torchx_kfp.adapter.plan import plan_stage
 from torchx_kfp.errors import AppDefError
 
 SHELLS = {"dash": ["dash"], "bash": ["bash"], "busybox": ["busybox"]}
-
-HOSTILE = [
-    "$$",
-    "$$$$",
-    "a$$b",
-    "$(HOME)",
-    "$$(HOME)",
-    "$(UNSET)",
-    "{{workflow.name}}",
-    "{{=1+1}}",
-    "{{unknown}}",
-    "{{$.inputs.parameters['a']}}",
-    "{{",
-    "{{{{ }}}}",
-    '{"Concat": ["a"]}',
-    '{"IfPresent": {}}',
-    "\x7f",
-    "a\U000e0001b",
-    "{{workflow.name}}\n\n",
-    "\\{{=1}}\\n\\0101\\c",
-    "é{{=1}}漢字🙂",
-]
-PLAIN = [
-    *("", " ", "-", "--", "-n", "-e", "'", '"', "`id`", "$HOME", "$", "${HOME}", "\\", "\\n", "a\nb", "\n", "a=b"),
-    *("*", "~", "!", "é漢字🙂"),
-]
 
 
 @pytest.fixture(scope="session", params=SHELLS)

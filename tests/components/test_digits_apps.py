@@ -73,7 +73,7 @@ def test_on_a_local_directory(tmp_path: Path) -> None:
 def test_on_s3(s3_base: str) -> None:  # noqa: F811
     bucket = s3_base.rpartition("/")[0]
     _story(s3_base, f"{bucket}/artifacts/")
-    filesystem, _ = fsspec.url_to_fs(bucket)
+    filesystem, _ = fsspec.core.url_to_fs(bucket)
     assert filesystem.isfile(f"{bucket}/artifacts/run/prepare/1/digits.npz")
 
 

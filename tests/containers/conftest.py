@@ -1,0 +1,74 @@
+"""A Docker engine for tests. Without one they are skipped, or fail where ``TORCHX_KFP_REQUIRE_DOCKER=1``."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import docker
+import pytest
+
+from tests.containers.images import (
+    BUSYBOX_IMAGE,
+    HOST_IMAGE,
+    UnusableHostError,
+    busybox_root,
+    host_changes,
+    host_root,
+)
+from tests.containers.runner import KfpDockerRunner
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and "docker_client" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.docker)
+
+
+def _missing(reason: str) -> NoReturn:
+    if os.environ.get("TORCHX_KFP_REQUIRE_DOCKER") == "1":
+        pytest.fail(f"{reason}. TORCHX_KFP_REQUIRE_DOCKER=1 asks for tests in containers.", pytrace=False)
+    pytest.skip(reason)
+
+
+def _connect() -> docker.DockerClient:
+    reason = ""
+    with warnings.catch_warnings():
+        # A client that finds no engine leaves its socket open for the garbage collector to close.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            return docker.from_env(timeout=120)
+        except docker.errors.DockerException as error:
+            where = os.environ.get("DOCKER_HOST") or "the default socket"
+            reason = f"no Docker engine answers at {where}: {error}"
+        gc.collect()
+    _missing(reason)
+
+
+@pytest.fixture(scope="session")
+def docker_client() -> Iterator[docker.DockerClient]:
+    """A client of this machine's Docker engine."""
+    client = _connect()
+    with_images = [(BUSYBOX_IMAGE, busybox_root, []), (HOST_IMAGE, host_root, host_changes())]
+    try:
+        for name, root, changes in with_images:
+            repository, tag = name.split(":")
+            client.api.import_image_from_data(root(), repository, tag, changes)
+        yield client
+    except UnusableHostError as error:
+        _missing(str(error))
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def kfp_docker_runner(docker_client: docker.DockerClient, tmp_path: Path) -> KfpDockerRunner:
+    """KFP's local runner, with ``BUSYBOX_IMAGE`` and ``HOST_IMAGE`` in its engine."""
+    root = tmp_path / "pipeline-root"
+    root.mkdir()
+    return KfpDockerRunner(docker_client, root)
