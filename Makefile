@@ -1,0 +1,68 @@
+# One environment serves all targets: it is made on first use, and again when pyproject.toml has changed.
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+DEMO ?= demo-results
+
+export PYTHON
+bin := $(VENV)/bin
+sources := torchx_kfp components pipelines tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-containers test-lowest test-newest ci lint format types goldens benchmarks clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
+	@echo
+	@echo '  PYTHON=python3.12 VENV=.venv-3.12   another interpreter, in an environment of its own'
+	@echo '  ARGS="-k tracker -x"                arguments for pytest'
+
+demo: $(VENV)/.ready ## run the digits pipeline on this machine
+	@mkdir -p $(DEMO)
+	$(bin)/torchx-kfp compile pipelines/digits.py -o $(DEMO)/digits.yaml
+	$(bin)/torchx-kfp run $(DEMO)/digits.yaml --tracker-base $(DEMO)/tracker
+
+test: $(VENV)/.ready ## run all tests (those in containers where a Docker engine answers)
+	$(bin)/python -m pytest $(ARGS)
+
+test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine where none is (Debian, root)
+	.ci/with-docker $(bin)/python -m pytest -m docker $(ARGS)
+
+test-lowest: .venv-lowest/.ready ## run the tests with the lowest versions that pyproject.toml allows
+	.venv-lowest/bin/python -m pytest -m "not docker" $(ARGS)
+
+test-newest: .venv-newest/.ready ## run the tests with the newest kfp and torchx's nightly
+	.venv-newest/bin/python -m pytest -m "not docker" $(ARGS)
+
+ci: ## run everything that CI runs
+	bash .ci/run
+
+lint: $(VENV)/.ready ## check style and formatting
+	$(bin)/ruff check $(sources)
+	$(bin)/ruff format --check $(sources)
+
+format: $(VENV)/.ready ## put files into the project's format
+	$(bin)/ruff check --fix $(sources)
+	$(bin)/ruff format $(sources)
+
+types: $(VENV)/.ready ## check types (mypy, strict)
+	$(bin)/mypy
+
+goldens: $(VENV)/.ready ## write the goldens of pipelines/ anew
+	$(bin)/python -m tests.pipelines.regenerate
+
+benchmarks: $(VENV)/.ready ## measure compile time, start of a stage, put and get
+	@set -e; for benchmark in benchmarks/[a-z]*.py; do $(bin)/python "$$benchmark"; done
+
+clean: ## remove environments, caches and results
+	rm -rf .venv .venv-* $(DEMO) build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache local_outputs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.ready: pyproject.toml .ci/venv
+	@echo 'Making $(VENV) (once; less than a minute on most machines).'
+	@.ci/venv $(VENV)
+	@touch $@
+
+.venv-lowest/.ready .venv-newest/.ready: .venv-%/.ready: pyproject.toml .ci/venv
+	@.ci/venv .venv-$* $*
+	@touch $@
