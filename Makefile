@@ -32,7 +32,7 @@ test-lowest: .venv-lowest/.ready ## run the tests with the lowest versions that 
 	.venv-lowest/bin/python -m pytest -m "not docker" $(ARGS)
 
 test-newest: .venv-newest/.ready ## run the tests with the newest kfp and torchx's nightly
-	.venv-newest/bin/python -m pytest -m "not docker" $(ARGS)
+	.venv-newest/bin/python -m pytest $(ARGS)
 
 ci: ## run everything that CI runs
 	bash .ci/run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -144,9 +145,10 @@ def test_run_ids() -> None:
 def test_torchx_knows_these_names() -> None:
     from torchx.tracker import api
 
-    assert api.ENV_TORCHX_JOB_ID == protocol.JOB_ID
-    assert api.ENV_TORCHX_PARENT_RUN_ID == protocol.PARENT_RUN_ID
-    assert api.ENV_TORCHX_TRACKERS == protocol.TRACKERS
+    names = importlib.import_module("torchx.settings") if importlib.util.find_spec("torchx.settings") else api
+    assert names.ENV_TORCHX_JOB_ID == protocol.JOB_ID
+    assert names.ENV_TORCHX_PARENT_RUN_ID == protocol.PARENT_RUN_ID
+    assert names.ENV_TORCHX_TRACKERS == protocol.TRACKERS
     config = api.tracker_config_env_var_name(protocol.TRACKER_NAME)
     assert config == protocol.TRACKER_CONFIG
 

@@ -7,6 +7,7 @@ import pytest
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
+from torchx.specs.named_resources_aws import NAMED_RESOURCES
 
 from tests.adapter.apps import compile_pipeline, load, make_app
 from torchx_kfp import component_from_app, task_from_app
@@ -76,7 +77,7 @@ def test_the_instance_type_becomes_a_node_selector() -> None:
 
 
 def test_every_named_resource_of_torchx_becomes_a_stage() -> None:
-    for name, make in specs.named_resources_aws.NAMED_RESOURCES.items():
+    for name, make in NAMED_RESOURCES.items():
         resource = make()
         if len(resource.devices) + (resource.gpu > 0) > 1:
             # Accelerators and network devices on one machine.

@@ -127,7 +127,8 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan) -> dsl.PipelineTask:
         task.set_memory_request(plan.resources.memory).set_memory_limit(plan.resources.memory)
     if plan.resources.accelerator:
         task.set_accelerator_type(plan.resources.accelerator.type)
-        task.set_accelerator_limit(plan.resources.accelerator.count)
+        # Not the setter: that of kfp 2.14 takes 0, 1, 2, 4, 8 and 16 only.
+        task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(plan.resources.accelerator.count)
     if plan.retries:
         task.set_retry(num_retries=plan.retries)
     _configure_pod(task, plan)
