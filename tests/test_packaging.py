@@ -91,7 +91,11 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
 def test_the_wheel_has_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         declared = archive.read(f"torchx_kfp-{torchx_kfp.__version__}.dist-info/entry_points.txt").decode()
-    assert declared.split() == ["[console_scripts]", "torchx-kfp", "=", "torchx_kfp.cli:main"]
+    console, trackers = (
+        "[console_scripts] torchx-kfp = torchx_kfp.cli:main",
+        "[torchx.tracker] torchx_kfp = torchx_kfp.backend:create",
+    )
+    assert " ".join(declared.split()) == f"{console} {trackers}"
     assert callable(EntryPoint("torchx-kfp", "torchx_kfp.cli:main", "console_scripts").load())
     # Installed beside the interpreter that runs this.
     shown = run(Path(sysconfig.get_path("scripts"), "torchx-kfp"), "--help")

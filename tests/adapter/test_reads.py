@@ -226,6 +226,10 @@ def number_channel_as_base(n: int) -> None:
     task_from_app(make_app("read"), tracker_base=n)
 
 
+def slipped_base() -> None:
+    task_from_app(make_app(), tracker_base="s3:/bucket")
+
+
 def hostile_base() -> None:
     task_from_app(make_app("read"), tracker_base="s3://$(BUCKET)/x")
 
@@ -247,7 +251,8 @@ def hostile_base() -> None:
         (alias_channel, r"reads has the alias '\{\{channel.*known at compile time"),
         (nested_fan_in, r"is a list with a fan-in inside\. Give each fan-in an alias of its own"),
         (no_base, r"reads needs a tracker base, under which the results are: task_from_app\(app, tracker_base="),
-        (empty_base, r"tracker_base is ''\. Give an fsspec URL such as 's3://bucket/results', a directory"),
+        (empty_base, r"tracker_base: The tracker base '' is no fsspec URL or local directory\. Use one such as"),
+        (slipped_base, r"tracker_base: The tracker base 's3:/bucket' has one slash .* Write 's3://bucket'"),
         (number_as_base, r"tracker_base is 3\."),
         (number_channel_as_base, r"tracker_base is the channel 'n' of type NUMBER_INTEGER\. It is a string"),
         (hostile_base, r"tracker_base is 's3://\$\(BUCKET\)/x'; Argo or the kubelet would change '\$\(' in it"),

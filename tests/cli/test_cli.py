@@ -1,6 +1,7 @@
 """The command line as a user calls it: processes, exact texts, exit codes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -45,15 +46,15 @@ def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, pr
     assert lines[0] == ["stage", "state", "seconds", "results"]
     assert [(line[0], line[1], line[3:]) for line in lines[2:]] == [
         ("first", "succeeded", ["value=2.5", "parents=0"]),
-        ("second[0]", "succeeded", ["value=2", "parents=1"]),
-        ("second[1]", "succeeded", ["value=2", "parents=1"]),
+        ("second[0]", "succeeded", ["value=2.0", "parents=1"]),
+        ("second[1]", "succeeded", ["value=2.0", "parents=1"]),
     ]
     assert "first | arguments ['2.5']\n" in done.stderr or "first" in done.stderr
     again = done.stderr.splitlines()[-1]
     base = project / "results"
-    assert again.startswith(f"See the results again: torchx-kfp results {base} two-")
+    assert f"torchx-kfp results {base} two-" in again
 
-    shown = call(*again.split(": torchx-kfp ", 1)[1].split())
+    shown = call(*again.split("torchx-kfp ", 1)[1].split())
     assert shown.returncode == 0
     assert sorted(line.split()[0].split("/")[1] for line in shown.stdout.splitlines() if "/" in line) == [
         "first",
@@ -64,6 +65,48 @@ def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, pr
     assert [line.split() for line in listed.stdout.splitlines() if line.startswith(" two-")] == [
         [again.split()[-1], "3", "first", "second"]
     ]
+
+
+def test_where_a_relative_tracker_base_is(call: Call, project: Path) -> None:
+    """The current directory's, however it is given: stages may change theirs."""
+    with (project / "pipelines.py").open("a") as file:
+        file.write(
+            "\n\n@dsl.pipeline(name='elsewhere')\ndef elsewhere(tracker_base: str = 'default'):\n"
+            "    program = \"import os; os.chdir('/')\" + RECORD\n"
+            "    task_from_app(app('first', '1', program=program), tracker_base=tracker_base)\n"
+        )
+    home = {"HOME": str(project / "home")}
+    for words, folder in {
+        (): "default",
+        ("-p", "tracker_base=given"): "given",
+        ("--tracker-base", "option"): "option",
+        ("--tracker-base=~/tilde",): "home/tilde",
+    }.items():
+        done = call("run", "pipelines.py:elsewhere", *words, **home)
+        assert "value=1.0" in done.stdout, done.stderr
+        assert len(FsspecResultTracker(project / folder).keys()) == 1
+
+
+def test_the_line_to_get_it_again_is_one_for_a_shell(call: Call, project: Path) -> None:
+    base = project / "two words"
+    done = call("run", "pipelines.py:two", "--tracker-base", str(base), "-q", PATH=os.environ["PATH"])
+    again = done.stderr.splitlines()[-1].removeprefix("See the results again: ")
+    shown = subprocess.run(again, shell=True, cwd=project, capture_output=True, text=True)  # noqa: S602 (as a user does)
+    assert shown.returncode == 0, shown.stderr
+    assert "value=1.5" in shown.stdout
+
+
+def test_pipelines_are_found_by_both_of_their_names(call: Call, project: Path) -> None:
+    (project / "named.py").write_text(
+        "from kfp import dsl\nimport pipelines\nother = pipelines.sleeps\ntwo = pipelines.two\n"
+    )
+    assert call("compile", "named.py:other").stdout == call("compile", "named.py:sleeps", "-o", "-").stdout != ""
+
+
+def test_skipped_stages_say_why(call: Call, project: Path) -> None:
+    done = call("run", "pipelines.py:fails", "--tracker-base", "results", "-q")
+    assert "(first failed)" in done.stdout
+    assert "See the results again" in done.stderr
 
 
 def test_json_for_programs(call: Call, project: Path) -> None:
@@ -131,8 +174,8 @@ def test_a_stage_that_fails(call: Call) -> None:
     assert done.returncode == 1
     rows = [line.split() for line in done.stdout.splitlines() if line.strip()][2:]
     # What it recorded before it failed is there.
-    assert (rows[0][:2], rows[0][3:]) == (["first", "failed"], ["value=1", "parents=0"])
-    assert rows[1] == ["second", "not", "run"]
+    assert (rows[0][:2], rows[0][3:]) == (["first", "failed"], ["value=1.0", "parents=0"])
+    assert rows[1] == ["second", "not", "run", "(first", "failed)"]
     message = done.stderr[done.stderr.index("Error: ") :]
     assert "first ended with exit code 7." in message
     assert "the last line" in message
@@ -177,7 +220,24 @@ REFUSED = {
         2,
         "Error: 'no/where.yaml' cannot be written: No such file or directory. Name another file with -o.\n",
     ),
-    ("compile", "refused.py"): (1, "Error: role 'role' of AppDef 'many' has num_replicas=4; a KFP task is one pod."),
+    ("compile", "."): (2, "Error: '.' is not a file. Give a Python file: FILE.py, or FILE.py:NAME.\n"),
+    ("compile", "refused.py"): (
+        2,
+        "refused.py, line 6: role 'role' of AppDef 'many' has num_replicas=4; a KFP task is one pod.",
+    ),
+    ("compile", "application.py"): (
+        2,
+        "application.py, line 2 ended the program while it was imported (2). A file of pipelines defines them and",
+    ),
+    ("compile", "future.py"): (2, "KFP reads annotations as objects: remove 'from __future__ import annotations'."),
+    ("run", "pipelines.py:two", "--tracker-base", "s3:/x"): (1, "Write 's3://x', or './s3:/x' if a directory is meant"),
+    ("run", "pipelines.py:two", "--tracker-base", ""): (1, "Error: The tracker base '' is no fsspec URL or local"),
+    ("run", "pipelines.py:two", "-p", "tracker_base=pipelines.py"): (1, "'pipelines.py' is not a directory"),
+    ("run", "pipelines.py:two", "-p", "tracker_base=a", "--tracker-base", "b"): (
+        2,
+        "Error: The tracker base is given twice: --tracker-base b and -p tracker_base=...\n",
+    ),
+    ("run", "pipelines.py:two", "-p", "names=a"): (2, "is not a list: 'a'. Write it as JSON, such as [0.1, 0.5]."),
     ("run", "none.yaml"): (2, "Error: There is no file 'none.yaml'."),
     ("run", "notes.txt"): (2, "Error: The file 'notes.txt' is not a compiled KFP v2 pipeline"),
     ("run", "pipelines.py:two"): (
@@ -214,6 +274,11 @@ def test_refused(words: tuple[str, ...], call: Call, project: Path) -> None:
     (project / "empty.py").write_text("")
     (project / "broken.py").write_text("x = 1\nundefined\n")
     (project / "notes.txt").write_text("a: b\n")
+    (project / "application.py").write_text("import argparse\nargparse.ArgumentParser().parse_args(['--rate'])\n")
+    (project / "future.py").write_text(
+        "from __future__ import annotations\nfrom kfp import dsl\n"
+        "@dsl.container_component\ndef c(n: int):\n    return dsl.ContainerSpec('i', ['e'], [n])\n"
+    )
     (project / "refused.py").write_text(
         "from kfp import dsl\nfrom torchx.specs import AppDef, Role\nfrom torchx_kfp import task_from_app\n"
         "@dsl.pipeline(name='many')\ndef many():\n"

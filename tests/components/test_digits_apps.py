@@ -17,7 +17,6 @@ import numpy as np
 from components.digits import component as apps
 from components.digits.prepare import folder_beside
 from tests.components.stages import REPOSITORY, run_app
-from tests.tracking.conftest import _s3_process, s3_base, s3_server  # noqa: F401 (fixtures)
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -70,7 +69,7 @@ def test_on_a_local_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_on_s3(s3_base: str) -> None:  # noqa: F811
+def test_on_s3(s3_base: str) -> None:
     bucket = s3_base.rpartition("/")[0]
     _story(s3_base, f"{bucket}/artifacts/")
     filesystem, _ = fsspec.core.url_to_fs(bucket)

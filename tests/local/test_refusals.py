@@ -282,11 +282,14 @@ def test_what_other_compilers_may_write(tmp_path, change, message):
     ("text", "message"),
     [
         ("a: [", r"^The file '.*p\.yaml' is not valid YAML: while parsing a flow node"),
-        ("", r"^The file '.*' is not a compiled KFP v2 pipeline: it has nothing at its top level, and no pipelineInfo"),
-        ("- 1", r"it has nothing at its top level"),
+        (
+            "",
+            r"^The file '.*' is not a compiled KFP v2 pipeline: it has no mapping at its top level, and no pipeline",
+        ),
+        ("- 1", r"it has no mapping at its top level"),
         (
             "b: 1\na: 2",
-            r"it has a, b at its top level, and no pipelineInfo and root\. Compile a pipeline with kfp\.comp",
+            r"it has 'a', 'b' at its top level, and no pipelineInfo and root\. Compile a pipeline with kfp\.comp",
         ),
         (
             "kind: Workflow",
@@ -371,11 +374,11 @@ def parameters(s: str, n: int = 3, lr: float = 0.1, on: bool = True, li: List[in
 
 DESCRIBED = textwrap.dedent("""\
     The parameters of the pipeline 'train' are:
+      s: str
       li: list = [1]
       lr: float = 0.1
       n: int = 3
       on: bool = True
-      s: str
       st: dict = {}""")
 
 
@@ -422,8 +425,8 @@ def test_arguments_from_text():
         parse_arguments(loaded, {"n": "x", "on": "yes", "li": "1,2", "m": "1"})
     assert str(error.value) == (
         "The argument 'n' is not an int: 'x'.\n"
-        "The argument 'on' is not a bool: 'yes'.\n"
-        "The argument 'li' is not a list: '1,2'.\n"
+        "The argument 'on' is not a bool: 'yes'. Write it as true or false.\n"
+        "The argument 'li' is not a list: '1,2'. Write it as JSON, such as [0.1, 0.5].\n"
         "There is no parameter 'm'.\n" + DESCRIBED
     )
     assert describe_parameters(loaded) == DESCRIBED.split("\n", 1)[1]
@@ -440,7 +443,9 @@ def test_options_of_a_run(tmp_path):
     with pytest.raises(ArgumentError, match=r"^parallelism must be 1 or more, and is 0\.$"):
         run(parameters, {"s": ""}, parallelism=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(LocalRunError, match=r"^The run's folder cannot be made: .*Name another one with output_dir\.$"):
+    with pytest.raises(
+        ArgumentError, match=r"^The run's folder .* cannot be made: Not a directory\. Name another place"
+    ):
         run(parameters, {"s": ""}, output_dir=tmp_path / "file")
     assert issubclass(StageFailedError, LocalRunError)
 

@@ -363,3 +363,8 @@ assert tracker["run"] == {"x": 1}
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"TrackerError Cannot write {tmp_path}/run: File too large. Check the tracker base")
     assert visible(tmp_path) == ["run"]
+
+
+def test_a_place_that_takes_no_folders_is_refused_at_once() -> None:
+    with pytest.raises(TrackerError, match="Cannot write /proc/none/a/b: No such file or directory"):
+        FsspecResultTracker("/proc/none").put("a/b", x=1)

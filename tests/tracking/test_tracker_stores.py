@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.tracking.conftest import S3Server
+from tests.conftest import S3Server
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 

@@ -1,14 +1,19 @@
-"""Results pass between this tracker and TorchX's own, in both directions."""
+"""Results pass between this tracker and TorchX's own, in both directions; and ``torchx.tracker`` finds its backend."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
 
+from torchx_kfp import protocol
+from torchx_kfp.backend import create
 from torchx_kfp.tracking import FsspecResultTracker
 
 RESULTS: dict[str, Any] = {
@@ -60,3 +65,41 @@ def test_both_have_the_same_interface(tmp_path: Path) -> None:
     theirs = {name for name in dir(TorchxTracker) if not name.startswith("_")}
     assert theirs <= set(dir(FsspecResultTracker))
     assert TorchxTracker(str(tmp_path))["missing"] == FsspecResultTracker(tmp_path)["missing"] == {}
+
+
+APP_RUN = """
+from torchx.tracker.api import AppRun
+run = AppRun.run_from_env()
+run.add_metadata(epochs=3)
+run.add_artifact("model", "s3://models/1", {"size": 7})
+[source] = run.sources()
+[backend] = run.backends
+print(run.job_id(), source.parent.job_id(), backend.metadata(run.id), backend.artifacts(run.id)["model"].path)
+"""
+
+
+def test_an_application_of_torchx_tracker_is_a_stage_as_it_is(tmp_path: Path) -> None:
+    context = protocol.StageContext(str(tmp_path / "base"), "run/train/1", {"prepare": "run/prepare/1"})
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", APP_RUN],
+        env={**os.environ, **protocol.encode(context)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "run/train/1 run/prepare/1 {'epochs': 3} s3://models/1\n", done.stderr
+    # Nothing of it is among the results, nor in their way.
+    tracker = FsspecResultTracker(tmp_path / "base")
+    assert tracker.keys() == tracker.names() == []
+    tracker["top"] = {"a": 1}
+    tracker["top"] = {"a": 2}
+    assert tracker.keys() == ["top"]
+    assert create(str(tmp_path / "base")).metadata("run/train/1") == {"epochs": 3}
+
+
+def test_the_backend_of_torchx_tracker_on_every_store(base: str) -> None:
+    for number in range(2):
+        backend = create(base)
+        backend.add_metadata(f"run/train/{number}", number=number)
+    assert sorted(backend.run_ids()) == ["run/train/0", "run/train/1"]
+    assert backend.metadata("run/train/1") == {"number": 1}
+    assert FsspecResultTracker(base).keys() == []

@@ -20,7 +20,8 @@ from torchx_kfp.adapter.channels import (
     parse,
 )
 from torchx_kfp.adapter.text import check_word, find_rewritten
-from torchx_kfp.errors import ReadsError
+from torchx_kfp.errors import ReadsError, TrackerError
+from torchx_kfp.tracking.store import check_tracker_base
 
 #: The output that carries a tracked stage's run id.
 RUN_ID = "run_id"
@@ -100,11 +101,16 @@ def read_tracker_base(tracker_base: object) -> Parts:
                 f"tracker_base is {_show(tracker_base)} of type {ir_type(tracker_base)}. It is a string: declare the "
                 "parameter as str."
             )
-    elif not isinstance(tracker_base, str) or not tracker_base:
+    elif not isinstance(tracker_base, str):
         raise ReadsError(
             f"tracker_base is {tracker_base!r}. Give an fsspec URL such as 's3://bucket/results', a directory, or a "
             "pipeline parameter of type str."
         )
+    else:
+        try:
+            check_tracker_base(tracker_base)
+        except TrackerError as error:
+            raise ReadsError(f"tracker_base: {error}") from None
     parts = parse(tracker_base, "tracker_base")
     for part in parts:
         if isinstance(part, str) and find_rewritten(check_word(part, "tracker_base")):

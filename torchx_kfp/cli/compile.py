@@ -12,15 +12,15 @@ from torchx_kfp.errors import PipelineFileError
 
 @click.command("compile")
 @click.argument("target", metavar="FILE[:NAME]")
-@click.option("-o", "--output", metavar="FILE", help="Where to write the YAML; stdout otherwise.")
-def compile_command(target: str, output: str | None) -> None:
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
+def compile_command(target: str, output: str) -> None:
     """Compile the pipeline in a Python file to YAML.
 
     Upload the YAML in the KFP UI, with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
     `torchx-kfp run`. NAME chooses among several pipelines of the file.
     """
     text = compile_pipeline(target)
-    if output is None:
+    if output == "-":
         click.echo(text, nl=False)
         return
     try:

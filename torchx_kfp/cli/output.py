@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 #: Columns where stdout is no terminal: nothing is cut for a file or a pipe.
 _WIDE = 10_000
+_PROGRAM = "torchx-kfp"
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
@@ -30,16 +34,31 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Se
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        # Only the last column, that of long texts, is broken where the terminal is narrow.
+        table.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column != columns[-1]
+        )
     for row in rows:
         # Text: markup such as [0] in a stage's name stays as it is.
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def print_json(value: Any) -> None:
     """The value as JSON on stdout; numbers that JSON has not are text, ``"NaN"``."""
     click.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def this_command(*words: str) -> str:
+    """A command line of this program to be pasted into a shell: its path, where its name alone would not find it."""
+    program = Path(sys.argv[0])
+    found = shutil.which(_PROGRAM)
+    if program.name == _PROGRAM and (found is None or not program.samefile(found)):
+        inside = program.is_relative_to(Path.cwd())
+        return shlex.join([str(program.relative_to(Path.cwd()) if inside else program), *words])
+    return shlex.join([_PROGRAM, *words])
 
 
 def show_results(results: Mapping[str, Any]) -> str:
@@ -48,8 +67,13 @@ def show_results(results: Mapping[str, Any]) -> str:
 
 
 def _show(value: Any) -> str:
-    # Six significant digits read well; --json has all.
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        # Six significant digits read well; --json has all.
+        text = f"{value:.6g}"
+        return text if set(text) & set(".en") else f"{text}.0"
+    if isinstance(value, str) and (not value or not value.isprintable() or " " in value):
+        return repr(value)
+    return str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -26,7 +26,8 @@ def load_pipeline_function(target: str) -> Any:
     file, name = _split(target)
     path = Path(file)
     if not path.is_file():
-        raise PipelineFileError(f"There is no file {file!r}. Give a Python file: FILE.py, or FILE.py:NAME.")
+        what = f"{file!r} is not a file" if path.exists() else f"There is no file {file!r}"
+        raise PipelineFileError(f"{what}. Give a Python file: FILE.py, or FILE.py:NAME.")
     if path.suffix != ".py":
         raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it defines no pipeline function.")
     pipelines = _pipelines(_import(path.resolve()))
@@ -49,23 +50,35 @@ def _import(path: Path) -> ModuleType:
             sys.path.insert(0, folder)
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    # The arguments of the command line are not the file's.
+    arguments, sys.argv = sys.argv, [str(path)]
     try:
         module = importlib.import_module(".".join(parts))
-    except TorchxKfpError:
-        raise
-    except Exception as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-        own = [frame for frame in frames if Path(frame.filename) == path]
-        line = f", line {own[-1].lineno}" if own else ""
-        raise PipelineFileError(
-            f"{path}{line} cannot be imported: {type(error).__name__}: {error}. See the whole traceback with "
-            "torchx-kfp --traceback."
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise PipelineFileError(_describe(path, error)) from error
+    finally:
+        sys.argv = arguments
     if Path(module.__file__ or "").resolve() != path:
         raise PipelineFileError(
             f"{path} cannot be imported: its name {'.'.join(parts)!r} is that of {module.__file__}. Rename the file."
         )
     return module
+
+
+def _describe(path: Path, error: BaseException) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    where = f"{path}, line {lines[-1]}" if lines else str(path)
+    if isinstance(error, TorchxKfpError):
+        return f"{where}: {error}"
+    if isinstance(error, SystemExit):
+        return (
+            f"{where} ended the program while it was imported ({error.code!r}). A file of pipelines defines them and "
+            "runs nothing: is it an application?"
+        )
+    message = f"{where} cannot be imported: {type(error).__name__}: {error}. "
+    if "from __future__ import annotations" in path.read_text(encoding="utf-8", errors="replace"):
+        message += "KFP reads annotations as objects: remove 'from __future__ import annotations'. "
+    return f"{message}See the whole traceback with torchx-kfp --traceback COMMAND ..."
 
 
 def _pipelines(module: ModuleType) -> dict[str, Any]:
@@ -80,9 +93,11 @@ def _pipelines(module: ModuleType) -> dict[str, Any]:
 def _choose(pipelines: dict[str, Any], name: str | None, file: str) -> Any:
     there = ", ".join(sorted(pipelines)) or "none"
     if name is not None:
-        if name not in pipelines:
+        # The function's name or, as run ids show it, the pipeline's.
+        named = [pipeline for key, pipeline in pipelines.items() if name in (key, pipeline.name)]
+        if not named:
             raise PipelineFileError(f"{file!r} has no pipeline {name!r}. Its pipelines: {there}.")
-        return pipelines[name]
+        return named[0]
     if not pipelines:
         raise PipelineFileError(f"{file!r} defines no pipeline. Decorate a function with @kfp.dsl.pipeline.")
     if len(pipelines) > 1:

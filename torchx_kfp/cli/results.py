@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+
 import click
 
 from torchx_kfp.cli.output import print_json, print_table, show_results
 from torchx_kfp.errors import MissingResultsError
 from torchx_kfp.tracking import FsspecResultTracker
+
+#: Runs that a message lists.
+_SHOWN = 5
 
 
 @click.command("results")
@@ -49,5 +54,6 @@ def _nothing(tracker: FsspecResultTracker, run: str | None) -> str:
     there = [name.rstrip("/") for name in tracker.names()]
     if not there:
         return f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?"
-    some = ", ".join(there[-5:])
-    return f"There are no results of {run!r} under {base!r}. Runs that have some: {some}."
+    near = difflib.get_close_matches(run or "", there, n=_SHOWN, cutoff=0.0) if len(there) > _SHOWN else there
+    more = f" and {len(there) - len(near)} more" if len(there) > len(near) else ""
+    return f"There are no results of {run!r} under {base!r}. Runs that have some: {', '.join(near)}{more}."

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.output import print_json, print_table, show_results
+from torchx_kfp.cli.output import print_json, print_table, show_results, this_command
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: The parameter that pipelines have for it.
 TRACKER_BASE = "tracker_base"
+#: A key that nothing is recorded under.
+_PROBE = "torchx-kfp-probe"
 
 
 @click.command("run")
@@ -46,16 +48,16 @@ def run_command(
 
     pipeline = _load(target)
     arguments = parse_arguments(pipeline, _split_words(words))
-    if tracker_base is not None:
-        arguments[TRACKER_BASE] = _absolute(pipeline, tracker_base)
+    arguments.update(_tracker_base(pipeline, arguments, tracker_base))
     result = run(pipeline, arguments, output_dir=output_dir, parallelism=parallelism, quiet=quiet)
     recorded = _read_results(result)
     if as_json:
         print_json(_as_json(result, recorded))
     else:
         _print_stages(result, recorded)
-        for base in dict.fromkeys(stage.tracker_base for stage in result.stages if stage.tracker_base):
-            click.echo(f"See the results again: torchx-kfp results {base} {result.run_id}", err=True)
+        bases = [stage.tracker_base for stage in result.stages if stage.tracker_base and recorded.get(stage.name)]
+        for base in dict.fromkeys(bases):
+            click.echo(f"See the results again: {this_command('results', base, result.run_id)}", err=True)
     result.raise_for_failure()
 
 
@@ -81,15 +83,29 @@ def _split_words(words: tuple[str, ...]) -> dict[str, str]:
     return arguments
 
 
-def _absolute(pipeline: Pipeline, tracker_base: str) -> str:
-    if TRACKER_BASE not in pipeline.root.inputs:
+def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
+    """The tracker base as an argument, if the pipeline has that parameter: one that can be used, and absolute."""
+    parameter = pipeline.root.inputs.get(TRACKER_BASE)
+    if option is None:
+        base = arguments.get(TRACKER_BASE, parameter.default if parameter else None)
+        if not isinstance(base, str):
+            return {}
+    elif parameter is None:
         names = ", ".join(pipeline.root.inputs) or "none"
         raise ArgumentError(
             f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
             "Name the right one with -p."
         )
+    elif TRACKER_BASE in arguments:
+        raise ArgumentError(f"The tracker base is given twice: --tracker-base {option} and -p {TRACKER_BASE}=...")
+    else:
+        base = option
+    if base and "://" not in base:
+        base = os.path.expanduser(base)  # no shell does it behind an '='
+    # Once, before every stage fails on it: a bucket that is missing, no credentials, a file instead of a folder.
+    FsspecResultTracker(base).get(_PROBE)
     # A stage may change its directory.
-    return tracker_base if "://" in tracker_base else str(Path(tracker_base).absolute())
+    return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}
 
 
 def _read_results(result: RunResult) -> dict[str, dict[str, Any]]:
@@ -106,21 +122,15 @@ def _read_results(result: RunResult) -> dict[str, dict[str, Any]]:
 
 def _print_stages(result: RunResult, recorded: dict[str, dict[str, Any]]) -> None:
     rows = [
-        (stage.name, str(stage.state), _seconds(stage), show_results(recorded.get(stage.name, {})))
-        for stage in _in_order(result.stages)
+        (stage.name, str(stage.state), _seconds(stage), show_results(recorded.get(stage.name, {})) or _why(stage))
+        for stage in result.stages
     ]
     print_table(("stage", "state", "seconds", "results"), rows, right=("seconds",))
 
 
-def _in_order(stages: Iterable[StageResult]) -> list[StageResult]:
-    """The stages in the order in which their tasks came to an end, those of a loop in its order."""
-    tasks: dict[str, int] = {}
-    keys = {}
-    for stage in stages:
-        task = stage.name.partition("[")[0]
-        indices = [int(number) for number in re.findall(r"\d+", stage.name.partition("[")[2])]
-        keys[stage.name] = (tasks.setdefault(task, len(tasks)), indices)
-    return sorted(stages, key=lambda stage: keys[stage.name])
+def _why(stage: StageResult) -> str:
+    # "was skipped: its condition is false": what comes first is in the column beside it.
+    return f"({stage.reason.rpartition(': ')[2]})" if stage.reason and not stage.attempts else ""
 
 
 def _seconds(stage: StageResult) -> str:
@@ -150,6 +160,6 @@ def _as_json(result: RunResult, recorded: dict[str, dict[str, Any]]) -> dict[str
                 "outputs": dict(stage.outputs),
                 "log": str(stage.log_file) if stage.log_file else None,
             }
-            for stage in _in_order(result.stages)
+            for stage in result.stages
         ],
     }

@@ -43,7 +43,7 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict
 def describe_parameters(pipeline: Pipeline) -> str:
     """One line a parameter: ``name: type = default``."""
     lines = []
-    for name, parameter in pipeline.root.inputs.items():
+    for name, parameter in sorted(pipeline.root.inputs.items(), key=lambda item: _may_be_missing(item[1])):
         line = f"  {name}: {TYPE_NAMES.get(parameter.type, parameter.type)}"
         if parameter.has_default:
             line += f" = {_default(parameter)}"

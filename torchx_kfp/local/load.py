@@ -121,9 +121,9 @@ def _what_it_is(documents: list[dict[str, Any]]) -> str:
         return f"it is a Kubernetes manifest ({names}). Compile the pipeline without Kubernetes manifest format."
     if any("implementation" in document for document in documents):
         return "it is a component of KFP v1. Compile a pipeline that uses it, with kfp 2."
-    keys = sorted({str(key) for document in documents for key in document})[:8]
+    keys = [repr(key) for key in sorted({str(key) for document in documents for key in document})[:8]]
     return (
-        f"it has {', '.join(keys) or 'nothing'} at its top level, and no pipelineInfo and root. Compile a pipeline "
+        f"it has {', '.join(keys) or 'no mapping'} at its top level, and no pipelineInfo and root. Compile a pipeline "
         "with kfp.compiler.Compiler().compile(...) and give that file."
     )
 

@@ -67,7 +67,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. ``stages`` are in the order in which they ended."""
+    """How a run ended. ``stages`` are in the pipeline's order, those of a loop in its order."""
 
     pipeline: str
     run_id: str
@@ -137,7 +137,8 @@ def describe_failure(result: RunResult) -> str:
     """The failed stages with their last lines, and what was not run because of them."""
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
-    lines = [f"The run {result.run_id} failed: {len(failed)} of {len(result.stages)} stages failed."]
+    stages = "1 stage" if len(result.stages) == 1 else f"{len(result.stages)} stages"
+    lines = [f"The run {result.run_id} failed: {len(failed)} of {stages} failed."]
     for stage in failed:
         attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
         lines.append(f"{stage.name} {stage.reason}{attempts}.")

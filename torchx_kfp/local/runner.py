@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.arguments import complete_arguments
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.environment import RUN_MARK, stage_environment
@@ -18,9 +19,20 @@ from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.output import LogPump, Terminal
 from torchx_kfp.local.process import GRACE, kill_marked
-from torchx_kfp.local.result import Event, Listener, RunResult, RunStarted, StageFinished, StageRetried, State
+from torchx_kfp.local.result import (
+    Event,
+    Listener,
+    RunResult,
+    RunStarted,
+    StageFinished,
+    StageResult,
+    StageRetried,
+    State,
+)
 from torchx_kfp.local.scheduler import Interrupted, Scheduler, Settings
+from torchx_kfp.local.scopes import order_of_tasks
 from torchx_kfp.local.signals import ending_signals, raise_for_signal
+from torchx_kfp.local.spec import Pipeline
 
 #: Where runs leave their logs and outputs, each in a folder of its run id; below the current directory.
 OUTPUT_DIR = "local_outputs"
@@ -81,7 +93,10 @@ def run(
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise LocalRunError(f"The run's folder cannot be made: {error}. Name another one with output_dir.") from None
+        raise ArgumentError(
+            f"The run's folder {folder} cannot be made: {error.strerror or error}. Name another place for it "
+            "(output_dir, or --output-dir of the command)."
+        ) from None
     terminal = Terminal(None if quiet else stream or sys.stderr)
 
     def listener(event: Event) -> None:
@@ -124,9 +139,20 @@ def run(
         state=State.FAILED if root.failed else State.SUCCEEDED,
         folder=folder,
         duration=time.monotonic() - started,
-        stages=tuple(scheduler.results),
+        stages=tuple(_in_order(loaded, scheduler.results)),
         outputs=root.outputs(),
     )
+
+
+def _in_order(pipeline: Pipeline, stages: list[StageResult]) -> list[StageResult]:
+    positions = order_of_tasks(pipeline)
+
+    def key(stage: StageResult) -> tuple[int, list[int]]:
+        # train[2,0] -> train and 2, 0
+        indices = [int(number) for group in re.findall(r"\[([\d,]+)\]", stage.name) for number in group.split(",")]
+        return positions[re.sub(r"\[[\d,]+\]", "", stage.name)], indices
+
+    return sorted(stages, key=key)
 
 
 def _messages(event: Event) -> list[str]:
@@ -137,7 +163,8 @@ def _messages(event: Event) -> list[str]:
             lines.append(f"Not applied on this machine: {', '.join(event.not_applied)}.")
         return lines
     if isinstance(event, StageRetried):
-        return [f"{event.name} {event.reason} (attempt {event.attempt}); trying again in {event.delay:g} s."]
+        in_ = f" in {event.delay:g} s" if event.delay else ""
+        return [f"{event.name} {event.reason} (attempt {event.attempt}); trying again{in_}."]
     if isinstance(event, StageFinished) and event.result.attempts:
         stage = event.result
         how = stage.reason or "succeeded"

@@ -124,6 +124,10 @@ def from_output(text: str, type_: str) -> Any:
     raise ValueError(f"is not {_article(type_)}: {shorten(text)}")
 
 
+#: How a person writes values of types whose text is not obvious.
+_EXAMPLES = {"BOOLEAN": "true or false", "LIST": "JSON, such as [0.1, 0.5]", "STRUCT": 'JSON, such as {"lr": 0.1}'}
+
+
 def from_word(text: str, type_: str) -> Any:
     """The value that a person wrote as ``name=text`` for a parameter of this type.
 
@@ -132,7 +136,13 @@ def from_word(text: str, type_: str) -> Any:
     """
     if type_ == "BOOLEAN" and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
-    return text if type_ == "STRING" else check(from_output(text, type_), type_)
+    if type_ == "STRING":
+        return text
+    try:
+        return check(from_output(text, type_), type_)
+    except ValueError as error:
+        example = _EXAMPLES.get(type_)
+        raise ValueError(f"{error}. Write it as {example}" if example else str(error)) from None
 
 
 def check(value: Any, type_: str) -> Any:

@@ -170,7 +170,9 @@ def _sweep(entry: os.DirEntry[bytes]) -> None:
 def _make_folders(folder: bytes, made: list[bytes]) -> None:
     """Make the folder and what is missing above it; ``made`` gets those that were not there, outermost first."""
     missing = [folder]
-    while missing:
+    for _ in range(2 * folder.count(b"/") + _ATTEMPTS):
+        if not missing:
+            return
         try:
             os.mkdir(missing[-1])
             made.append(missing.pop())
@@ -181,6 +183,8 @@ def _make_folders(folder: bytes, made: list[bytes]) -> None:
             missing.pop()
         except FileNotFoundError:
             missing.append(os.path.dirname(missing[-1]))
+    # Somebody removes them as fast as they are made, or this place takes none, like /proc.
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
 
 
 def _sync_folder(folder: bytes) -> None:

@@ -71,6 +71,11 @@ class Run:
             MissingResultsError: this is a run that the stage reads, and it has recorded nothing.
             CorruptResultError: what is stored is not a JSON object.
         """
+        if not self.id:
+            raise MissingResultsError(
+                "The run that shall be read has an empty run id: nothing was given to the stage where the pipeline "
+                "declares what it reads, for example a parameter that is empty."
+            )
         deadline = time.monotonic() + timeout
         wait = _FIRST_WAIT
         while True:

@@ -48,6 +48,29 @@ def open_store(tracker_base: str | os.PathLike[str]) -> Store:
     Raises:
         TrackerError: the base is empty, of an unknown protocol, or needs a package that is not installed.
     """
+    base = check_tracker_base(tracker_base)
+    try:
+        filesystem, path = url_to_fs(base)
+    except ImportError as error:
+        raise TrackerError(
+            f"The tracker base {base!r} needs a package that is missing: {_install(base, error)}"
+        ) from error
+    except Exception as error:  # each implementation has its own
+        raise TrackerError(
+            f"The tracker base {base!r} cannot be used: {error or type(error).__name__}. Use a local directory, or an "
+            "fsspec URL such as s3://bucket/results, gs://bucket/results or file:///mnt/results."
+        ) from error
+    if isinstance(filesystem, LocalFileSystem):
+        return DiskStore(base, path)
+    return FsspecStore(base, filesystem, path)
+
+
+def check_tracker_base(tracker_base: object) -> str:
+    """The tracker base as text, if it can be one: what it stands for is not looked at.
+
+    Raises:
+        TrackerError: it is no text or path, is empty, or has a slip that would make it another place.
+    """
     if not isinstance(tracker_base, (str, os.PathLike)):
         raise TrackerError(
             f"A tracker base is an fsspec URL or a local directory. Got {type(tracker_base).__name__}: "
@@ -64,20 +87,7 @@ def open_store(tracker_base: str | os.PathLike[str]) -> Store:
             f"The tracker base {base!r} has one slash behind its protocol, so it would be a directory here. "
             f"Write {base.replace(':/', '://', 1)!r}, or './{base}' if a directory is meant."
         )
-    try:
-        filesystem, path = url_to_fs(base)
-    except ImportError as error:
-        raise TrackerError(
-            f"The tracker base {base!r} needs a package that is missing: {_install(base, error)}"
-        ) from error
-    except Exception as error:  # each implementation has its own
-        raise TrackerError(
-            f"The tracker base {base!r} cannot be used: {error or type(error).__name__}. Use a local directory, or an "
-            "fsspec URL such as s3://bucket/results, gs://bucket/results or file:///mnt/results."
-        ) from error
-    if isinstance(filesystem, LocalFileSystem):
-        return DiskStore(base, path)
-    return FsspecStore(base, filesystem, path)
+    return base
 
 
 class FsspecStore:

@@ -1,5 +1,0 @@
-"""``python -m torchx_kfp.cli``: the program without its script."""
-
-from torchx_kfp.cli import main
-
-main()
