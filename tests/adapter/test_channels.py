@@ -1,5 +1,6 @@
 """Pipeline channels in AppDefs: of every type, in text and alone, in loops, conditions and nested pipelines."""
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, Dict, List  # noqa: UP035 - the spellings that KFP's text of channels cannot read back
@@ -160,22 +161,22 @@ def declared_types(pipeline: Callable[..., Any], component: str = "comp-use") ->
 def test_inputs_have_the_names_and_types_of_their_channels() -> None:
     assert declared_types(parameters) == {
         "s": "STRING",
-        "i": "NUMBER_INTEGER",
-        "f": "NUMBER_DOUBLE",
-        "b": "BOOLEAN",
-        "li": "LIST",
-        "d": "STRUCT",
+        "i_int": "NUMBER_INTEGER",
+        "f_float": "NUMBER_DOUBLE",
+        "b_bool": "BOOLEAN",
+        "li_list": "LIST",
+        "d_dict": "STRUCT",
     }
-    assert declared_types(outputs)["produce_ratio"] == "NUMBER_DOUBLE"
+    assert declared_types(outputs)["produce_ratio_float"] == "NUMBER_DOUBLE"
 
 
 def test_fields_of_items_have_the_type_of_that_field() -> None:
     """KFP gives all fields the type of the first: the backend refuses text in a number."""
     assert declared_types(loop_of_dicts) == {
-        "item_lr": "NUMBER_DOUBLE",
+        "item_lr_float": "NUMBER_DOUBLE",
         "item_kind": "STRING",
-        "item_n": "NUMBER_INTEGER",
-        "item": "STRUCT",
+        "item_n_int": "NUMBER_INTEGER",
+        "item_dict": "STRUCT",
     }
 
 
@@ -190,7 +191,7 @@ def test_items_have_the_type_of_all_of_them() -> None:
         with dsl.ParallelFor([{"a": 1}, {"a": "x"}]) as item:
             use(f"{item.a}")
 
-    assert declared_types(numbers) == {"item": "NUMBER_DOUBLE"}
+    assert declared_types(numbers) == {"item_float": "NUMBER_DOUBLE"}
     assert declared_types(mixed) == {"item_a": "STRING"}
 
 
@@ -199,9 +200,10 @@ def test_an_image_in_text_is_an_input_of_its_own() -> None:
     spec, _ = load(compile_pipeline(env_image_and_entrypoint))
     executors = spec["deploymentSpec"]["executors"]
     images = [executors[f"exec-use{suffix}"]["container"]["image"] for suffix in ("", "-2", "-3")]
-    assert images == ["{{$.inputs.parameters['image']}}", "{{$.inputs.parameters['image_2']}}", images[0]]
-    value = spec["root"]["dag"]["tasks"]["use-2"]["inputs"]["parameters"]["image_2"]["runtimeValue"]["constant"]
-    assert value == "repo/{{$.inputs.parameters['image']}}:{{$.inputs.parameters['level']}}"
+    text = "image_image_level_int"
+    assert images == ["{{$.inputs.parameters['image']}}", f"{{{{$.inputs.parameters['{text}']}}}}", images[0]]
+    value = spec["root"]["dag"]["tasks"]["use-2"]["inputs"]["parameters"][text]["runtimeValue"]["constant"]
+    assert value == "repo/{{$.inputs.parameters['image']}}:{{$.inputs.parameters['level_int']}}"
 
 
 def test_an_entrypoint_that_is_a_channel_is_not_the_first_word() -> None:
@@ -289,6 +291,67 @@ def field_called_name() -> None:
         use(f"{item.lr}")
 
 
+def field_called_name_of_a_parameter(items: list = [{"name": "a"}]) -> None:  # noqa: B006
+    with dsl.ParallelFor(items) as item:
+        use(f"--x={item.name}")
+
+
+def item_object_outside_of_its_loop() -> None:
+    with dsl.ParallelFor([1]) as item:
+        use(item)
+    use(item)
+
+
+def field_outside_of_its_loop(items: list = [{"a": 1}]) -> None:  # noqa: B006
+    with dsl.ParallelFor(items) as item:
+        use("a")
+    use(item.a)
+
+
+def outside_of_its_condition(lr: float = 0.1) -> None:
+    with dsl.If(lr > 0):
+        made = produce()
+    use(made.outputs["text"])
+
+
+def outside_of_its_exit_handler() -> None:
+    with dsl.ExitHandler(produce()):
+        made = produce()
+    use(made.outputs["text"])
+
+
+MADE_ELSEWHERE: list[dsl.PipelineTask] = []
+
+
+@dsl.pipeline(name="other")
+def other() -> None:
+    MADE_ELSEWHERE.append(produce())
+
+
+def task_of_another_pipeline() -> None:
+    use(MADE_ELSEWHERE[0].outputs["text"])
+
+
+def task_in_text() -> None:
+    use(f"--model={produce()}")
+
+
+def comparison_in_text(lr: float = 0.1) -> None:
+    use(f"{lr > 0}")
+
+
+def variables_name_beside_channel(lr: float = 0.1) -> None:
+    use("a", env={"A$(HOME)": f"{lr}"})
+
+
+def brace_before_tracker_base(base: str) -> None:
+    task_from_app(make_app(), tracker_base="{" + f"{base}")
+
+
+def name_with_channel(lr: float = 0.1) -> None:
+    task_from_app(make_app(), name=f"stage-{lr}")
+
+
 def unknown_channel() -> None:
     use("{{channel:task=nowhere;name=x;type=String;}}")
 
@@ -315,6 +378,17 @@ def unknown_channel() -> None:
             placeholder_in_text,
             r"holds \{\{\$\.pipeline_job_name\}\} inside of other text.*of its own",
         ),
+        (field_called_name_of_a_parameter, r"holds '--x=items-loop-item', KFP's own name of a loop's item.*Rename"),
+        (item_object_outside_of_its_loop, r"uses '.*' outside of its loop\. Use loop items inside of it"),
+        (field_outside_of_its_loop, r"uses 'items-loop-item--a' outside of its loop|outside of its loop"),
+        (outside_of_its_condition, r"outside of the condition that it runs under: .*dsl\.OneOf\(task"),
+        (outside_of_its_exit_handler, r"outside of the dsl\.ExitHandler that it runs in"),
+        (task_of_another_pipeline, r"uses the output 'text' of 'produce', a task of another pipeline\. Pass it into"),
+        (task_in_text, r"holds a task \(pass one of its outputs, or reads=task\) as text"),
+        (comparison_in_text, r"holds a comparison of pipeline channels \(only dsl\.If takes one\) as text"),
+        (variables_name_beside_channel, r"env\['A\$\(HOME\)'\] of .* holds '\$\(' in one string with a pipeline"),
+        (brace_before_tracker_base, r"tracker_base holds '\{\{' in one string with a pipeline channel"),
+        (name_with_channel, r"The stage's name is a pipeline channel\. Names must be known"),
         (
             unknown_channel,
             r"holds the channel '\{\{channel:task=nowhere;name=x;type=String;\}\}', which is not known",
@@ -340,5 +414,97 @@ def test_channels_need_a_pipeline() -> None:
 
 
 def test_values_must_be_text() -> None:
-    with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is None \(NoneType\), and must be a string"):
+    with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is None, and must be a string\. Leave it out"):
         plan_stage(make_app(args=[None]))
+    with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is 3 \(int\), and must be a string: write '3'"):
+        plan_stage(make_app(args=[3]))
+
+
+def test_tasks_and_comparisons_are_no_values() -> None:
+    def task() -> None:
+        use(produce())
+
+    def comparison(lr: float = 0.1) -> None:
+        use(lr > 0)
+
+    with pytest.raises(AppDefError, match=r"is the task 'produce'\. Pass one of its outputs, task\.outputs\['...'\]"):
+        compile_pipeline(task)
+    with pytest.raises(AppDefError, match=r"is a comparison of pipeline channels, which only dsl\.If takes"):
+        compile_pipeline(comparison)
+
+
+def test_components_that_a_backend_would_merge_have_the_same_inputs() -> None:
+    """KFP's backend merges components by the text of their containers: of equal ones, one's inputs serve both."""
+
+    def pipeline(tracker_base: str, text: str = "a", number: int = 1) -> None:
+        for items in ([1, 2], [0.5], ["a", "b"], [{"a": 1}], [[1]], [True]):
+            with dsl.ParallelFor(items) as item:
+                task_from_app(make_app(args=[item]), tracker_base=tracker_base)
+        with dsl.ParallelFor([{"a": 1}]) as item:
+            use(item.a)
+            with dsl.If(item.a == 1):
+                use(item.a)
+        for value in (text, number):
+            use("a", image=f"image:{value}")
+
+    spec, _ = load(compile_pipeline(pipeline))
+    executors = spec["deploymentSpec"]["executors"]
+    inputs: dict[str, set[str]] = {}
+    for component in spec["components"].values():
+        if "executorLabel" in component:
+            container = executors[component["executorLabel"]]["container"]
+            text = json.dumps({key: container[key] for key in ("image", "command")})
+            inputs.setdefault(text, set()).add(json.dumps(component["inputDefinitions"], sort_keys=True))
+    assert len(inputs) == 10
+    assert all(len(definitions) == 1 for definitions in inputs.values())
+
+
+@pytest.mark.parametrize("name", ["import", "self", "None", "__class__", "match", "tracker_base", "run_id"])
+def test_names_that_python_keeps(name: str) -> None:
+    def pipeline(tracker_base: str) -> None:
+        first = task_from_app(make_app(name), tracker_base=tracker_base)
+        task_from_app(make_app("second"), tracker_base=tracker_base, reads=first)
+
+    spec, _ = load(compile_pipeline(pipeline))
+    parents = spec["deploymentSpec"]["executors"]["exec-second"]["container"]["command"][2]
+    assert parents.startswith(f'TORCHX_PARENT_RUN_IDS={{"{name}": ')
+
+
+def test_a_task_needs_a_pipeline() -> None:
+    with pytest.raises(
+        AppDefError, match=r"none is being defined here\. Call it inside of a function that is decorated"
+    ):
+        task_from_app(make_app())
+
+
+def test_component_files_are_not_made_inside_of_a_pipeline() -> None:
+    def pipeline() -> None:
+        component_spec_from_app(make_app())
+
+    with pytest.raises(AppDefError, match=r"Call it outside of the pipeline function, or use component_from_app"):
+        compile_pipeline(pipeline)
+
+
+def test_components_are_static_in_a_pipeline_too() -> None:
+    def pipeline(lr: float = 0.1) -> None:
+        component_from_app(make_app(args=[f"{lr}"]))
+
+    with pytest.raises(
+        ChannelError, match=r"AppDef 'train' holds the pipeline channel 'lr_float'\. A component is made"
+    ):
+        compile_pipeline(pipeline)
+
+
+def test_a_channel_as_entrypoint_may_hold_an_equals_sign_in_a_tracked_stage() -> None:
+    def tracked(program: str = "sh") -> None:
+        task_from_app(make_app(entrypoint=f"/opt/a=b/{program}"), tracker_base="/tmp")
+
+    def untracked(program: str = "sh") -> None:
+        task_from_app(make_app(entrypoint=f"/opt/a=b/{program}"))
+
+    spec, _ = load(compile_pipeline(tracked))
+    command = spec["deploymentSpec"]["executors"]["exec-train"]["container"]["command"]
+    assert command[-1] == "/opt/a=b/{{$.inputs.parameters['program']}}"
+    assert command.count("env") == 1
+    with pytest.raises(AppDefError, match=r"holds '=' \('/opt/a=b/<program>'\), which the `env` before it takes"):
+        compile_pipeline(untracked)

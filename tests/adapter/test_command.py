@@ -303,3 +303,33 @@ def test_the_protocols_variables_are_not_the_apps(name: str) -> None:
     assert f"{name}=mine" in plan_stage(app).command
     with pytest.raises(AppDefError, match=f"env of role 'trainer' sets {name}.*leave the stage untracked"):
         plan_stage(app, tracker_base=("/tmp",))
+
+
+def test_the_shell_idiom_of_torchx_for_the_host_of_rank_0(tmp_path: Path, shells: Path) -> None:
+    """``$${${rank0_env}:=localhost}``, which torchx.components.dist documents: a shell shall expand it."""
+    fields = {"entrypoint": "sh", "args": ["-c", 'printf %s "$${${rank0_env}:=nobody}" "$${rank0_env}"']}
+    done = stage_container(tmp_path, compile_stage(tracked=True, **fields)).run(shells)
+    assert done.stdout.startswith(b"localhost"), done.stderr
+
+
+def test_an_argument_that_is_too_long_once_it_is_escaped() -> None:
+    with pytest.raises(AppDefError, match=r"as it is passed on, is 1\d+ bytes long; Linux takes at most 131071"):
+        compile_stage(tracked=True, args=["{" * 30_000])
+    with pytest.raises(AppDefError, match=r"env\['X'\] of .* is 131073 bytes long"):
+        compile_stage(tracked=True, env={"X": "x" * 131_071})
+
+
+@pytest.mark.parametrize("beside", ["日本語\u3000", "a\u00a0b", "\U0001f469\u200d\U0001f4bb", "é\u200b", "\x85\u2028"])
+def test_text_of_any_language_may_stand_beside_a_channel(beside: str, tmp_path: Path, shells: Path) -> None:
+    """What Argo quotes as \\uXXXX arrives: only what it quotes otherwise is no JSON."""
+
+    def pipeline(text: str) -> None:
+        task_from_app(make_app(entrypoint="printf", args=["%s", f"{beside}{text}{beside}"]))
+
+    container = Container(
+        containers(compile_pipeline(pipeline))["train"]["command"],  # type: ignore[arg-type]
+        inputs={"text": "x"},
+        outputs={},
+        environ={},
+    )
+    assert container.run(shells).stdout.decode() == f"{beside}x{beside}"

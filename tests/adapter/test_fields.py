@@ -140,10 +140,23 @@ def test_settings_are_in_the_form_that_kfp_kubernetes_writes() -> None:
     not hasattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH"), reason="this torchx has no variables of fields"
 )
 def test_a_variable_that_names_a_field_of_the_pod() -> None:
-    app = make_app(env={"NODE": "[FIELD_PATH]spec.nodeName", "A": "b"})
+    app = make_app(env={"NODE": "[FIELD_PATH]spec.nodeName", "A": "b", "L": "[FIELD_PATH]metadata.labels['${app_id}']"})
     _, container, kubernetes = compile_app(app)
-    assert kubernetes["fieldPathAsEnv"] == [{"name": "NODE", "fieldPath": "spec.nodeName"}]
+    assert kubernetes["fieldPathAsEnv"] == [
+        {"name": "NODE", "fieldPath": "spec.nodeName"},
+        {"name": "L", "fieldPath": "metadata.labels['train']"},
+    ]
     assert container["command"] == ["env", "A=b", "echo"]
+
+    def pipeline(label: str) -> None:
+        task_from_app(make_app(env={"L": f"[FIELD_PATH]metadata.labels['{label}']"}))
+
+    with pytest.raises(
+        ChannelError, match=r"env\['L'\] of role 'trainer' names a field of the pod with a pipeline channel"
+    ):
+        compile_pipeline(pipeline)
+    with pytest.raises(AppDefError, match=r"has the name 'A=B', which no variable can have"):
+        plan_stage(make_app(env={"A=B": "[FIELD_PATH]spec.nodeName"}))
 
 
 def test_overrides_are_resolved() -> None:
@@ -203,9 +216,30 @@ REFUSED = {
     ),
     "negative retries": (lambda: make_app(max_retries=-1), r"max_retries of role 'trainer' is -1"),
     "half a retry": (lambda: make_app(max_retries=1.5), r"is 1\.5; give a whole number, 0 or more"),
-    "text as retries": (lambda: make_app(max_retries="2"), r"is '2' \(str\); give a number"),
+    "text as retries": (lambda: make_app(max_retries="2"), r"is '2' \(str\); give a finite number"),
     "text as cpu": (lambda: resource_app(cpu="2"), r"resource\.cpu of role 'trainer' is '2' \(str\)"),
     "truth as memory": (lambda: resource_app(memMB=True), r"resource\.memMB of role 'trainer' is True"),
+    "endless cpu": (
+        lambda: resource_app(cpu=float("inf")),
+        r"resource\.cpu of role 'trainer' is inf \(float\); give a",
+    ),
+    "no number of retries": (lambda: make_app(max_retries=float("nan")), r"is nan \(float\); give a finite number"),
+    "text as args": (lambda: make_app(args="abc"), r"args of role .* is 'abc' \(str\); give a list of strings"),
+    "no args": (lambda: make_app(args=None), r"args of role .* is None \(NoneType\); give a list of strings"),
+    "pairs as env": (lambda: make_app(env=[("a", "b")]), r"env of role .* \(list\); give a dict of strings"),
+    "number as a variable": (lambda: make_app(env={5: "x"}), r"env of role .* has 5 \(int\); give a dict of strings"),
+    "text as a mount": (lambda: make_app(mounts=["x"]), r"mounts of role .* has 'x' \(str\); give a list of mounts"),
+    "no metadata": (lambda: make_app(metadata=None), r"metadata of role .* is None .* give a dict"),
+    "no resource": (lambda: make_app(resource=None), r"resource of role .* give a torchx\.specs\.Resource"),
+    "no capabilities": (lambda: resource_app(capabilities=None), r"capabilities of resource of .* give a dict"),
+    "a role as roles": (
+        lambda: AppDef("train", Role("r", "image")),
+        r"roles of AppDef 'train' is Role\(.*; give a list of Roles",
+    ),
+    "text as a role": (
+        lambda: AppDef("train", ["x"]),
+        r"roles of AppDef 'train' has 'x' \(str\); give a list of Roles",
+    ),
     "part of a gpu": (
         lambda: resource_app(gpu=0.5),
         r"asks for 0\.5 of nvidia\.com/gpu; give a whole number",
@@ -298,5 +332,5 @@ def test_channels_where_none_can_work(make: Any, text: str) -> None:
 
 
 def test_the_name_of_a_stage_must_be_text() -> None:
-    with pytest.raises(AppDefError, match=r"name is ''\. Give the stage a name, or none"):
+    with pytest.raises(AppDefError, match=r"The stage's name is ''; give it a name"):
         plan_stage(make_app(), name="")

@@ -226,6 +226,15 @@ def number_channel_as_base(n: int) -> None:
     task_from_app(make_app("read"), tracker_base=n)
 
 
+def no_ascii() -> None:
+    task_from_app(make_app("read"), tracker_base="/tmp", reads={"x": "run/é/1"})
+
+
+def collected_of_one() -> None:
+    one = task_from_app(make_app("one"), tracker_base="/tmp")
+    task_from_app(make_app("read"), tracker_base="/tmp", reads={"x": dsl.Collected(one.outputs["run_id"])})
+
+
 def slipped_base() -> None:
     task_from_app(make_app(), tracker_base="s3:/bucket")
 
@@ -252,6 +261,11 @@ def hostile_base() -> None:
         (nested_fan_in, r"is a list with a fan-in inside\. Give each fan-in an alias of its own"),
         (no_base, r"reads needs a tracker base, under which the results are: task_from_app\(app, tracker_base="),
         (empty_base, r"tracker_base: The tracker base '' is no fsspec URL or local directory\. Use one such as"),
+        (no_ascii, r"reads\['x'\] is 'run/é/1', which is no run id"),
+        (
+            collected_of_one,
+            r"reads\['x'\] collects the channel 'one-run_id', whose task runs once.*Pass the task itself",
+        ),
         (slipped_base, r"tracker_base: The tracker base 's3:/bucket' has one slash .* Write 's3://bucket'"),
         (number_as_base, r"tracker_base is 3\."),
         (number_channel_as_base, r"tracker_base is the channel 'n' of type NUMBER_INTEGER\. It is a string"),
@@ -274,7 +288,11 @@ def test_stages_of_a_closed_loop_are_read_collected() -> None:
     [
         ("train", r"reads of a component is a list of aliases, got 'train'\. Write reads=\['train'\]"),
         (["tracker_base"], r"the alias 'tracker_base', which cannot be an input of a component"),
-        (["run_id"], r"Use a Python identifier other than 'tracker_base' and 'run_id'"),
+        (["run_id"], r"Use a Python identifier that is no keyword, other than 'tracker_base', 'run_id' and"),
+        (["import"], r"the alias 'import', which cannot be an input of a component"),
+        (["self"], r"the alias 'self', which cannot be an input of a component"),
+        (None, r"reads of a component is a list of aliases, got None"),
+        (5, r"reads of a component is a list of aliases, got 5"),
         (["my-train"], r"the alias 'my-train', which cannot be an input of a component\. Use a Python identifier"),
         (["a", "a"], r"the alias 'a' twice"),
         ([""], r"the alias ''"),

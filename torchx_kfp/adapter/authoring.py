@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kfp import dsl
+from kfp.dsl import pipeline_context
+from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.channels import Reference
+from torchx_kfp.adapter.names import is_input_name
 from torchx_kfp.adapter.plan import StagePlan, plan_stage
 from torchx_kfp.adapter.reads import RUN_ID, TRACKER_BASE, Source, check_alias, read_sources, read_tracker_base
-from torchx_kfp.errors import ReadsError
+from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 
 
 def task_from_app(
@@ -47,6 +50,11 @@ def task_from_app(
     if tracker_base is None and reads:
         raise ReadsError(
             "reads needs a tracker base, under which the results are: task_from_app(app, tracker_base=..., reads=...)."
+        )
+    if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
+        raise AppDefError(
+            "task_from_app makes a task of a pipeline, and none is being defined here. Call it inside of a function "
+            "that is decorated with kfp.dsl.pipeline; component_from_app makes components anywhere."
         )
     parts = None if tracker_base is None else read_tracker_base(tracker_base)
     return emit.make_task(plan_stage(app, tracker_base=parts, sources=read_sources(reads), name=name))
@@ -96,6 +104,11 @@ def component_spec_from_app(
     It holds the whole AppDef, resources and pod settings included, for which a single component has no place: it is a
     pipeline of one task. Arguments and errors are those of ``component_from_app``.
     """
+    if pipeline_context.Pipeline.get_default_pipeline():
+        raise AppDefError(
+            "component_spec_from_app compiles a file, which KFP cannot do while a pipeline is being defined. Call it "
+            "outside of the pipeline function, or use component_from_app or task_from_app inside."
+        )
     return emit.component_yaml(_component_plan(app, tracked, reads, results, name))
 
 
@@ -107,26 +120,33 @@ def _component_plan(
     name: str | None,
 ) -> StagePlan:
     _refuse_results(results)
-    if isinstance(reads, str | Mapping):
+    if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
         raise ReadsError(f"reads of a component is a list of aliases, got {reads!r}. Write reads=['train'].")
     sources: dict[str, Source] = {}
     for alias in reads:
         check_alias(alias)
-        if not alias.isascii() or not alias.isidentifier() or alias in (TRACKER_BASE, RUN_ID):
+        if not is_input_name(alias) or alias in (TRACKER_BASE, RUN_ID):
             raise ReadsError(
-                f"reads has the alias {alias!r}, which cannot be an input of a component. Use a Python identifier "
-                f"other than {TRACKER_BASE!r} and {RUN_ID!r}."
+                f"reads has the alias {alias!r}, which cannot be an input of a component. Use a Python identifier that "
+                f"is no keyword, other than {TRACKER_BASE!r}, {RUN_ID!r} and 'self'."
             )
         if alias in sources:
             raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage an alias of its own.")
         sources[alias] = Reference(f"reads {alias}", None, alias, "STRING")
     base = (Reference(TRACKER_BASE, None, TRACKER_BASE, "STRING"),) if tracked or sources else None
-    return plan_stage(app, tracker_base=base, sources=sources, name=name)
+    plan = plan_stage(app, tracker_base=base, sources=sources, name=name)
+    for key, planned in plan.inputs.items():
+        if planned.argument is not None:
+            raise ChannelError(
+                f"AppDef {app.name!r} holds the pipeline channel {key!r}. A component is made of a static AppDef, to "
+                "be used in any pipeline: call task_from_app in the pipeline function instead."
+            )
+    return plan
 
 
-def _refuse_results(results: Mapping[str, type] | None) -> None:
+def _refuse_results(results: object) -> None:
     if results:
         raise ReadsError(
-            f"results={dict(results)!r} as outputs of KFP are not supported yet. Record them in the application with "
+            f"results={results!r} as outputs of KFP are not supported yet. Record them in the application with "
             "current_run().put(...), and read them in later stages with reads=..."
         )

@@ -15,10 +15,17 @@ from kfp import dsl
 from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
 from kfp.dsl.types import type_utils
 
+from torchx_kfp.adapter.text import check_beside_channel, check_word
 from torchx_kfp.errors import AppDefError, ChannelError
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
+
+#: What f-strings make of objects that are no text -> what to say of them.
+_TRACES = {
+    "<kfp.dsl.pipeline_task.PipelineTask object at 0x": "a task (pass one of its outputs, or reads=task)",
+    "ConditionOperation(operator=": "a comparison of pipeline channels (only dsl.If takes one)",
+}
 
 #: Placeholders that KFP fills where they are the whole value of a task's input.
 _PLACEHOLDERS = {
@@ -76,7 +83,7 @@ def parse(value: object, where: str) -> Parts:
     if isinstance(value, pipeline_channel.PipelineChannel):
         return (_reference(value, where),)
     if not isinstance(value, str):
-        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}), and must be a string: write {str(value)!r}.")
+        raise AppDefError(_no_text(value, where))
     if value in _PLACEHOLDERS:
         return (Reference(value, value, _PLACEHOLDERS[value], "STRING"),)
     for placeholder in _PLACEHOLDERS:
@@ -94,7 +101,30 @@ def parse(value: object, where: str) -> Parts:
         end = found.end()
     if end < len(value) or not parts:
         parts.append(value[end:])
+    for part in parts:
+        if isinstance(part, str):
+            _refuse_lost(part, where)
     return tuple(parts)
+
+
+def check_parts(parts: Parts, where: str) -> Parts:
+    """The parts, if they arrive as they are written: constant text can be escaped, text beside a channel cannot.
+
+    Raises:
+        AppDefError: text that no process can be given.
+        ChannelError: text beside a channel that an engine would change.
+    """
+    for part, follower in zip(parts, (*parts[1:], None), strict=True):
+        if isinstance(part, str):
+            check_word(part, where)
+            if len(parts) > 1:
+                check_beside_channel(part, where, before=follower is not None)
+    return parts
+
+
+def parse_checked(value: object, where: str) -> Parts:
+    """The value's parts, if they arrive as they are written: see ``parse`` and ``check_parts``."""
+    return check_parts(parse(value, where), where)
 
 
 def contains_channel(value: object) -> bool:
@@ -102,7 +132,7 @@ def contains_channel(value: object) -> bool:
     if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
         return True
     if isinstance(value, str):
-        return "{{channel:" in value
+        return _CHANNEL.search(value) is not None
     if isinstance(value, dict):
         return any(contains_channel(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple | set):
@@ -119,22 +149,90 @@ def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
 
 
 def check_in_scope(channel: pipeline_channel.PipelineChannel, where: str) -> None:
-    """Refuse a channel whose task runs once for each item of a loop that is closed here.
+    """Refuse a channel that has no value, or many, where it is used.
 
     Raises:
-        ChannelError: it has many values, so only a fan-in can read it.
+        ChannelError: it is an item of a loop, or an output of a task in a loop, a condition or an exit handler, that is
+            closed here; or its task is one of another pipeline.
     """
     pipeline = _pipeline(where)
+    if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
+        # Not getattr: an item makes a field of every attribute that it has not.
+        item = channel.loop_argument if isinstance(channel, for_loop.LoopArgumentVariable) else channel
+        loops = [group.loop_argument for group in pipeline.groups if isinstance(group, tasks_group.ParallelFor)]
+        if not any((loop.task_name, loop.name) == (item.task_name, item.name) for loop in loops):
+            raise ChannelError(f"{where} uses {channel.full_name!r} outside of its loop. Use loop items inside of it.")
+        return
+    task = pipeline.tasks.get(channel.task_name)
+    if not isinstance(channel, pipeline_channel.OneOfMixin) and getattr(channel, "task", task) not in (None, task):
+        raise ChannelError(
+            f"{where} uses the output {channel.name!r} of {channel.task_name!r}, a task of another pipeline. Pass it "
+            "into this one as a parameter."
+        )
+    for group in _closed_groups(channel, pipeline):
+        uses = f"{where} uses the output {channel.name!r} of {channel.task_name!r} outside of the"
+        if isinstance(group, tasks_group.ParallelFor):
+            raise ChannelError(
+                f"{uses} dsl.ParallelFor loop that it runs in: it has a value for each item. Read the results of all "
+                "through the tracker, with reads={'trials': dsl.Collected(task.outputs['run_id'])}."
+            )
+        if isinstance(group, tasks_group.ExitHandler):
+            raise ChannelError(f"{uses} dsl.ExitHandler that it runs in, and KFP hands out none. Use it inside.")
+        raise ChannelError(
+            f"{uses} condition that it runs under: it may have no value. Use it inside, or give both branches one and "
+            "pass dsl.OneOf(task.outputs[...], other_task.outputs[...])."
+        )
+
+
+def is_in_loop(channel: pipeline_channel.PipelineChannel) -> bool:
+    """Whether the channel's task is in a loop that is closed here, so that it has many values."""
+    groups = _closed_groups(channel, _pipeline("dsl.Collected"))
+    return any(isinstance(group, tasks_group.ParallelFor) for group in groups)
+
+
+def _closed_groups(
+    channel: pipeline_channel.PipelineChannel, pipeline: pipeline_context.Pipeline
+) -> list[tasks_group.TasksGroup]:
+    """The groups that the channel's task is in, from the inside out, and that are not open here."""
     task = pipeline.tasks.get(channel.task_name)
     group = task.parent_task_group if task else None
+    groups = []
     while group is not None:
-        if isinstance(group, tasks_group.ParallelFor) and group not in pipeline.groups:
-            raise ChannelError(
-                f"{where} uses the output {channel.name!r} of {channel.task_name!r} outside of the dsl.ParallelFor "
-                "loop that it runs in: it has a value for each item. Read the results of all through the tracker, with "
-                "reads={'trials': dsl.Collected(task.outputs['run_id'])}."
-            )
+        if group not in pipeline.groups:
+            groups.append(group)
         group = group.parent_task_group
+    return groups
+
+
+def _no_text(value: object, where: str) -> str:
+    if isinstance(value, dsl.PipelineTask):
+        return (
+            f"{where} is the task {value.name!r}. Pass one of its outputs, task.outputs['...'], or read its results "
+            "through the tracker with reads=task."
+        )
+    if isinstance(value, pipeline_channel.ConditionOperation):
+        return (
+            f"{where} is a comparison of pipeline channels, which only dsl.If takes. Pass the values, and compare them "
+            "in the application."
+        )
+    if value is None:
+        return f"{where} is None, and must be a string. Leave it out, or pass '' if that is meant."
+    return f"{where} is {value!r} ({type(value).__name__}), and must be a string: write {str(value)!r}."
+
+
+def _refuse_lost(text: str, where: str) -> None:
+    """Refuse text that an f-string has made of something that is no text, and that KFP would take for a constant."""
+    for trace, what in _TRACES.items():
+        if trace in text:
+            raise ChannelError(f"{where} holds {what} as text: {text!r}.")
+    pipeline = pipeline_context.Pipeline.get_default_pipeline()
+    for group in pipeline.groups if pipeline else ():
+        name = group.loop_argument.name if isinstance(group, tasks_group.ParallelFor) else None
+        if isinstance(name, str) and name in text:
+            raise ChannelError(
+                f"{where} holds {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are that, "
+                "and no fields of its dict. Rename the field."
+            )
 
 
 def _pipeline(where: str) -> pipeline_context.Pipeline:
@@ -223,7 +321,7 @@ def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.Pi
     for attribute in ("name", "task_name", "channel_type", "pipeline"):
         if isinstance(getattr(item, attribute), for_loop.LoopArgumentVariable):
             raise ChannelError(
-                f"{where} uses an item of a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP keeps an "
+                f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP keeps an "
                 "attribute of its own under that name and loses it: rename the field."
             )
     return item

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.channels import Parts, Reference
-from torchx_kfp.adapter.text import check_beside_channel, check_word, escape, find_rewritten
+from torchx_kfp.adapter.channels import Parts, Reference, check_parts
+from torchx_kfp.adapter.text import check_word, escape, find_rewritten
 from torchx_kfp.errors import AppDefError
 
 #: The run id is ``<pipeline run>/<stage>/<pod>``, a random UUID for what the engine does not tell.
@@ -59,42 +59,37 @@ def render(parts: Parts, inputs: Mapping[Reference, str]) -> str:
     return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)
 
 
-def check_parts(parts: Parts, where: str) -> Parts:
-    """The parts, if they arrive as they are written: constant text can be escaped, text beside a channel cannot.
-
-    Raises:
-        AppDefError: text that no process can be given.
-        ChannelError: text beside a channel that an engine would change.
-    """
-    for part, follower in zip(parts, (*parts[1:], None), strict=True):
-        if isinstance(part, str):
-            check_word(part, where)
-            if len(parts) > 1:
-                check_beside_channel(part, where, before=follower is not None)
-    return parts
+def check_variable(name: str, where: str) -> None:
+    """Refuse a variable's name that ``env`` cannot set."""
+    if not name or "=" in name or name.startswith("-"):
+        raise AppDefError(f"env of {where} has the name {name!r}, which no variable can have.")
+    check_word(name, f"A name in env of {where}")
 
 
 def application_words(
-    entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str
+    entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str, *, first: bool
 ) -> tuple[Parts, ...]:
     """The application's command line, with its variables set by ``env``.
 
+    Args:
+        entrypoint: the program.
+        args: its arguments.
+        env: its variables.
+        where: their place, for errors.
+        first: whether these words begin the command; older backends fill no placeholder into a command's first one.
+
     Raises:
-        AppDefError: a variable's name that ``env`` cannot set, or an entrypoint that ``env`` takes for a variable.
+        AppDefError: an entrypoint that ``env`` takes for a variable.
+        ChannelError: a variable that an engine would change.
     """
-    for name in env:
-        if not name or "=" in name or name.startswith("-"):
-            raise AppDefError(f"env of {where} has the name {name!r}, which no variable can have.")
-        check_word(name, f"A name in env of {where}")
-    assignments = tuple((f"{name}=", *parts) for name, parts in env.items())
-    if env and any(isinstance(part, str) and "=" in part for part in entrypoint):
+    assignments = [check_parts(_join((f"{name}=", *parts)), f"env[{name!r}] of {where}") for name, parts in env.items()]
+    prefix: tuple[Parts, ...] = (("env",),) if env or (first and not _is_constant(entrypoint)) else ()
+    if prefix and any(isinstance(part, str) and "=" in part for part in entrypoint):
         raise AppDefError(
             f"The entrypoint of {where} holds '=' ({_show(entrypoint)}), which the `env` before it takes for a "
-            "variable. Call it through a shell or a link without '=', or remove the variables."
+            "variable. Call it through a shell or a link without '='."
         )
-    # Older backends fill no placeholder into the first element.
-    prefix: tuple[Parts, ...] = (("env",),) if env or not isinstance(entrypoint[0], str) or len(entrypoint) > 1 else ()
-    return (*prefix, *(_join(parts) for parts in assignments), entrypoint, *args)
+    return (*prefix, *assignments, entrypoint, *args)
 
 
 def untracked_command(stage: str, words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, ...]:
@@ -133,12 +128,15 @@ def _encode(words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[st
     """The words as KFP's text, and a mask with ``b`` for each that is escaped; empty where none is."""
     mask, texts = "", []
     for parts in words:
-        constant = len(parts) == 1 and isinstance(parts[0], str)
         text = render(parts, inputs)
-        escaped = constant and find_rewritten(text) is not None
+        escaped = _is_constant(parts) and find_rewritten(text) is not None
         mask += "b" if escaped else "s"
-        texts.append(escape(text) if escaped else text)
+        texts.append(check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,"))
     return mask.rstrip("s"), tuple(texts)
+
+
+def _is_constant(parts: Parts) -> bool:
+    return len(parts) == 1 and isinstance(parts[0], str)
 
 
 def _join(parts: Parts) -> Parts:

@@ -7,8 +7,10 @@ KFP cannot do, each with the field's name and the way out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torchx import specs
 
@@ -57,6 +59,32 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
 
+#: Field -> its type, and how an error names it. Lists may be tuples.
+_APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
+    "roles": (list, "a list of Roles"),
+    "metadata": (Mapping, "a dict"),
+}
+_ROLE_TYPES: Mapping[str, tuple[type, str]] = {
+    "args": (list, "a list of strings"),
+    "env": (Mapping, "a dict of strings"),
+    "metadata": (Mapping, "a dict"),
+    "mounts": (list, "a list of mounts"),
+    "resource": (specs.Resource, "a torchx.specs.Resource"),
+}
+_RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
+    "capabilities": (Mapping, "a dict"),
+    "devices": (Mapping, "a dict of numbers"),
+}
+#: Field -> the type of what a list holds, and of a dict's keys. Args and the values of env may be channels.
+_ITEM_TYPES: Mapping[str, Any] = {
+    "roles": specs.Role,
+    "env": str,
+    "mounts": specs.BindMount | specs.VolumeMount | specs.DeviceMount,
+    "capabilities": str,
+    "devices": str,
+}
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """A device type of Kubernetes and how many of it a stage gets."""
@@ -83,7 +111,10 @@ def read_role(app: specs.AppDef) -> specs.Role:
     """
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one.")
-    _check_name(app.name, "AppDef.name")
+    check_name(app.name, "AppDef.name")
+    _check_types(app, f"AppDef {app.name!r}", _APPDEF_TYPES)
+    if contains_channel(app.metadata):
+        raise ChannelError(f"metadata of AppDef {app.name!r} holds a pipeline channel, and nothing reads it there.")
     if len(app.roles) != 1:
         names = ", ".join(repr(role.name) for role in app.roles) or "none"
         raise AppDefError(
@@ -92,21 +123,23 @@ def read_role(app: specs.AppDef) -> specs.Role:
         )
     role = app.roles[0]
     where = f"role {role.name!r} of AppDef {app.name!r}"
-    _check_name(role.name, f"The name of {where}")
+    check_name(role.name, f"The name of {where}")
+    _check_types(role, where, _ROLE_TYPES)
+    _check_types(role.resource, f"resource of {where}", _RESOURCE_TYPES)
     _refuse_channels(role, where)
     _refuse_fields(role, where)
     return role
 
 
 def read_resources(role: specs.Role) -> Resources:
-    """The role's cpu, memory and accelerators; a value below 1 asks for nothing, as in TorchX."""
+    """The role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
     cpu = _number(resource.cpu, f"resource.cpu of {where}")
     memory = _number(resource.memMB, f"resource.memMB of {where}")
     return Resources(
         # TorchX calls cpu an int, and people ask for half a core: both as millicores, like its Kubernetes scheduler.
-        cpu=f"{int(cpu * 1000)}m" if cpu > 0 else None,
-        memory=f"{int(memory)}M" if memory > 0 else None,
+        cpu=f"{int(cpu * 1000)}m" if cpu * 1000 >= 1 else None,
+        memory=f"{int(memory)}M" if memory >= 1 else None,
         accelerator=_accelerator(resource, where),
     )
 
@@ -151,12 +184,34 @@ def read_retries(role: specs.Role) -> int:
     return int(retries)
 
 
-def _check_name(name: object, where: str) -> None:
+def check_name(name: object, where: str) -> None:
+    """Refuse what is no name: a pipeline channel, nothing, or text that no process can be given.
+
+    Raises:
+        AppDefError: which of them it is.
+    """
     if contains_channel(name):
         raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
     if not isinstance(name, str) or not name:
         raise AppDefError(f"{where} is {name!r}; give it a name.")
     check_word(name, where)
+
+
+def _check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
+    """Refuse fields of another type than TorchX declares: a dataclass checks none."""
+    for name, (kind, what) in types.items():
+        field = getattr(value, name)
+        items = field if kind in (list, Mapping) and isinstance(field, list | tuple | Mapping) else ()
+        if not isinstance(field, (list, tuple) if kind is list else kind):
+            raise AppDefError(f"{name} of {where} is {_shown(field)} ({type(field).__name__}); give {what}.")
+        wanted = _ITEM_TYPES.get(name, object)
+        for item in items:
+            if not isinstance(item, wanted):
+                raise AppDefError(f"{name} of {where} has {_shown(item)} ({type(item).__name__}); give {what}.")
+
+
+def _shown(value: object) -> str:
+    return "a pipeline channel" if contains_channel(value) else repr(value)
 
 
 def _refuse_channels(role: specs.Role, where: str) -> None:
@@ -218,8 +273,8 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
 
 
 def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a number.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a finite number.")
     return value
 
 

@@ -1,7 +1,8 @@
 """TorchX's macros, for a stage of one replica.
 
 TorchX substitutes with ``string.Template``, which also turns ``$$`` into ``$``. Here the macros are replaced and
-nothing else, so that every other text reaches the application as the AppDef has it.
+nothing else, so that every other text reaches the application as the AppDef has it. One exception: ``$${${rank0_env}``
+becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that a macro names, as ``dist.ddp`` writes it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 #: What ``${rank0_env}`` names: the variable that holds the host of replica 0.
 RANK0_HOST = "TORCHX_RANK0_HOST"
 
-_MACRO = re.compile(r"\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
+_MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
 
 
 def macro_values(app_name: str) -> dict[str, str]:
@@ -32,4 +33,4 @@ def macro_values(app_name: str) -> dict[str, str]:
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
     """The text with its macros replaced, in one pass: a value that looks like a macro stays."""
-    return _MACRO.sub(lambda found: values[found[1]], text)
+    return _MACRO.sub(lambda found: ("${" if found[1] else "") + values[found[2]], text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import keyword
 import re
 from collections.abc import Container
 
@@ -33,11 +34,18 @@ def label_value(value: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:LONGEST_NAME].strip("-._")
 
 
+def is_input_name(name: str) -> bool:
+    """Whether an input may be called so. KFP's inputs are parameters of functions, of a method too."""
+    return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"
+
+
 def input_name(name: str, taken: Container[str]) -> str:
     """An input's name: a Python identifier that is not taken."""
     name = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "input"
     if name[0].isdigit():
         name = f"_{name}"
+    if not is_input_name(name):
+        name = f"{name}_"
     number, candidate = 2, name
     while candidate in taken:
         candidate, number = f"{name}_{number}", number + 1

@@ -11,15 +11,23 @@ from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp import protocol
 from torchx_kfp.adapter import command, fields, macros, names
-from torchx_kfp.adapter.channels import Parts, Reference, parse
+from torchx_kfp.adapter.channels import Parts, Reference, parse_checked
 from torchx_kfp.adapter.fields import Resources
 from torchx_kfp.adapter.reads import RUN_ID, FanIn, Source
-from torchx_kfp.errors import AppDefError
+from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The label that KFP's backend puts on every pod of a run.
 _RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
 #: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None before it could.
 _FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
+#: Type of an input -> what its name ends in.
+_SUFFIXES = {
+    "NUMBER_INTEGER": "_int",
+    "NUMBER_DOUBLE": "_float",
+    "BOOLEAN": "_bool",
+    "LIST": "_list",
+    "STRUCT": "_dict",
+}
 
 
 @dataclass(frozen=True)
@@ -75,14 +83,13 @@ def plan_stage(
     role = fields.read_role(app)
     sources = sources or {}
     alias = app.name if name is None else name
-    if not isinstance(alias, str) or not alias:
-        raise AppDefError(f"name is {name!r}. Give the stage a name, or none to use the AppDef's.")
+    fields.check_name(alias, "The stage's name")
     where = f"role {role.name!r}"
     if tracker_base is not None:
         _refuse_protocol_variables(role, where)
     entrypoint, args, env, field_paths = _application(app, role, where)
-    image = command.check_parts(parse(role.image, f"image of {where}"), f"image of {where}")
-    words = command.application_words(entrypoint, args, env, where)
+    image = parse_checked(role.image, f"image of {where}")
+    words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
 
     inputs = _name_inputs(sources, [*(tracker_base or ()), *(part for word in words for part in word), *image])
     stage = names.stage_name(alias)
@@ -133,23 +140,33 @@ def _application(
         variables.setdefault(macros.RANK0_HOST, "localhost")
 
     def read(value: object, place: str) -> Parts:
-        value = macros.substitute(value, values) if isinstance(value, str) else value
-        return command.check_parts(parse(value, place), place)
+        return parse_checked(macros.substitute(value, values) if isinstance(value, str) else value, place)
 
-    env, field_paths = {}, {}
+    env: dict[str, Parts] = {}
+    field_paths: dict[str, str] = {}
     for key, value in variables.items():
-        if _FIELD_PATH and isinstance(value, str) and value.startswith(_FIELD_PATH):
-            field_paths[key] = value.removeprefix(_FIELD_PATH)
+        command.check_variable(key, where)
+        parts = read(value, f"env[{key!r}] of {where}")
+        if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
+            if len(parts) > 1:
+                raise ChannelError(
+                    f"env[{key!r}] of {where} names a field of the pod with a pipeline channel inside. The field must "
+                    "be known when the pipeline is compiled."
+                )
+            field_paths[key] = parts[0].removeprefix(_FIELD_PATH)
         else:
-            env[key] = read(value, f"env[{key!r}] of {where}")
+            env[key] = parts
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     # TorchX applies macros to args and env alone.
-    place = f"entrypoint of {where}"
-    return command.check_parts(parse(role.entrypoint, place), place), args, env, field_paths
+    return parse_checked(role.entrypoint, f"entrypoint of {where}"), args, env, field_paths
 
 
 def _name_inputs(sources: Mapping[str, Source], parts: Iterable[str | Reference]) -> dict[Reference, str]:
-    """A name for the input of each reference: the alias of what is read, the channel's own name otherwise."""
+    """A name for the input of each reference: the alias of what is read, the channel's own name otherwise.
+
+    KFP's backend merges components whose containers have the same text, whatever their inputs are (kubeflow/pipelines,
+    argocompiler). So a name that stands in the text tells the input's type, and whether a carrier goes with it.
+    """
     inputs: dict[Reference, str] = {}
     taken = {RUN_ID}
 
@@ -158,15 +175,20 @@ def _name_inputs(sources: Mapping[str, Source], parts: Iterable[str | Reference]
             inputs[reference] = names.input_name(wanted, taken)
             taken.add(inputs[reference])
             if reference.carrier:
-                add(reference.carrier, reference.carrier.name)
+                add(reference.carrier, _typed_name(reference.carrier))
 
     for alias, source in sources.items():
         for reference in _references(source):
             add(reference, alias)
     for part in parts:
         if isinstance(part, Reference):
-            add(part, part.name)
+            add(part, _typed_name(part))
     return inputs
+
+
+def _typed_name(reference: Reference) -> str:
+    name = f"inner_{reference.name}" if reference.carrier else reference.name
+    return name + _SUFFIXES.get(reference.type, "")
 
 
 def _references(source: Source) -> Sequence[Reference]:
@@ -200,7 +222,7 @@ def _image(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, dict[str
         return text, {}
     if len(image) == 1 and references[0].type == "STRING":
         return text, {}
-    key = names.input_name("image", inputs.values())
+    key = names.input_name("_".join(("image", *(inputs[reference] for reference in references))), inputs.values())
     return command.parameter_placeholder(key), {key: Input("STRING", text)}
 
 

@@ -17,7 +17,9 @@ from torchx_kfp.adapter.channels import (
     check_in_scope,
     contains_channel,
     ir_type,
+    is_in_loop,
     parse,
+    parse_checked,
 )
 from torchx_kfp.adapter.text import check_word, find_rewritten
 from torchx_kfp.errors import ReadsError, TrackerError
@@ -111,9 +113,9 @@ def read_tracker_base(tracker_base: object) -> Parts:
             check_tracker_base(tracker_base)
         except TrackerError as error:
             raise ReadsError(f"tracker_base: {error}") from None
-    parts = parse(tracker_base, "tracker_base")
+    parts = parse_checked(tracker_base, "tracker_base")
     for part in parts:
-        if isinstance(part, str) and find_rewritten(check_word(part, "tracker_base")):
+        if isinstance(part, str) and find_rewritten(part):
             raise ReadsError(
                 f"tracker_base is {tracker_base!r}; Argo or the kubelet would change {find_rewritten(part)!r} in it."
             )
@@ -155,6 +157,11 @@ def _source(what: object, where: str) -> Source:
 def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> Source:
     collected = isinstance(channel, dsl.Collected)
     kind = ir_type(channel.output if collected else channel)
+    if collected and not is_in_loop(channel.output):
+        raise ReadsError(
+            f"{where} collects {_show(channel.output)}, whose task runs once: it is in no loop that is closed here. "
+            "Pass the task itself; dsl.Collected is for tasks of a dsl.ParallelFor loop, behind that loop."
+        )
     if collected and kind != "STRING":
         raise ReadsError(
             f"{where} collects {_show(channel.output)} of type {kind}, which is no run id. Write "
@@ -175,7 +182,13 @@ def _text_source(run_id: str, where: str) -> Source:
         raise ReadsError(f"{where} is {run_id!r}, text with a pipeline channel inside. Pass the task or channel alone.")
     if isinstance(parts[0], Reference) and isinstance(parts[0].argument, pipeline_channel.PipelineChannel):
         return _channel_source(parts[0].argument, where)
-    if not run_id or find_rewritten(run_id) or set(run_id) & set('"\\'):
+    # ASCII: what a stage's script makes of names, and what is the same text in JSON.
+    if (
+        not run_id
+        or not (run_id.isascii() and run_id.isprintable())
+        or find_rewritten(run_id)
+        or set(run_id) & set('"\\')
+    ):
         raise ReadsError(f"{where} is {run_id!r}, which is no run id. One looks like 'run/stage/execution'.")
     return check_word(run_id, where)
 

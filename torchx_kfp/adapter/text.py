@@ -17,11 +17,14 @@ from torchx_kfp.errors import AppDefError, ChannelError
 LONGEST_WORD = 128 * 1024 - 1
 
 _REWRITTEN = re.compile(r'\$[$(]|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
+#: Backslashes, and the first character of each pair that is rewritten.
+_ESCAPED = re.compile(r'\\|\$(?=[$(])|\{(?=\{|\s*"(?:Concat|IfPresent)")')
 _KEPT_UNPRINTABLE = "\t\n\r"
 
 
 def _is_plain(character: str) -> bool:
-    return character.isprintable() or character in _KEPT_UNPRINTABLE
+    # Go quotes the rest of the Basic Multilingual Plane as \\uXXXX, which is JSON.
+    return character.isprintable() or character in _KEPT_UNPRINTABLE or "\x80" <= character <= "\uffff"
 
 
 def find_rewritten(text: str) -> str | None:
@@ -36,12 +39,12 @@ def find_rewritten(text: str) -> str | None:
 
 def escape(text: str) -> str:
     """The text with everything that engines change as escapes of ``printf %b``."""
-    return "".join(
-        character
-        if _is_plain(character) and character not in "\\${"
-        else "".join(f"\\0{byte:03o}" for byte in character.encode())
-        for character in text
-    )
+    text = _ESCAPED.sub(lambda found: _octal(found.group()), text)
+    return "".join(character if _is_plain(character) else _octal(character) for character in text)
+
+
+def _octal(character: str) -> str:
+    return "".join(f"\\0{byte:03o}" for byte in character.encode())
 
 
 def check_word(text: str, where: str) -> str:
