@@ -90,10 +90,10 @@ def decode_parents(text: str) -> dict[str, RunIds]:
     Raises:
         ProtocolError: the text is not a JSON object of run ids and lists of run ids.
     """
-    problem = f"{PARENT_RUN_IDS} must be a JSON object: alias -> run id, or a list of run ids. Got: {text!r}."
+    problem = f"{PARENT_RUN_IDS} must be a JSON object: alias -> run id, or a list of run ids. Got: {text[:1000]!r}."
     try:
         parents = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{problem} ({error})") from None
     if not isinstance(parents, dict):
         raise ProtocolError(problem)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import torchx_kfp
-from tests.cli.conftest import Call
+from tests.cli.conftest import PROGRAM, Call
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -233,6 +233,11 @@ REFUSED = {
     ("run", "pipelines.py:two", "--tracker-base", "s3:/x"): (1, "Write 's3://x', or './s3:/x' if a directory is meant"),
     ("run", "pipelines.py:two", "--tracker-base", ""): (1, "Error: The tracker base '' is no fsspec URL or local"),
     ("run", "pipelines.py:two", "-p", "tracker_base=pipelines.py"): (1, "'pipelines.py' is not a directory"),
+    ("run", "pipelines.py:two", "--tracker-base", "memory://x"): (
+        2,
+        "Error: The tracker base 'memory://x' is the memory of one process, and each stage is one. Use another.\n",
+    ),
+    ("compile", "v1.2.py"): (2, "v1.2.py cannot be imported: a module's name has no dot. Rename the file.\n"),
     ("run", "pipelines.py:two", "-p", "tracker_base=a", "--tracker-base", "b"): (
         2,
         "Error: The tracker base is given twice: --tracker-base b and -p tracker_base=...\n",
@@ -274,6 +279,7 @@ def test_refused(words: tuple[str, ...], call: Call, project: Path) -> None:
     (project / "empty.py").write_text("")
     (project / "broken.py").write_text("x = 1\nundefined\n")
     (project / "notes.txt").write_text("a: b\n")
+    (project / "v1.2.py").write_text("")
     (project / "application.py").write_text("import argparse\nargparse.ArgumentParser().parse_args(['--rate'])\n")
     (project / "future.py").write_text(
         "from __future__ import annotations\nfrom kfp import dsl\n"
@@ -315,3 +321,33 @@ def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
     assert done.returncode == 2
     assert f'File "{project / "broken.py"}", line 2' in done.stderr
     assert f"{project / 'broken.py'}, line 2 cannot be imported: NameError" in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, project: Path) -> None:
+    (project / "base/run/train").mkdir(parents=True)
+    (project / "base/run/train/1").write_text('{"half": "\\ud800", "note": "\u00e9\\n\\u001b[31m"}', encoding="utf-8")
+    done = call("results", "base", "run", "--json", PYTHONIOENCODING=encoding)
+    assert json.loads(done.stdout) == {"run/train/1": {"half": "\ud800", "note": "é\n\x1b[31m"}}, done.stderr
+    shown = call("results", "base", "run/", PYTHONIOENCODING=encoding)
+    assert shown.returncode == 0, shown.stderr
+    assert "\x1b" not in shown.stdout
+    assert r"\ud800" in shown.stdout
+
+
+def test_files_that_are_no_results_are_left_out(call: Call, project: Path) -> None:
+    FsspecResultTracker(project / "some")["run/train/1"] = {"loss": 0.1}
+    (project / "some/run/notes.txt").write_text("no results")
+    done = call("results", "some", "run", "--json")
+    assert json.loads(done.stdout) == {"run/train/1": {"loss": 0.1}}
+    assert f"Left out: {project / 'some/run/notes.txt'} is not valid JSON" in done.stderr
+    assert done.returncode == 0
+
+
+def test_output_that_cannot_be_written(call: Call, project: Path) -> None:
+    FsspecResultTracker(project / "some")["run/train/1"] = {"loss": 0.1}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, "results", "some"], cwd=project, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr.splitlines()[0] == "Error: The output cannot be written: No space left on device."
+    assert "Traceback" not in done.stderr
+    assert done.returncode != 0

@@ -16,7 +16,6 @@ import pytest
 from torchx_kfp import protocol
 from torchx_kfp.errors import (
     CorruptResultError,
-    KeyRefusedError,
     MissingResultsError,
     NotInStageError,
     ProtocolError,
@@ -52,6 +51,51 @@ class TestOwnResults:
         stage(base).put(epoch=2, accuracy=0.9)
         assert stage(base).results() == {"loss": 0.5, "epoch": 2, "accuracy": 0.9}
 
+    def test_what_others_recorded_stays(self, tmp_path: Path) -> None:
+        """TorchX's tracker takes values of any type."""
+        (tmp_path / "p1/eval").mkdir(parents=True)
+        (tmp_path / "p1/eval/e1").write_text('{"curve": [1, 2], "note": null}')
+        stage(tmp_path).put(loss=0.5)
+        assert stage(tmp_path).results() == {"curve": [1, 2], "note": None, "loss": 0.5}
+
+    @pytest.mark.parametrize("left", ["", '{"loss": 0.', "[1]"])
+    def test_what_a_killed_writer_left_is_replaced(
+        self, left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "p1/eval").mkdir(parents=True)
+        (tmp_path / "p1/eval/e1").write_text(left)
+        stage(tmp_path).put(loss=0.5)
+        assert stage(tmp_path).results() == {"loss": 0.5}
+        assert caplog.messages[0].startswith(f"It is replaced: {tmp_path}/p1/eval/e1 ")
+
+    @pytest.mark.parametrize("timeout", [None, "1", float("nan"), -1])
+    def test_a_timeout_is_a_number_of_seconds(self, timeout: Any, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"timeout is a number of seconds, 0 or more\. Got: "):
+            stage(tmp_path).results(timeout=timeout)
+
+    def test_equal_runs(self, tmp_path: Path) -> None:
+        parents = {"train": "p1/train/t1", "trials": ("p1/t/1", "p1/t/2")}
+        one, other = stage(tmp_path, parents=parents), stage(tmp_path, parents=parents)
+        assert one == other
+        assert dict(one.parents) == dict(other.parents)
+        assert {one, other, one.parent, one.parents["train"]} == {one, one.parent}
+        assert one != stage(tmp_path / "elsewhere")
+
+    def test_after_a_fork(self, base: str) -> None:
+        """Clients of object stores do not survive it; a data loader's workers are forks."""
+        run = stage(base)
+        run.put(before=1)
+        if base.startswith("memory"):
+            pytest.skip("a fork has a memory of its own")
+        child = os.fork()
+        if not child:
+            try:
+                run.put(forked=2)
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert run.results() == {"before": 1, "forked": 2}
+
     def test_any_name(self, tmp_path: Path) -> None:
         run = stage(tmp_path)
         run.put({"l2norm/mean": 1.2, "a": 1}, a=2, self=3, results=4, key=5, named=6)
@@ -72,10 +116,6 @@ class TestOwnResults:
         start = time.monotonic()
         assert stage(tmp_path).results(timeout=0.2) == {}
         assert 0.2 <= time.monotonic() - start < 5
-
-    def test_a_run_id_that_is_no_key(self, tmp_path: Path) -> None:
-        with pytest.raises(KeyRefusedError, match=r"The key '\.\./x' would leave"):
-            stage(tmp_path, "../x").put(x=1)
 
 
 class TestParents:
@@ -307,3 +347,16 @@ class TestInAProcess:
             current_run({"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "a", "TORCHX_PARENT_RUN_IDS": "no"})
         with pytest.raises(TrackerError, match="cannot be used: Protocol not known: nope"):
             current_run({"TORCHX_TRACKER_BASE": "nope://x", "TORCHX_JOB_ID": "a"})
+
+
+def test_a_run_id_that_is_none_is_refused_by_its_variable(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match=r"^TORCHX_JOB_ID is no run id\. The key '\.\./x' would leave its place"):
+        stage(tmp_path, "../x")
+
+
+def test_a_run_id_that_is_empty_is_said_when_it_is_read(tmp_path: Path) -> None:
+    """A parameter of the pipeline may be empty, and the application may look."""
+    run = stage(tmp_path, parents={"earlier": ""})
+    assert run.parents["earlier"].id == ""
+    with pytest.raises(MissingResultsError, match=r"has an empty run id: nothing was given to the stage .* parameter"):
+        run.parents["earlier"].results()

@@ -368,3 +368,18 @@ assert tracker["run"] == {"x": 1}
 def test_a_place_that_takes_no_folders_is_refused_at_once() -> None:
     with pytest.raises(TrackerError, match="Cannot write /proc/none/a/b: No such file or directory"):
         FsspecResultTracker("/proc/none").put("a/b", x=1)
+
+
+def test_keys_of_more_parts_than_python_has_stack(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    key = "/".join(["a"] * 1500)
+    tracker[key] = {"x": 1}
+    assert tracker.keys() == [key]
+
+
+def test_a_link_to_itself_does_not_stop_a_listing(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("missing")
+    tracker = FsspecResultTracker(tmp_path)
+    tracker["a"] = {"x": 1}
+    assert tracker.keys() == ["a"]

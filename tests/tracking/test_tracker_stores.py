@@ -91,7 +91,9 @@ class TestS3:
         assert s3_server.requests(lambda: tracker.put("a/b", x=2)) == [f"PUT /{bucket}/results/a/b"]
         assert s3_server.requests(lambda: tracker.get("a/b")) == [f"GET /{bucket}/results/a/b"]
         assert s3_server.requests(lambda: tracker.get("missing")) == [f"GET /{bucket}/results/missing"]
-        assert len(s3_server.requests(lambda: tracker.keys("a"))) == 1
+        assert len(s3_server.requests(tracker.keys)) == 1
+        # What is below the prefix, and the prefix itself.
+        assert len(s3_server.requests(lambda: tracker.keys("a"))) == 2
 
     def test_the_base_may_be_a_whole_bucket(self, s3_base: str) -> None:
         tracker = FsspecResultTracker(s3_base.rpartition("/")[0])
@@ -160,3 +162,12 @@ class TestS3:
         with pytest.raises(TrackerError, match=r"No permission to read s3://.*list there") as caught:
             tracker.get("run")
         assert isinstance(caught.value.__cause__, PermissionError)
+
+
+@pytest.mark.s3
+def test_an_object_beside_others_below_its_name_is_listed(s3_base: str) -> None:
+    tracker = FsspecResultTracker(s3_base)
+    tracker["a"], tracker["a/b"], tracker["ab"] = {"x": 1}, {"x": 2}, {"x": 3}
+    assert tracker.keys("a") == ["a", "a/b"]
+    assert tracker.keys("a/b") == ["a/b"]
+    assert tracker.keys("none") == []

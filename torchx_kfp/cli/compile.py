@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from torchx_kfp.cli.output import print_text
 from torchx_kfp.errors import PipelineFileError
 
 
@@ -21,7 +22,7 @@ def compile_command(target: str, output: str) -> None:
     """
     text = compile_pipeline(target)
     if output == "-":
-        click.echo(text, nl=False)
+        print_text(text)
         return
     try:
         Path(output).write_text(text, encoding="utf-8")

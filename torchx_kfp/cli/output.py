@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shlex
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from torchx_kfp.errors import TorchxKfpError
 
 #: Columns where stdout is no terminal: nothing is cut for a file or a pipe.
 _WIDE = 10_000
@@ -31,7 +34,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Se
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE)
+    terminal = sys.stdout.isatty()
+    # Not stdout itself: an error of it is told apart, and lines are stripped.
+    file = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8", "backslashreplace", write_through=True)
+    console = Console(file=file, force_terminal=terminal, width=None if terminal else _WIDE)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         # Only the last column, that of long texts, is broken where the terminal is narrow.
@@ -41,14 +47,31 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Se
     for row in rows:
         # Text: markup such as [0] in a stage's name stays as it is.
         table.add_row(*(Text(cell) for cell in row))
-    with console.capture() as captured:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    console.print(table)
+    file.seek(0)
+    print_text("\n".join(line.rstrip() for line in file.read().splitlines()))
 
 
 def print_json(value: Any) -> None:
     """The value as JSON on stdout; numbers that JSON has not are text, ``"NaN"``."""
-    click.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    # Escapes only where stdout, or UTF-8 itself, cannot have a character as it is.
+    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    print_text(text if _encodable(text) == text else json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def print_text(text: str) -> None:
+    """The text on stdout, with escapes for what its encoding has not."""
+    try:
+        click.echo(_encodable(text.removesuffix("\n")))
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
+
+
+def _encodable(text: str) -> str:
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def this_command(*words: str) -> str:

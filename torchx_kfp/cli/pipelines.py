@@ -41,6 +41,8 @@ def _split(target: str) -> tuple[str, str | None]:
 
 
 def _import(path: Path) -> ModuleType:
+    if "." in path.stem:
+        raise PipelineFileError(f"{path} cannot be imported: a module's name has no dot. Rename the file.")
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)

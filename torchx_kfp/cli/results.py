@@ -7,7 +7,7 @@ import difflib
 import click
 
 from torchx_kfp.cli.output import print_json, print_table, show_results
-from torchx_kfp.errors import MissingResultsError
+from torchx_kfp.errors import CorruptResultError, MissingResultsError
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Runs that a message lists.
@@ -25,6 +25,7 @@ def results_command(tracker_base: str, run: str | None, as_json: bool) -> None:
     tracker base is an fsspec URL or a directory.
     """
     tracker = FsspecResultTracker(tracker_base)
+    run = run.rstrip("/") if run else run
     keys = tracker.keys(run)
     if run is not None and not keys and tracker.get(run):
         keys = [run]
@@ -33,7 +34,12 @@ def results_command(tracker_base: str, run: str | None, as_json: bool) -> None:
     if run is None and not as_json:
         _list_runs(keys)
         return
-    results = {key: tracker.get(key) for key in keys}
+    results = {}
+    for key in keys:
+        try:
+            results[key] = tracker.get(key)
+        except CorruptResultError as error:
+            click.echo(f"Left out: {error}", err=True)
     if as_json:
         print_json(results)
         return

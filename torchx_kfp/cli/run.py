@@ -102,6 +102,10 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
         base = option
     if base and "://" not in base:
         base = os.path.expanduser(base)  # no shell does it behind an '='
+    if base.startswith("memory:"):
+        raise ArgumentError(
+            f"The tracker base {base!r} is the memory of one process, and each stage is one. Use another."
+        )
     # Once, before every stage fails on it: a bucket that is missing, no credentials, a file instead of a folder.
     FsspecResultTracker(base).get(_PROBE)
     # A stage may change its directory.

@@ -15,7 +15,7 @@ _MAX_NAME = 255
 
 
 class DiskStore:
-    """One file for each key below a directory.
+    """One file for each key below a directory. Links below it are followed, wherever they lead.
 
     Args:
         base: the tracker base as the user gave it.
@@ -115,25 +115,29 @@ class DiskStore:
         return TrackerError(f"Cannot {action} {self.location(key)}: {error.strerror or error}.")
 
 
-def _walk(folder: bytes, key: bytes) -> Iterator[str]:
-    try:
-        entries = sorted(os.scandir(folder + key), key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        if not key:
-            raise
-        if os.path.isfile(folder + key):
-            yield key.decode()
-        return
-    for entry in entries:
+def _walk(folder: bytes, prefix: bytes) -> Iterator[str]:
+    waiting = [prefix]  # no recursion: a key may have more parts than Python's stack
+    while waiting:
+        key = waiting.pop()
         try:
-            entry.name.decode()
-        except UnicodeDecodeError:
-            continue  # no key of a tracker
-        below = key + b"/" + entry.name if key else entry.name
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name != PRIVATE.encode():
-                yield from _walk(folder, below)
-        elif entry.is_file():
-            yield below.decode()
+            with os.scandir(folder + key) as entries:
+                found = list(entries)
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError:
+            if not key:
+                raise
+            if os.path.isfile(folder + key):
+                yield key.decode()
+            continue
+        for entry in found:
+            try:
+                entry.name.decode()
+            except UnicodeDecodeError:
+                continue  # no key of a tracker
+            below = key + b"/" + entry.name if key else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name != PRIVATE.encode():
+                    waiting.append(below)
+            elif os.path.isfile(entry.path):  # a link may lead nowhere, or to itself
+                yield below.decode()

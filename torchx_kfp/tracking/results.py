@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import abc
+import logging
 import os
 from collections.abc import Mapping
 
+from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.keys import Key, key_text
 from torchx_kfp.tracking.store import open_store
 from torchx_kfp.tracking.values import Result, check_results, decode_results, encode_results
+
+_logger = logging.getLogger(__name__)
 
 
 class ResultTracker(abc.ABC):
@@ -83,6 +87,26 @@ class FsspecResultTracker(ResultTracker):
         text = key_text(key)
         content = self._store.read(text)
         return {} if content is None else decode_results(content, self._store.location(text))
+
+    def update(self, key: Key, /, **results: Result) -> None:
+        """Record these results under the key, beside those that are there under other names.
+
+        What is there may be another program's, of any type, and stays as it is. Where it is no JSON object, as a writer
+        that was stopped half way leaves it, it is replaced, and a warning is logged: results of a long run shall not
+        be lost over it. Two that update a key at once may lose one's results.
+
+        Raises:
+            KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
+            ResultRefusedError: a result is not an int, float, bool or short str. Nothing was written.
+        """
+        text = key_text(key)
+        new = check_results(text, results)
+        try:
+            old = self.get(text)
+        except CorruptResultError as error:
+            _logger.warning("It is replaced: %s", error)
+            old = {}
+        self._store.write(text, encode_results({**old, **new}))
 
     def keys(self, prefix: Key | None = None) -> list[str]:
         """All keys that have results, or those below a prefix such as ``<pipeline run>``; sorted."""

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 from torchx_kfp import protocol
 from torchx_kfp.errors import (
     CorruptResultError,
+    KeyRefusedError,
     MissingResultsError,
+    ProtocolError,
     ReadsError,
     ResultRefusedError,
     TrackerError,
     UnknownAliasError,
 )
-from torchx_kfp.tracking.keys import shown
+from torchx_kfp.tracking.keys import key_text, shown
 from torchx_kfp.tracking.results import FsspecResultTracker
 from torchx_kfp.tracking.values import Result, check_results
 
@@ -59,7 +61,7 @@ class Run:
                 "Use current_run().put(...)."
             )
         new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
-        self._tracker.put(self.id, **{**self._tracker.get(self.id), **new})
+        self._tracker.update(self.id, **new)
 
     def results(self, timeout: float = 0.0) -> dict[str, Result]:
         """What this run has recorded. This process's own run may have recorded nothing yet: ``{}``.
@@ -70,12 +72,15 @@ class Run:
         Raises:
             MissingResultsError: this is a run that the stage reads, and it has recorded nothing.
             CorruptResultError: what is stored is not a JSON object.
+            ValueError: the timeout is no number of seconds.
         """
         if not self.id:
             raise MissingResultsError(
                 "The run that shall be read has an empty run id: nothing was given to the stage where the pipeline "
                 "declares what it reads, for example a parameter that is empty."
             )
+        if not isinstance(timeout, (int, float)) or not timeout >= 0:
+            raise ValueError(f"timeout is a number of seconds, 0 or more. Got: {timeout!r}.")
         deadline = time.monotonic() + timeout
         wait = _FIRST_WAIT
         while True:
@@ -156,6 +161,15 @@ class Run:
         none = f"No run under {folder!r} has. " if folder != self.id else ""
         return f"{none}What is there: {_some(names)}."
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[str, str]:
+        return self.id, self._tracker.tracker_base
+
     def __repr__(self) -> str:
         return f"Run({self.id!r})"
 
@@ -202,4 +216,8 @@ def current_run(environ: Mapping[str, str] = os.environ) -> Run:
         TrackerError: the tracker base cannot be used.
     """
     context = protocol.decode(environ)
+    try:
+        key_text(context.run_id)
+    except KeyRefusedError as error:
+        raise ProtocolError(f"{protocol.JOB_ID} is no run id. {error}") from None
     return Run(context.run_id, FsspecResultTracker(context.tracker_base), context.parents)

@@ -98,7 +98,8 @@ class FsspecStore:
 
     def __init__(self, base: str, filesystem: Any, path: str) -> None:
         self.base = base
-        self._fs = filesystem
+        self._opened = filesystem
+        self._pid = os.getpid()
         self._root = path.rstrip("/")
         protocols = _protocols(filesystem)
         self._objects = bool(protocols & _OBJECT_STORES)
@@ -108,6 +109,12 @@ class FsspecStore:
         # s3fs asks for the size before it reads, in order to read large files in pieces; results are small.
         reader = getattr(filesystem, "_cat_file", filesystem.cat_file)
         self._read_options = {"max_concurrency": 1} if "max_concurrency" in inspect.signature(reader).parameters else {}
+
+    @property
+    def _fs(self) -> Any:
+        if self._pid != os.getpid():  # clients of object stores do not survive a fork
+            self._opened, self._pid = url_to_fs(self.base)[0], os.getpid()
+        return self._opened
 
     def location(self, key: str) -> str:
         """The URL of the key's file."""
@@ -144,7 +151,10 @@ class FsspecStore:
     def keys(self, prefix: str | None) -> list[str]:
         """The keys that are, or lie below, the prefix; all keys without one."""
         path = self._root if prefix is None else self._path(prefix)
-        keys = self._below(self._list(lambda: self._fs.find(path)))
+        found = self._list(lambda: self._fs.find(path))
+        if prefix is not None and self._objects and path not in found and self.read(prefix) is not None:
+            found.append(path)  # an object may be beside others below its name
+        keys = self._below(found)
         return [key for key in keys if not key.endswith("/") and PRIVATE not in key.split("/")]
 
     def names(self) -> list[str]:
