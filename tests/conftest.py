@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fsspec.asyn import sync
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ def s3_server(_s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     # fsspec keeps file systems by their arguments, and the endpoint is none of them.
     s3fs.S3FileSystem.clear_instance_cache()
     yield _s3_process
+    for filesystem in list(s3fs.S3FileSystem._cache.values()):
+        # s3fs gives this a tenth of a second, and leaves connections open on a machine that is busy.
+        if filesystem._pid == os.getpid() and filesystem._s3 is not None:
+            sync(filesystem.loop, filesystem._s3creator.__aexit__, None, None, None, timeout=30)
     s3fs.S3FileSystem.clear_instance_cache()
 
 

@@ -112,7 +112,8 @@ class FsspecStore:
 
     @property
     def _fs(self) -> Any:
-        if self._pid != os.getpid():  # clients of object stores do not survive a fork
+        # Clients of object stores do not survive a fork. Nor does the event loop of older fsspec, which then says so.
+        if self._pid != os.getpid() and survives_fork():
             self._opened, self._pid = url_to_fs(self.base)[0], os.getpid()
         return self._opened
 
@@ -244,6 +245,13 @@ class FsspecStore:
             f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, the credentials for it, and that "
             "it can be reached from here."
         )
+
+
+def survives_fork() -> bool:
+    """Whether the installed fsspec makes a new event loop in a forked process."""
+    from fsspec import asyn
+
+    return hasattr(asyn, "reset_after_fork")
 
 
 def _protocols(filesystem: Any) -> set[str]:
