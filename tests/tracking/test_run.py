@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,10 @@ class TestOwnResults:
             pytest.skip("a fork has a memory of its own")
         if base.startswith("s3") and not survives_fork():
             pytest.skip("this fsspec has no new event loop after a fork")
-        child = os.fork()
+        with warnings.catch_warnings():
+            # From Python 3.12 on: of a process with threads, as fsspec's. That is what is tested.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if not child:
             try:
                 run.put(forked=2)
