@@ -138,10 +138,6 @@ def test_a_parent_that_torchx_alone_gave() -> None:
     assert protocol.decode(environ).parents == {"parent": "b"}
 
 
-def test_run_ids() -> None:
-    assert protocol.make_run_id("p1", "train", "e1") == "p1/train/e1"
-
-
 def test_torchx_knows_these_names() -> None:
     from torchx.tracker import api
 

@@ -1,8 +1,8 @@
 """The stage protocol, version 1: how a stage learns who it is and whose results it may read.
 
-Every name of an environment variable, and the only encoder and decoder of their values. The adapter and
-the local runner encode, applications decode; both import this module, which needs nothing beyond the
-standard library.
+Every name of an environment variable, and the only encoder and decoder of their values. Applications decode. In a
+stage a shell script sets the variables, some of whose values are known at run time only: ``encode`` says what it has to
+set, also for whoever starts an application by hand. Nothing is needed beyond the standard library.
 
 A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key under which the stage's results are
 stored below the tracker base.
@@ -59,11 +59,6 @@ class StageContext:
     tracker_base: str
     run_id: str
     parents: Mapping[str, RunIds] = field(default_factory=dict)
-
-
-def make_run_id(pipeline_run: str, stage: str, execution: str) -> str:
-    """The run id of one execution of a stage. A stage's shell script makes the same text."""
-    return f"{pipeline_run}/{stage}/{execution}"
 
 
 def encode_parents(parents: Mapping[str, str | RawJson | Sequence[str]]) -> str:
