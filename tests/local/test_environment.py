@@ -1,5 +1,6 @@
 """What a stage finds around it."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from kfp import dsl, kubernetes
 
 from tests.local.components import shell
 from torchx_kfp import protocol
+from torchx_kfp.local import load_pipeline
 from torchx_kfp.local.environment import RUN_MARK, stage_environment
 
 CODE = "import json, os, sys; json.dump([dict(os.environ), sys.executable, os.getcwd()], open(sys.argv[1], 'w'))"
@@ -56,7 +58,8 @@ def test_the_environment_of_a_stage(execute, monkeypatch):
     assert protocol.PIPELINE_RUN not in variables
     assert variables["FIXED"] == "{{workflow.name}} $(HOME)"
     assert (variables["MINE"], variables["REPLACED"]) == ("kept", "inside")
-    assert variables["RUN"] == variables[RUN_MARK] == result.run_id
+    assert variables["RUN"] == result.run_id
+    assert variables[RUN_MARK] == f"{result.run_id}:{result.run_id}/environ-0"
     assert variables["POD"] == variables[protocol.POD_NAME] == "environ-0"
     assert variables["NODE"] == socket.gethostname()
     assert len(variables["UID_"]) == 36
@@ -114,11 +117,30 @@ def test_settings_of_kubernetes_are_named_once(execute):
 
 def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
     from kfp.kubernetes import kubernetes_executor_config_pb2
+    from kfp.pipeline_spec import pipeline_spec_pb2
 
-    from torchx_kfp.local.kubernetes import _NOT_APPLIED, _VARIABLES, _VOLUMES
+    from torchx_kfp.local.kubernetes import _NOT_APPLIED, _PIPELINE_NOT_APPLIED, _VARIABLES, _VOLUMES
 
     names = {field.json_name for field in kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR.fields}
     assert names <= {"fieldPathAsEnv", *_NOT_APPLIED, *_VOLUMES, *_VARIABLES}
+    names = {field.json_name for field in pipeline_spec_pb2.PipelineConfig.DESCRIPTOR.fields}
+    assert names <= {"workspace", *_PIPELINE_NOT_APPLIED}
+
+
+def test_settings_of_the_pipeline_itself_are_named(execute):
+    @dsl.pipeline
+    def pipeline():
+        shell(script=":")
+
+    loaded = load_pipeline(pipeline)
+    settings = {"activeDeadlineSeconds": 1, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
+    events = []
+    execute(dataclasses.replace(loaded, platform=settings), on_event=events.append)
+    assert events[0].not_applied == (
+        "the pipeline's mutex",
+        "the pipeline's time limit",
+        "the time for which a finished run is kept",
+    )
 
 
 def test_volumes_and_secrets_that_are_there(execute, tmp_path, monkeypatch):

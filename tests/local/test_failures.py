@@ -3,6 +3,7 @@
 # The oldest kfp that is supported knows typing's names of generic types only.
 # ruff: noqa: UP006, UP035
 
+import dataclasses
 import os
 import re
 import time
@@ -13,7 +14,7 @@ from kfp import dsl
 
 from tests.local.components import produce, python, shell, text_of, write
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local import StageRetried, StageStarted, State
+from torchx_kfp.local import StageRetried, StageStarted, State, load_pipeline
 
 
 def by_name(result):
@@ -134,6 +135,45 @@ def test_arguments_that_no_process_can_have(execute_failing):
     assert stage.reason == "could not be started: a word of its command holds a NUL character"
 
 
+def test_a_command_that_is_no_text(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        shell(script=":")
+
+    loaded = load_pipeline(pipeline)
+    component = loaded.components["comp-shell"]
+    # As JSON can hold it.
+    container = dataclasses.replace(component.container, args=("\ud800",))
+    loaded.components["comp-shell"] = dataclasses.replace(component, container=container)
+    assert execute_failing(loaded).stages[0].reason == (
+        "could not be started: its command or environment holds a character that no UTF-8 text may hold ('\\ud800', a "
+        "surrogate)"
+    )
+
+
+def test_what_cannot_be_prepared_fails_alone(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        made = produce(int, "huge")(text="1" + "0" * 400)
+        text_of(int, "text-of-int")(x=made.outputs["out"])
+        with dsl.ParallelFor([10**400, 1]) as item:
+            text_of(int, "in-command")(x=item)
+            with dsl.If(item > 0):
+                shell(script="echo fine")
+        write(x="other")
+
+    stages = by_name(execute_failing(pipeline))
+    assert stages["huge"].reason.startswith(
+        "wrote something into its output 'out' that is not an int of 64 bits: '1000"
+    )
+    assert stages["text-of-int"].state is State.NOT_RUN
+    too_large = "could not be prepared: OverflowError: int too large to convert to float"
+    assert stages["in-command[0]"].reason == too_large
+    assert [stage.reason for name, stage in stages.items() if name.startswith("condition-")] == [too_large]
+    fine = {name for name, stage in stages.items() if stage.state is State.SUCCEEDED}
+    assert fine == {"in-command[1]", "shell[1]", "write"}
+
+
 def test_outputs_that_are_missing_or_of_another_type(execute_failing):
     @dsl.container_component
     def forgets(out: dsl.OutputPath(int)):
@@ -147,11 +187,16 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
     def folder(out: dsl.OutputPath(str)):
         return dsl.ContainerSpec(image="busybox", command=["mkdir", out])
 
+    @dsl.container_component
+    def pipe(out: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="busybox", command=["mkfifo", out])
+
     @dsl.pipeline
     def pipeline():
         forgets()
         binary()
         folder()
+        pipe()
         produce(int, "wrong-int")(text="three")
         produce(List[int], "wrong-list")(text="")
 
@@ -162,7 +207,8 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
         "forgets": f"did not write its output 'out': the file {outputs['forgets']} is missing, though the process "
         "ended with exit code 0",
         "binary": f"wrote its output 'out' in something else than UTF-8: {outputs['binary']}",
-        "folder": "left its output 'out' unreadable: [Errno 21] Is a directory: " + repr(outputs["folder"]),
+        "folder": f"left its output 'out' unreadable: {outputs['folder']} is not a regular file",
+        "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is not a regular file",
         "wrong-int": "wrote something into its output 'out' that is not an int: 'three'",
         "wrong-list": "wrote something into its output 'out' that is not a list: ''",
     }
@@ -198,8 +244,6 @@ def test_an_input_from_a_skipped_stage(execute_failing):
     @dsl.pipeline
     def pipeline(a: str = "z"):
         write(x=inner(a=a).output)
-
-    from torchx_kfp.local import load_pipeline
 
     loaded = load_pipeline(pipeline)
     # As a compiler would have it that allows a OneOf without dsl.Else.
@@ -288,6 +332,25 @@ def test_what_a_stage_leaves_behind_is_ended_and_holds_nothing_up(execute, tmp_p
     # setsid may have forked: nothing that sleeps so long may be left of this test.
     assert not alive(pid)
     assert not [p for p in os.listdir("/proc") if p.isdigit() and _has(int(p), result.run_id)]
+
+
+def test_what_has_left_the_stages_session_does_not_reach_the_next_stage(execute, tmp_path):
+    leave = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' > /dev/null 2>&1 < /dev/null &"
+
+    @dsl.pipeline
+    def pipeline():
+        other = shell(
+            script=f"setsid -w sh -c 'until [ -e {tmp_path}/seen ]; do sleep 0.02; done; touch {tmp_path}/end'"
+        )
+        first = shell(script=f"{leave} until [ -s {tmp_path}/pid ]; do sleep 0.02; done")
+        # A process that is killed and not yet waited for has no command line.
+        gone = f"! grep -q sleep /proc/$(cat {tmp_path}/pid)/cmdline"
+        shell(script=f"{gone}; code=$?; touch {tmp_path}/seen; exit $code").after(first)
+        write(x="x").after(other)
+
+    execute(pipeline, parallelism=2)
+    # Those of other stages are left alone.
+    assert (tmp_path / "end").exists()
 
 
 def _has(pid: int, run_id: str) -> bool:

@@ -1,11 +1,16 @@
 """Logs: the file, and the lines on the terminal."""
 
 import io
+import os
 import threading
+import time
 
+import pytest
 from kfp import dsl
 
 from tests.local.components import python, shell
+from torchx_kfp.errors import StageFailedError
+from torchx_kfp.local.output import Terminal
 
 
 class Stream(io.StringIO):
@@ -82,6 +87,29 @@ os.write(1, bytes(range(256)) * 1000)
     assert len(log) > 456_000
 
 
+def test_the_last_lines_are_shown_like_the_output(execute_failing):
+    code = r"""
+import os, sys
+os.write(1, b"\x1b]0;title\x07 \x1b[31mred\x1b[0m\n10%\r100%\r\n\n\x1b[2Jend")
+sys.exit(1)
+"""
+
+    @dsl.pipeline
+    def pipeline():
+        python(code=code)
+
+    result = execute_failing(pipeline)
+    assert result.stages[0].last_lines() == [
+        "\ufffd]0;title\ufffd \x1b[31mred\x1b[0m",
+        "100%",
+        "",
+        "\ufffd[2Jend",
+    ]
+    with pytest.raises(StageFailedError) as error:
+        result.raise_for_failure()
+    assert "\x1b[2J" not in str(error.value)
+
+
 def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
     @dsl.pipeline
     def pipeline():
@@ -98,8 +126,58 @@ def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
                 raise BrokenPipeError
             return super().write(text)
 
+    class Plain:
+        """No more than what a stream must have."""
+
+        def __init__(self):
+            self.text = ""
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    plain = Plain()
+    execute(pipeline, stream=plain)
+    assert "shell | é\nshell | after\n" in plain.text
     result = execute(pipeline, stream=Closed())
     assert result.stages[0].log_file.read_text() == "é\nafter\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_pipe_that_does_not_block_gets_everything(encoding):
+    # More than a pipe holds, while nobody reads.
+    lines = [f"{number} {'é' * 500}" for number in range(400)]
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    received = []
+
+    def read():
+        time.sleep(0.2)
+        with open(read_end, "rb") as file:
+            received.append(file.read())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(write_end, "w", encoding=encoding) as stream:
+        terminal = Terminal(stream)
+        terminal.write_lines(lines)
+        terminal.write_lines(["end"])
+    reader.join()
+    assert received[0].decode() == "\n".join([*lines, "end", ""]).encode(encoding, "backslashreplace").decode()
+
+
+def test_a_pipe_that_is_closed_is_left_alone():
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    with open(write_end, "w") as stream:
+        terminal = Terminal(stream)
+        closing = threading.Timer(0.2, os.close, [read_end])
+        closing.start()
+        terminal.write_lines(["x" * 1_000_000])
+        terminal.write_lines(["y"])
+        closing.join()
 
 
 def test_retries_are_told(execute_failing):

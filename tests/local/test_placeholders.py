@@ -65,6 +65,25 @@ def test_structured_placeholders():
     ]
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        '{"IfPresent": 3}',
+        '{"IfPresent": {"InputName": 3, "Then": "a"}}',
+        '{"IfPresent": {"InputName": "x"}}',
+        '{"IfPresent": {"InputName": "x", "Then": [3]}}',
+        '{"IfPresent": {"InputName": "x", "Then": "a", "Other": "b"}}',
+        '{"Concat": 5}',
+        '{"Concat": "abc"}',
+        '{"Concat": ["a", {"b": 1}]}',
+        '{"Concat": ["a"], "IfPresent": {"InputName": "x", "Then": "a"}}',
+        '{"Concat": ' + "[" * 100_000,
+    ],
+)
+def test_text_that_only_looks_like_a_structured_placeholder_stays(word):
+    assert resolve_command([word], FACTS) == [word]
+
+
 def test_quotes_in_a_value_do_not_break_a_structured_placeholder():
     facts = Facts(parameters={"x": 'q"\\'})
     assert resolve_command([json.dumps({"Concat": ["a", X]})], facts) == ['aq"\\']

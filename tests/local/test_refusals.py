@@ -198,6 +198,57 @@ def test_what_kfp_compiles_wrongly(tmp_path):
     ) in lines
 
 
+def test_channels_in_variables_and_loop_items(tmp_path):
+    @dsl.pipeline
+    def pipeline(x: str = "v"):
+        shell(script=":").set_env_variable("A", f"v-{x}")
+        with dsl.ParallelFor([f"{x}-a", "b"]) as item:
+            write(x=item)
+        with dsl.ParallelFor([{"k": f"{x}-a"}]) as item:
+            write(x=item.k)
+
+    lost = "holds the channel 'x' as text that KFP has not filled in. Pass it as an argument of its own."
+    assert refusal(pipeline, tmp_path) == [f"task {name!r} {lost}" for name in ("for-loop-2", "for-loop-4", "shell")]
+
+
+@pytest.mark.parametrize(
+    ("compare", "condition"),
+    [
+        (lambda n, s, b: n == "3", "\"'int(inputs.parameter_values['pipelinechannel--n'])' == '3'\""),
+        (lambda n, s, b: b == "true", "\"'inputs.parameter_values['pipelinechannel--b']' == 'true'\""),
+        (
+            lambda n, s, b: s == n,
+            "\"inputs.parameter_values['pipelinechannel--s'] == 'int(inputs.parameter_values['pipelinechannel--n'])'\"",
+        ),
+    ],
+)
+def test_conditions_across_types(tmp_path, compare, condition):
+    @dsl.pipeline
+    def pipeline(n: int = 1, s: str = "", b: bool = True):
+        with dsl.If(compare(n, s, b)):
+            write(x="x")
+
+    assert refusal(pipeline, tmp_path) == [
+        f"task 'condition-1' has the condition {condition}, which compares values of different types, so KFP has put "
+        "one of them into quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str with "
+        "a str."
+    ]
+
+
+def test_volumes_that_the_pipeline_makes(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.CreatePVC(pvc_name="a", access_modes=["ReadWriteOnce"], size="1Gi", storage_class_name="s")
+        kubernetes.DeletePVC(pvc_name="a")
+
+    assert refusal(pipeline, tmp_path) == [
+        f"task {name!r} makes or deletes a volume (kubernetes.CreatePVC, kubernetes.DeletePVC), which cannot be done "
+        "here. Run the pipeline on KFP, or leave the task out and make the directory that the stages mount the "
+        "volume at."
+        for name in ("createpvc", "deletepvc")
+    ]
+
+
 def ir(**changes):
     """A small pipeline as documents, changed by what kfp's own compiler does not write."""
 
@@ -260,6 +311,14 @@ def ir(**changes):
         (
             "platform['pipelineConfig'] = {'workspace': {'size': '1Gi'}}",
             "the pipeline has a workspace, a volume that its stages share. Run the pipeline on KFP.",
+        ),
+        (
+            "platform['pipelineConfig'] = {'brandNew': 1}",
+            "the pipeline has the setting 'brandNew', which this version does not know. Run the pipeline on KFP.",
+        ),
+        (
+            "spec['components']['comp-write']['outputDefinitions']['parameters']['../x'] = {'parameterType': 'STRING'}",
+            "task 'for-loop-2/write' has the output '../x', whose name cannot be a file's. Rename the output.",
         ),
         (
             "spec['root']['inputDefinitions']['artifacts'] = {'data': {}}",
@@ -440,8 +499,24 @@ def test_values_that_a_parameter_allows(tmp_path):
 
 
 def test_options_of_a_run(tmp_path):
-    with pytest.raises(ArgumentError, match=r"^parallelism must be 1 or more, and is 0\.$"):
+    with pytest.raises(ArgumentError, match=r"^parallelism must be an int, 1 or more, and is 0\.$"):
         run(parameters, {"s": ""}, parallelism=0)
+    for options, message in (
+        ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, and is '3'\.$"),
+        ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, and is 1\.5\.$"),
+        ({"output_dir": 5}, r"^output_dir must be the path of a folder, and is 5\.$"),
+        ({"output_dir": "a\0b"}, r"^The run's folder '.*a\\x00b.*' cannot be made: embedded null byte\. Name another"),
+        ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, and is -1\.$"),
+        ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, and is inf\.$"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            run(parameters, {"s": ""}, **options)
+    with pytest.raises(
+        ArgumentError, match=r"^arguments must be a dict of names and values, such as \{'lr': 0\.1\}, and"
+    ):
+        run(parameters, [("s", "")])
+    with pytest.raises(ArgumentError, match=r"^There is no parameter 1\.\n"):
+        run(parameters, {1: 2})
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ArgumentError, match=r"^The run's folder .* cannot be made: Not a directory\. Name another place"

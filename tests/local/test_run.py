@@ -52,6 +52,35 @@ def test_a_file_and_a_function_run_alike(execute, tmp_path):
         assert [stage.exit_code for stage in result.stages] == [0]
 
 
+@pytest.mark.filterwarnings("ignore:Compiling to JSON:DeprecationWarning")
+def test_a_json_file_has_the_same_numbers(execute, tmp_path):
+    @dsl.pipeline
+    def pipeline(x: float = 1e-05) -> str:
+        with dsl.If(x < 0.5):
+            write(x="small")
+        return texts["DOUBLE"](x=x).outputs["out"]
+
+    path = tmp_path / "p.json"
+    compiler.Compiler().compile(pipeline, str(path))
+    result = execute(path)
+    assert result.outputs == {"Output": "0.00001"}
+    assert [str(stage.state) for stage in result.stages] == ["succeeded", "succeeded"]
+
+
+def test_outputs_with_names_that_are_alike(execute):
+    @dsl.container_component
+    def alike(a_b: dsl.OutputPath(str), a__b: dsl.OutputPath(str), x: dsl.OutputPath(str), x_: dsl.OutputPath(str)):
+        script = 'for file; do printf %s "${file##*/}" > "$file"; done'
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script, "sh", a_b, a__b, x, x_])
+
+    @dsl.pipeline
+    def pipeline():
+        alike()
+
+    names = ("a_b", "a__b", "x", "x_")
+    assert execute(pipeline).stages[0].outputs == {name: name for name in names}
+
+
 def test_parameters_of_every_type_as_text(execute):
     @dsl.pipeline
     def pipeline(s: str, i: int, d: float, b: bool, li: List[int], st: Dict[str, float]):

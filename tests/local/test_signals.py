@@ -13,6 +13,8 @@ from kfp import compiler, dsl
 
 from tests.local.components import python, shell
 from tests.local.test_failures import alive
+from torchx_kfp.errors import LocalRunError
+from torchx_kfp.local import run
 from torchx_kfp.local.signals import ending_signals
 
 RUNNER = (
@@ -182,6 +184,30 @@ def test_handlers_are_put_back_and_ignored_signals_stay_ignored():
         signal.signal(signal.SIGHUP, previous)
     assert received == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_process_that_ignores_the_ends_of_its_children(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        shell(script="exit 3")
+
+    failures = []
+
+    def in_a_thread():
+        with pytest.raises(LocalRunError, match=r"^This process ignores SIGCHLD, so it cannot learn how stages end\."):
+            run(pipeline, output_dir=tmp_path / "thread", quiet=True)
+        failures.append("refused")
+
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert execute_failing(pipeline).stages[0].exit_code == 3
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        thread = threading.Thread(target=in_a_thread)
+        thread.start()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+    assert failures == ["refused"]
 
 
 def test_another_thread_leaves_signals_alone():

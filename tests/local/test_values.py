@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -11,6 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchx_kfp.local.values import check, from_output, from_word, to_json, to_text
+
+
+def nested(depth):
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,9 @@ def test_a_doubles_text_is_the_same_double(value):
         ("x\n", "STRING", "x\n"),
         ("", "STRING", ""),
         (" -3\n", "NUMBER_INTEGER", -3),
+        ("-9223372036854775808", "NUMBER_INTEGER", -(2**63)),
+        ("+" + "0" * 5000 + "7", "NUMBER_INTEGER", 7),
+        ("[" * 100 + "]" * 100, "LIST", nested(99)),
         ("1e3\n", "NUMBER_DOUBLE", 1000.0),
         ("True\n", "BOOLEAN", True),
         ("0", "BOOLEAN", False),
@@ -90,7 +98,24 @@ def test_output_text_becomes_a_value(text, type_, value):
         ("1_0.5", "NUMBER_DOUBLE", "is not a float: '1_0.5'"),
         ("yes", "BOOLEAN", "is not a bool: 'yes'"),
         ("{}", "LIST", "is not a list: '{}'"),
-        ("[NaN]", "LIST", "is not a list: '[NaN]'"),
+        ("9223372036854775808", "NUMBER_INTEGER", "is not an int of 64 bits: '9223372036854775808'"),
+        ("1" + "0" * 5000, "NUMBER_INTEGER", "is not an int of 64 bits: '1" + "0" * 75 + "..."),
+        ("1" * 5000, "NUMBER_DOUBLE", "is not a float: '" + "1" * 76 + "..."),
+        ("[NaN]", "LIST", "holds the number nan, and KFP passes numbers as finite doubles only"),
+        ("[1e400]", "LIST", "holds the number inf, and KFP passes numbers as finite doubles only"),
+        (
+            '{"a": [1' + "0" * 400 + "]}",
+            "STRUCT",
+            "holds the number 1" + "0" * 76 + "..., and KFP passes numbers as finite doubles only",
+        ),
+        ("[" + "1" * 5000 + "]", "LIST", "is not a list: '[" + "1" * 75 + "..."),
+        ("[" * 101 + "]" * 101, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
+        ("[" * 200_000, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
+        (
+            '[{"\\ud800": 1}]',
+            "LIST",
+            "holds the character '\\ud800', half of a pair (a surrogate), which no UTF-8 text may hold: '\\ud800'",
+        ),
         ("[1", "STRUCT", "is not a dict: '[1'"),
         ("x" * 200, "LIST", "is not a list: '" + "x" * 76 + "..."),
     ],
@@ -118,13 +143,31 @@ def test_words_of_a_command_line_are_read_by_type():
         (1, "BOOLEAN", "is not a bool: 1"),
         ("[]", "LIST", "is not a list: '[]'"),
         ([], "STRUCT", "is not a dict: []"),
-        (math.inf, "NUMBER_DOUBLE", "is inf, and KFP passes numbers as JSON, which has finite ones only"),
+        (math.inf, "NUMBER_DOUBLE", "is inf, and KFP passes numbers as finite doubles only"),
+        (10**400, "NUMBER_DOUBLE", "is 1" + "0" * 76 + "..., and KFP passes numbers as finite doubles only"),
+        ([10**400], "LIST", "holds the number 1" + "0" * 76 + "..., and KFP passes numbers as finite doubles only"),
+        ({"a": math.nan}, "STRUCT", "holds the number nan, and KFP passes numbers as finite doubles only"),
+        (
+            "a\ud800",
+            "STRING",
+            "holds the character '\\ud800', half of a pair (a surrogate), which no UTF-8 text may hold: 'a\\ud800'",
+        ),
         ([{1}], "LIST", "cannot be written as JSON: Object of type set is not JSON serializable"),
     ],
 )
 def test_arguments_of_another_type_are_refused(value, type_, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check(value, type_)
+
+
+def test_arguments_that_python_itself_cannot_write_are_refused():
+    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers as finite doubles only$"):
+        check(10**5000, "NUMBER_DOUBLE")
+    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers as doubles, which hold "):
+        check(10**5000, "NUMBER_INTEGER")
+    for depth in (600, 100_000):
+        with pytest.raises(ValueError, match=r"^is nested more than 100 levels deep, which KFP cannot pass on$"):
+            check(nested(depth), "LIST")
 
 
 def test_an_integer_is_a_double_too():

@@ -83,7 +83,8 @@ def _may_be_missing(parameter: Parameter) -> bool:
 
 
 def _suggestion(name: str, pipeline: Pipeline) -> str:
-    near = difflib.get_close_matches(name, pipeline.root.inputs, n=1)
+    # What a caller passes as a name need not be text.
+    near = difflib.get_close_matches(str(name), pipeline.root.inputs, n=1)
     return f"; did you mean {near[0]!r}?" if near else "."
 
 

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Mapping
 
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import kubernetes
-from torchx_kfp.local.conditions import compile_condition, is_field_selector
+from torchx_kfp.local.conditions import compares_types, compile_condition, is_field_selector
 from torchx_kfp.local.names import join_names
 from torchx_kfp.local.placeholders import WORKSPACE
 from torchx_kfp.local.spec import Component, Constant, FromInput, FromTask, Other, Pipeline, Task
 from torchx_kfp.local.values import TYPE_NAMES
 
 _ON_KFP = "Run the pipeline on KFP"
+# kfp-kubernetes has tasks that are no containers, with images of these names.
+_VOLUME_IMAGES = ("argostub/createpvc", "argostub/deletepvc")
 _USUAL_STRATEGIES = ("", "TRIGGER_STRATEGY_UNSPECIFIED", "ALL_UPSTREAM_TASKS_SUCCEEDED")
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 
@@ -34,9 +36,9 @@ def check_supported(pipeline: Pipeline, environ: Mapping[str, str] = os.environ)
 
 def find_not_applied(pipeline: Pipeline) -> tuple[str, ...]:
     """Kinds of settings in the pipeline that have no effect on this machine, each named once."""
-    kinds = dict.fromkeys(
-        kind for _, task, _ in _walk(pipeline) for kind in kubernetes.not_applied(pipeline.component_of(task))
-    )
+    kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
+    for _, task, _ in _walk(pipeline):
+        kinds.update(kubernetes.not_applied(pipeline.component_of(task)))
     return tuple(sorted(kinds))
 
 
@@ -56,8 +58,7 @@ def _walk(pipeline: Pipeline) -> Iterator[tuple[str, Task, frozenset[str]]]:
 
 
 def _pipeline_problems(pipeline: Pipeline) -> Iterator[str]:
-    if "workspace" in pipeline.platform:
-        yield f"the pipeline has a workspace, a volume that its stages share. {_ON_KFP}."
+    yield from kubernetes.pipeline_refusals(pipeline.platform)
     if pipeline.root.artifact_inputs:
         names = join_names(pipeline.root.artifact_inputs)
         yield f"the pipeline takes an artifact ({names}). {_ON_KFP}."
@@ -115,15 +116,26 @@ def _input_problems(task: Task, component: Component, given: frozenset[str]) -> 
         if parameter.type not in TYPE_NAMES and not isinstance(task.inputs.get(parameter.name), Other):
             yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
     if task.condition is not None:
-        try:
-            compile_condition(task.condition)
-        except ValueError as error:
-            yield (
-                f"has the condition {task.condition!r}, which {error}. KFP compiles a string with a quote or a "
-                "backslash in it wrongly: compare with one that has none"
-            )
+        yield from _condition_problems(task.condition)
     if task.loop is not None:
         yield from _loop_problems(task, component)
+
+
+def _condition_problems(condition: str) -> Iterator[str]:
+    try:
+        compile_condition(condition)
+    except ValueError as error:
+        if compares_types(condition):
+            yield (
+                f"has the condition {condition!r}, which compares values of different types, so KFP has put one of "
+                "them into quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str "
+                "with a str"
+            )
+        else:
+            yield (
+                f"has the condition {condition!r}, which {error}. KFP compiles a string with a quote or a "
+                "backslash in it wrongly: compare with one that has none"
+            )
 
 
 def _loop_problems(task: Task, component: Component) -> Iterator[str]:
@@ -138,6 +150,7 @@ def _loop_problems(task: Task, component: Component) -> Iterator[str]:
             items = None
         if not isinstance(items, list):
             yield f"loops over {loop.raw!r}, which is not a JSON list. Compile the pipeline again"
+        yield from _text_problems(json.dumps(items, ensure_ascii=False))
     elif loop.from_input is None:
         yield f"loops over items that come from neither a constant nor an input. {_ON_KFP}"
 
@@ -148,13 +161,22 @@ def _container_problems(component: Component) -> Iterator[str]:
     words = (*container.command, *container.args)
     if any("kfp.dsl.executor_main" in word for word in words):
         yield f"is a Python component (dsl.component). {_ON_KFP}, or make it a container component"
+    elif container.image.startswith(_VOLUME_IMAGES):
+        yield (
+            "makes or deletes a volume (kubernetes.CreatePVC, kubernetes.DeletePVC), which cannot be done here. "
+            f"{_ON_KFP}, or leave the task out and make the directory that the stages mount the volume at"
+        )
     elif not container.command:
         yield (
             f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
             "here. Give the component a command"
         )
-    for word in words:
-        yield from _text_problems(word)
+    for text in (*words, *(value for _, value in container.env)):
+        yield from _text_problems(text)
+    for name in component.outputs:
+        # It is the name of a file in the stage's folder.
+        if name in ("", ".", "..") or "/" in name or "\0" in name:
+            yield f"has the output {name!r}, whose name cannot be a file's. Rename the output"
 
 
 def _text_problems(text: str) -> Iterator[str]:

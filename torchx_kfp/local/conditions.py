@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# KFP's compiler puts an operand into quotes where the other one has another type.
+_QUOTED_INPUT = re.compile(r"'(?:\w+\()*inputs\.parameter_values\[")
 _FIELDS = re.compile(r'parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])+)')
 _FIELD = re.compile(r'\["((?:[^"\\]|\\.)*)"\]')
 
@@ -72,6 +74,11 @@ def select_field(value: Any, selector: str) -> Any:
             raise ValueError(f"the loop item {value!r} has no field {name!r}")
         value = value[name]
     return value
+
+
+def compares_types(expression: str) -> bool:
+    """Whether KFP compiled the condition from values of different types, which gives no expression."""
+    return _QUOTED_INPUT.search(expression) is not None
 
 
 def is_field_selector(selector: str) -> bool:

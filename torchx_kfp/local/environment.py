@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torchx_kfp import protocol
 
-#: Every process of a run has it, so that those which have left their stage's session are found in the end.
-#: A run that is started inside of a stage adds its own id behind a colon.
+#: Every process of a run has it, so that those which have left their stage's session are found in the end: the
+#: run's mark, a colon, and the stage's. A run that is started inside of a stage adds its own behind another colon.
 RUN_MARK = "TORCHX_KFP_LOCAL_RUN"
 
 _PYTHONS = ("python", "python3")
@@ -33,6 +33,11 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
     outer = shared.get(RUN_MARK)
     shared[RUN_MARK] = f"{outer}:{run_id}" if outer else run_id
     return shared
+
+
+def stage_mark(environ: Mapping[str, str], run_id: str, pod_name: str) -> str:
+    """The value of ``RUN_MARK`` in one stage."""
+    return f"{environ[RUN_MARK]}:{run_id}/{pod_name}"
 
 
 def _python_folder(folder: Path) -> str:

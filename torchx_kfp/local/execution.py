@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,8 +50,8 @@ class Attempt:
         if path is None or self.tracker_base is None:
             return None
         try:
-            return Path(path).read_text(encoding="utf-8") or None
-        except (OSError, UnicodeDecodeError):
+            return _read_file(path) or None
+        except (OSError, ValueError):
             return None
 
 
@@ -115,7 +116,7 @@ class Execution:
         self._pump.add(log)
         code = process.wait(log.closed)
         if not log.closed.wait(_OUTPUT_PATIENCE):
-            # A process that has left the session holds the pipe; the end of the run ends it.
+            # A process that has left the session and cleared its environment holds the pipe.
             self._pump.drop(log)
             log.closed.wait()
         if code != 0:
@@ -129,6 +130,11 @@ class Execution:
 def _start_failure(attempt: Attempt, error: Exception) -> tuple[int | None, str]:
     """The exit code that a shell has for it, and the text."""
     word = attempt.command[0]
+    if isinstance(error, UnicodeEncodeError):
+        return None, (
+            "could not be started: its command or environment holds a character that no UTF-8 text may hold "
+            f"({error.object[error.start]!r}, a surrogate)"
+        )
     if isinstance(error, ValueError):
         return None, "could not be started: a word of its command holds a NUL character"
     number = error.errno if isinstance(error, OSError) else None
@@ -150,13 +156,24 @@ def _start_failure(attempt: Attempt, error: Exception) -> tuple[int | None, str]
     return None, f"could not be started: {error}"
 
 
+class _NoFile(ValueError):
+    """A path leads to something else than a regular file."""
+
+
+def _read_file(path: str) -> str:
+    # Reading a pipe or a device would not come to an end.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise _NoFile(f"{path} is not a regular file")
+    with open(path, encoding="utf-8", newline="") as file:
+        return file.read()
+
+
 def _read_outputs(attempt: Attempt) -> dict[str, Any]:
     outputs = {}
     for name, type_ in attempt.output_types.items():
         path = attempt.output_files[name]
         try:
-            with open(path, encoding="utf-8", newline="") as file:
-                text = file.read()
+            text = _read_file(path)
         except FileNotFoundError:
             raise ValueError(
                 f"did not write its output {name!r}: the file {path} is missing, though the process ended with "
@@ -164,7 +181,7 @@ def _read_outputs(attempt: Attempt) -> dict[str, Any]:
             ) from None
         except UnicodeDecodeError:
             raise ValueError(f"wrote its output {name!r} in something else than UTF-8: {path}") from None
-        except OSError as error:
+        except (OSError, _NoFile) as error:
             raise ValueError(f"left its output {name!r} unreadable: {error}") from None
         try:
             outputs[name] = from_output(text, type_)

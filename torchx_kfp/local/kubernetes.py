@@ -34,6 +34,17 @@ _NOT_APPLIED = {
     "securityContext": "security contexts",
     "tolerations": "tolerations",
 }
+_PIPELINE_NOT_APPLIED = {
+    "activeDeadlineSeconds": "the pipeline's time limit",
+    "mutexName": "the pipeline's mutex",
+    "resourceTtl": "the time for which a finished run is kept",
+    "resourceTtlOnCompletion": "the time for which a finished run is kept",
+    "resourceTtlOnFailure": "the time for which a finished run is kept",
+    "resourceTtlOnSuccess": "the time for which a finished run is kept",
+    "semaphoreKey": "the pipeline's semaphore",
+}
+# Shared by the stages, so that leaving it out would make them wrong.
+_WORKSPACE = "workspace"
 _VOLUMES = {
     "pvcMount": "the volume claim",
     "secretAsVolume": "the secret",
@@ -72,6 +83,20 @@ def not_applied(component: Component) -> list[str]:
     if component.container is not None and component.container.has_lifecycle:
         kinds.append("container life cycle hooks")
     return kinds
+
+
+def pipeline_not_applied(platform: Mapping[str, Any]) -> list[str]:
+    """Kinds of settings of the pipeline itself that have no effect on this machine."""
+    return [text for key, text in _PIPELINE_NOT_APPLIED.items() if platform.get(key)]
+
+
+def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
+    """What the pipeline itself asks for that cannot be had."""
+    if _WORKSPACE in platform:
+        yield "the pipeline has a workspace, a volume that its stages share. Run the pipeline on KFP."
+    for key in platform:
+        if key != _WORKSPACE and key not in _PIPELINE_NOT_APPLIED:
+            yield f"the pipeline has the setting {key!r}, which this version does not know. Run the pipeline on KFP."
 
 
 def refusals(component: Component, environ: Mapping[str, str]) -> list[str]:

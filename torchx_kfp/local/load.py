@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import tempfile
@@ -80,10 +82,22 @@ def _load_file(path: Path) -> Pipeline:
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
     try:
-        documents = [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        documents = _documents(text)
     except yaml.YAMLError as error:
         raise PipelineFileError(f"The file {str(path)!r} is not valid YAML: {error}") from None
+    except RecursionError:
+        raise PipelineFileError(
+            f"The file {str(path)!r} is no compiled pipeline: it holds lists or dicts that are nested too deep."
+        ) from None
     return pipeline_from_documents(documents, str(path))
+
+
+def _documents(text: str) -> list[Any]:
+    # JSON is not quite YAML: PyYAML takes the number 1e-05 for text.
+    if text.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            return [json.loads(text)]
+    return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
 
 
 def pipeline_from_documents(documents: list[Any], path: str) -> Pipeline:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
 from collections.abc import Iterable
 
+# A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
+_LONGEST = 200
 _BRANCHES = re.compile(r"condition-branches-\d+")
 
 
 def make_run_name(pipeline: str) -> str:
     """A run id that says what and when: ``<pipeline>-<date>-<time>-<6 hexadecimal digits>``."""
-    return f"{plain(pipeline)}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return f"{plain(pipeline)[:_LONGEST]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def plain(text: str) -> str:
@@ -52,15 +55,18 @@ class PodNames:
     """``KFP_POD_NAME`` for executions: readable, and unique in the run."""
 
     def __init__(self) -> None:
-        self._used: set[str] = set()
+        self._stages: dict[str, str] = {}
 
     def make(self, stage: str, attempt: int) -> str:
         """``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""
-        name = f"{plain(stage)}-{attempt - 1}"
-        # train[2] and train-2 would share a name.
-        while name in self._used:
-            name = f"{plain(stage)}-x{len(self._used)}-{attempt - 1}"
-        self._used.add(name)
+        return f"{self._stage_part(stage)}-{attempt - 1}"
+
+    def _stage_part(self, stage: str) -> str:
+        name = plain(stage)
+        # train[2] and train-2 would share a name: the one that comes second gets a hash, as long names do.
+        while len(name) > _LONGEST or self._stages.setdefault(name, stage) != stage:
+            digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
+            name = f"{plain(stage)[: _LONGEST - 9]}-{digest}"
         return name
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
+import select
 import selectors
 import threading
 from collections import deque
@@ -19,11 +21,19 @@ _READ_SIZE = 1 << 16
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
+def printable(line: bytes) -> str:
+    """The line as a terminal may show it: colours stay, what could do something else to the terminal does not."""
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    # A progress bar writes over its line: show what would be left of it.
+    return _UNPRINTABLE.sub(_replace, text.rsplit("\r", 1)[-1])
+
+
 class Terminal:
     """A text stream for whole lines. A stream that is closed meanwhile is left alone, and the run goes on."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+        self._descriptor = None if stream is None else _descriptor(stream)
         self._lock = threading.Lock()
 
     def write_lines(self, lines: list[str]) -> None:
@@ -33,14 +43,42 @@ class Terminal:
             if self._stream is None or not text:
                 return
             try:
-                try:
-                    self._stream.write(text)
-                except UnicodeEncodeError:
-                    encoding = self._stream.encoding or "ascii"
-                    self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-                self._stream.flush()
+                self._write(self._stream, text)
             except (OSError, ValueError):
                 self._stream = None
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        encoding = getattr(stream, "encoding", None) or "ascii"
+        if self._descriptor is not None:
+            stream.flush()
+            _write_all(self._descriptor, text.encode(encoding, "backslashreplace"))
+            return
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """The file descriptor that the stream writes to, if it is one of Python's own streams on a file."""
+    # Others may have one too, and yet do something with the text (a notebook's, a test's).
+    if type(stream) is not io.TextIOWrapper:
+        return None
+    raw = getattr(stream.buffer, "raw", stream.buffer)
+    return raw.fileno() if type(raw) is io.FileIO and not raw.closed else None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of it, also to a pipe that does not block: a text stream would lose what finds no place there."""
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
 
 
 class Log:
@@ -77,10 +115,7 @@ class Log:
         return [self._show(rest)] if rest else []
 
     def _show(self, line: bytes) -> str:
-        text = line.decode("utf-8", "replace").rstrip("\r")
-        # A progress bar writes over its line: show what would be left of it.
-        text = text.rsplit("\r", 1)[-1]
-        return f"{self.prefix} | {_UNPRINTABLE.sub(_replace, text)}"
+        return f"{self.prefix} | {printable(line)}"
 
 
 def _replace(match: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ _PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
 _INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
 _OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
 _STRUCT = ('{"Concat": ', '{"IfPresent": ')
+_CHOICES = ("Then", "Else")
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,6 @@ def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
     return command
 
 
-def input_names(text: str) -> list[str]:
-    """Names of the input parameters that placeholders in this text ask for."""
-    bodies = (match.group(1) or "" for match in _PLACEHOLDER.finditer(text))
-    return [match.group(2) for body in bodies if (match := _INPUT.fullmatch(body))]
-
-
 def _lookup(match: re.Match[str], facts: Facts) -> str:
     body = match.group(1)
     if body is None:
@@ -107,9 +102,31 @@ def _struct(word: str) -> Any:
     if not word.startswith(_STRUCT):
         return None
     try:
-        return json.loads(word)
-    except ValueError:
+        struct = json.loads(word)
+    except (ValueError, RecursionError):
         return None
+    return struct if _is_node(struct) else None
+
+
+def _is_node(value: Any) -> bool:
+    """Whether KFP's compiler could have written it: anything else is text that only looks alike."""
+    if isinstance(value, str):
+        return True
+    if not isinstance(value, dict) or len(value) != 1:
+        return False
+    if "Concat" in value:
+        return _is_list_of_nodes(value["Concat"])
+    choice = value.get("IfPresent")
+    if not isinstance(choice, dict) or not isinstance(choice.get("InputName"), str) or "Then" not in choice:
+        return False
+    if not choice.keys() <= {"InputName", *_CHOICES}:
+        return False
+    branches = [choice[name] for name in _CHOICES if choice.get(name) is not None]
+    return all(_is_node(branch) or _is_list_of_nodes(branch) for branch in branches)
+
+
+def _is_list_of_nodes(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_node(item) for item in value)
 
 
 def _expand(node: Any, facts: Facts) -> list[str]:

@@ -1,6 +1,11 @@
 """Processes of stages: each is the leader of a session of its own, and ends with everything that it started.
 
-A stage is what a container would be: when its first process has ended, what that left behind is killed.
+A stage is what a container would be: when its first process has ended, what that left behind is killed. It is known
+by its session, and by the stage's mark in its environment if it has left that.
+
+Two things survive that would not in a container: a process that has left the session and cleared its environment, and
+all of them when the runner itself is killed (SIGKILL). The kernel's help against the latter (PR_SET_PDEATHSIG)
+follows the thread that started a process, and ends it with that.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from torchx_kfp.local.environment import RUN_MARK
+
 #: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
 GRACE = 10.0
 # How often killing is repeated for processes that were being started meanwhile.
@@ -23,7 +30,7 @@ class StageProcess:
     """A running process. ``pipe`` is the end of its output to read."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts the command.
+        """Starts the command; the last part of ``RUN_MARK`` in its environment is this process's alone.
 
         Raises:
             OSError: it cannot be started.
@@ -45,6 +52,7 @@ class StageProcess:
         finally:
             os.close(write_end)
         self.pipe = read_end
+        self._mark = environ.get(RUN_MARK, "").rpartition(":")[2]
         self._lock = threading.Lock()
         self._stop_at: float | None = None
 
@@ -61,6 +69,8 @@ class StageProcess:
             # The others of the session were asked to end too: they have the rest of the time for it.
             output_closed.wait(max(0.0, self._stop_at - time.monotonic()))
         _kill_all(lambda: _session(pid))
+        if self._mark:
+            kill_marked(self._mark)
         with self._lock:
             return self._process.wait()
 
@@ -81,9 +91,9 @@ class StageProcess:
                     _send(pid, number)
 
 
-def kill_marked(name: str, run_id: str) -> None:
-    """Ends every process whose environment has the run's id in the variable ``name``, but this one."""
-    _kill_all(lambda: _marked(f"{name}=".encode(), run_id.encode()))
+def kill_marked(mark: str) -> None:
+    """Ends every process that has the mark of a run, or of a stage, in its environment, but this one."""
+    _kill_all(lambda: _marked(f"{RUN_MARK}=".encode(), mark.encode()))
 
 
 def _kill_all(find: Callable[[], Iterator[int]]) -> None:
@@ -116,12 +126,16 @@ def _marked(prefix: bytes, mark: bytes) -> Iterator[int]:
     for pid in _processes():
         if pid == os.getpid():
             continue
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            for variable in file.read().split(b"\0"):
-                if variable.startswith(prefix) and mark in variable[len(prefix) :].split(b":"):
-                    if _is_alive(pid):
-                        yield pid
-                    break
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            environ = file.read()
+            # Each stage's end comes here, for every process of the machine: the search is what is cheap.
+            if mark in environ and _is_marked(environ, prefix, mark) and _is_alive(pid):
+                yield pid
+
+
+def _is_marked(environ: bytes, prefix: bytes, mark: bytes) -> bool:
+    values = (item.removeprefix(prefix) for item in environ.split(b"\0") if item.startswith(prefix))
+    return any(mark in value.split(b":") for value in values)
 
 
 def _processes() -> Iterator[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchx_kfp.errors import StageFailedError
+from torchx_kfp.local.output import printable
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
 LAST_LINES = 10
@@ -56,13 +57,14 @@ class StageResult:
     tracker_base: str | None = None
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
-        """The end of the stage's log."""
+        """The end of the stage's log, as it is shown while the stage runs: without control characters."""
         if self.log_file is None or not self.log_file.exists():
             return []
         with self.log_file.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace").splitlines()[-count:]
+            lines = file.read().removesuffix(b"\n").split(b"\n")
+        return [printable(line) for line in lines if lines != [b""]][-count:]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, TextIO
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.arguments import complete_arguments
 from torchx_kfp.local.check import check_supported, find_not_applied
-from torchx_kfp.local.environment import RUN_MARK, stage_environment
+from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.output import LogPump, Terminal
@@ -31,8 +32,9 @@ from torchx_kfp.local.result import (
 )
 from torchx_kfp.local.scheduler import Interrupted, Scheduler, Settings
 from torchx_kfp.local.scopes import order_of_tasks
-from torchx_kfp.local.signals import ending_signals, raise_for_signal
+from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.local.spec import Pipeline
+from torchx_kfp.local.values import shorten
 
 #: Where runs leave their logs and outputs, each in a folder of its run id; below the current directory.
 OUTPUT_DIR = "local_outputs"
@@ -79,23 +81,23 @@ def run(
     Raises:
         PipelineFileError: the file is not a compiled pipeline.
         UnsupportedPipelineError: the pipeline asks for what cannot run here; nothing was started.
-        ArgumentError: the arguments do not fit the pipeline's parameters; nothing was started.
+        ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
         KeyboardInterrupt: SIGINT has ended the run.
         SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
     """
+    _verify_options(arguments, output_dir, parallelism, grace)
     loaded = load_pipeline(pipeline)
     check_supported(loaded)
     values = complete_arguments(loaded, arguments or {})
-    if parallelism is not None and parallelism < 1:
-        raise ArgumentError(f"parallelism must be 1 or more, and is {parallelism}.")
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
     try:
         folder.mkdir(parents=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            f"The run's folder {folder} cannot be made: {error.strerror or error}. Name another place for it "
-            "(output_dir, or --output-dir of the command)."
+            f"The run's folder {str(folder)!r} cannot be made: {reason}. Name another place for it (output_dir, or "
+            "--output-dir of the command)."
         ) from None
     terminal = Terminal(None if quiet else stream or sys.stderr)
 
@@ -123,7 +125,7 @@ def run(
     started = time.monotonic()
     with LogPump(terminal) as pump:
         scheduler = Scheduler(loaded, settings, pump, listener)
-        with ending_signals(scheduler.interrupt):
+        with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
                 listener(RunStarted(loaded.name, run_id, folder, find_not_applied(loaded)))
                 root = scheduler.run(values)
@@ -131,8 +133,8 @@ def run(
                 terminal.write_lines([f"Run {run_id} was ended by {signal.Signals(interrupted.number).name}."])
                 raise_for_signal(interrupted.number)
             finally:
-                # Stages are ended with their sessions; this finds what has left those.
-                kill_marked(RUN_MARK, run_id)
+                # Each stage's end ends what it has started; this finds what came after that.
+                kill_marked(run_id)
     return RunResult(
         pipeline=loaded.name,
         run_id=run_id,
@@ -142,6 +144,20 @@ def run(
         stages=tuple(_in_order(loaded, scheduler.results)),
         outputs=root.outputs(),
     )
+
+
+def _verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any) -> None:
+    """Raises ArgumentError for a value of another type, or one that makes no sense."""
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise ArgumentError(
+            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, and is {shorten(arguments)}."
+        )
+    if output_dir is not None and not isinstance(output_dir, (str, os.PathLike)):
+        raise ArgumentError(f"output_dir must be the path of a folder, and is {shorten(output_dir)}.")
+    if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
+        raise ArgumentError(f"parallelism must be an int, 1 or more, and is {shorten(parallelism)}.")
+    if not isinstance(grace, (int, float)) or not 0 <= grace <= threading.TIMEOUT_MAX:
+        raise ArgumentError(f"grace must be a number of seconds, 0 or more, and is {shorten(grace)}.")
 
 
 def _in_order(pipeline: Pipeline, stages: list[StageResult]) -> list[StageResult]:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.local.conditions import compile_condition
+from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt, Execution, Outcome
 from torchx_kfp.local.kubernetes import field_values
-from torchx_kfp.local.names import PodNames, StageNames, plain
+from torchx_kfp.local.names import PodNames, StageNames
 from torchx_kfp.local.output import LogPump
 from torchx_kfp.local.placeholders import Facts, resolve_command
 from torchx_kfp.local.result import Listener, StageFinished, StageResult, StageRetried, StageStarted, State
@@ -30,7 +31,6 @@ from torchx_kfp.local.scopes import (
     collect,
     dag_of,
     inner_names,
-    is_group,
     loop_items,
     task_inputs,
     with_defaults,
@@ -99,7 +99,6 @@ class Scheduler:
         self._open(root)
         try:
             while True:
-                self._advance()
                 self._start_stages()
                 if root.remaining == 0:
                     return root
@@ -178,16 +177,15 @@ class Scheduler:
                 self._pass_over(node, State.SKIPPED, "was skipped: its condition is false")
                 return
             items = loop_items(node, self._settings.constants) if node.task.loop else []
-        except ValueError as error:
-            self._report(StageResult(node.name, node.task.name, State.FAILED, reason=str(error)))
-            self._finish(node, State.FAILED)
+        except Exception as error:  # what one stage makes must not end the others
+            self._fail(node, str(error) if isinstance(error, ValueError) else _not_prepared(error))
             return
         if node.task.loop is not None:
             node.loop = LoopProgress(items, node.task.loop.parallelism)
             self._continue_loop(node)
         elif node.component.dag is not None:
             inputs = with_defaults(node.component, node.inputs)
-            self._open(Scope(self._pipeline, node.component, inputs, inner_names(node), node))
+            self._open(Scope(self._pipeline, node.component, inputs, inner_names(node.task, node.scope.names), node))
         else:
             self._startable.append(_Stage(node))
 
@@ -237,6 +235,11 @@ class Scheduler:
         if scope.remaining == 0:
             self._over.append(scope)
 
+    def _fail(self, node: Node, reason: str) -> None:
+        """The task cannot be begun."""
+        self._report(StageResult(node.name, node.task.name, State.FAILED, reason=reason))
+        self._finish(node, State.FAILED)
+
     def _pass_over(self, node: Node, state: State, reason: str) -> None:
         """The task does not run, nor does any stage inside of it."""
         for name, task in self._stages_in(node.task, node.component, node.scope.names):
@@ -246,7 +249,7 @@ class Scheduler:
     def _stages_in(self, task: Task, component: Component, names: StageNames) -> list[tuple[str, Task]]:
         if component.dag is None:
             return [(names.of(task.name), task)]
-        inside = names if is_group(task) else names.inside_pipeline(task.name)
+        inside = inner_names(task, names)
         return [
             stage
             for inner in dag_of(component).tasks.values()
@@ -256,16 +259,24 @@ class Scheduler:
     # Stages
 
     def _start_stages(self) -> None:
+        self._advance()
         while self._startable and len(self._running) < self._settings.parallelism:
-            stage = self._startable.popleft()
-            stage.attempt += 1
-            stage.started_at = stage.started_at or time.monotonic()
+            self._start(self._startable.popleft())
+            self._advance()
+
+    def _start(self, stage: _Stage) -> None:
+        stage.attempt += 1
+        stage.started_at = stage.started_at or time.monotonic()
+        try:
             attempt = self._prepare(stage)
-            stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
-            execution = Execution(attempt, self._pump, lambda *event: self._events.put(event))
-            self._running[execution] = stage
-            execution.start()
-            self._listener(StageStarted(stage.node.name, attempt.pod_name, stage.attempt))
+        except Exception as error:  # what one stage makes must not end the others
+            self._fail(stage.node, _not_prepared(error))
+            return
+        stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
+        execution = Execution(attempt, self._pump, lambda *event: self._events.put(event))
+        self._running[execution] = stage
+        execution.start()
+        self._listener(StageStarted(stage.node.name, attempt.pod_name, stage.attempt))
 
     def _prepare(self, stage: _Stage) -> Attempt:
         node, settings = stage.node, self._settings
@@ -274,23 +285,23 @@ class Scheduler:
         assert container is not None
         pod_name = self._pod_names.make(node.name, stage.attempt)
         folder = settings.folder / pod_name
-        output_files = {name: str(folder / "outputs" / plain(name)) for name in component.outputs}
+        output_files = {name: str(folder / "outputs" / name) for name in component.outputs}
         inputs = with_defaults(component, node.inputs)
-        own = {"pipeline_task_name": node.task.display_name, "pipeline_task_uuid": node.uid}
         facts = Facts(
             parameters=inputs,
-            constants={**settings.constants, **own},
+            constants={**settings.constants, **node.constants},
             unset=frozenset(component.inputs) - frozenset(inputs),
             output_files=output_files,
             executor_output=str(folder / "executor_output.json"),
         )
         fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
+        own = {POD_NAME: pod_name, RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
         return Attempt(
             stage=node.name,
             pod_name=pod_name,
             folder=folder,
             command=resolve_command((*container.command, *container.args), facts),
-            environ={**settings.environ, **dict(container.env), **fields, POD_NAME: pod_name},
+            environ={**settings.environ, **dict(container.env), **fields, **own},
             output_types=component.outputs,
             output_files=output_files,
         )
@@ -325,3 +336,7 @@ class Scheduler:
     def _report(self, result: StageResult) -> None:
         self.results.append(result)
         self._listener(StageFinished(result))
+
+
+def _not_prepared(error: Exception) -> str:
+    return f"could not be prepared: {type(error).__name__}: {error}"

@@ -36,6 +36,11 @@ class Node:
         self.outputs: Mapping[str, Any] = {}
         self.loop: LoopProgress | None = None
 
+    @property
+    def constants(self) -> dict[str, str]:
+        """Placeholders that stand for something else in each task."""
+        return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": self.uid}
+
 
 class LoopProgress:
     """A loop while it runs: its items, and the outputs of the iterations that have ended."""
@@ -100,10 +105,8 @@ def dag_of(component: Component) -> Dag:
     return component.dag
 
 
-def inner_names(node: Node, names: StageNames | None = None) -> StageNames:
+def inner_names(task: Task, names: StageNames) -> StageNames:
     """Stage names inside of this task's DAG, but for a loop's index: branches and loops do not show in them."""
-    names = names or node.scope.names
-    task = node.task
     return names if is_group(task) else names.inside_pipeline(task.name)
 
 
@@ -155,8 +158,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
             raise ValueError(f"has no value for its input {name!r}: {error}") from None
         values[name] = convert(value, parameter.type if parameter else "")
     # Placeholders in a constant stand for the task's other inputs, which are values by now.
-    own = {"pipeline_task_name": node.task.display_name, "pipeline_task_uuid": node.uid}
-    facts = Facts(parameters=values, constants={**constants, **own})
+    facts = Facts(parameters=values, constants={**constants, **node.constants})
     for name, value in fixed.items():
         values[name] = resolve_value(value, facts)
     return values

@@ -1,4 +1,4 @@
-"""Signals that end a run."""
+"""Signals that end a run, and the one that tells of its processes' ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
+
+from torchx_kfp.errors import LocalRunError
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,6 +32,24 @@ def ending_signals(handle: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def awaitable_processes() -> Iterator[None]:
+    """Lets this process learn how its children end, also if it was started with SIGCHLD ignored."""
+    if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise LocalRunError(
+            "This process ignores SIGCHLD, so it cannot learn how stages end. Only the main thread may change that: "
+            "call signal.signal(signal.SIGCHLD, signal.SIG_DFL) there."
+        )
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 def raise_for_signal(number: int) -> NoReturn:

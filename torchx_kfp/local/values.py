@@ -14,6 +14,7 @@ a struct                              insertion order        sorted keys, no spa
 ``<``, ``>``, ``&`` in those two      as they are            ``\\u003c``, ``\\u003e``, ``\\u0026``
 an optional input that is not set     ``null``               the empty string
 an output file with ``3.0`` (int)     3                      refused
+an output file with 2**63 (int)       2**63                  refused: Go's ParseInt takes 64 bits
 an output file with ``1``, ``t`` ...  refused                true (what Go's ParseBool takes)
 ====================================  =====================  ==========================================
 
@@ -41,6 +42,11 @@ TYPE_NAMES = {
 
 # A double holds every integer up to here.
 _LARGEST_INTEGER = 2**53
+# What Go's ParseInt takes: 64 bits with a sign, 19 digits.
+_INT64 = range(-(2**63), 2**63)
+# Protobuf's own limit for JSON in most languages.
+_DEEPEST = 100
+_TOO_DEEP = f"is nested more than {_DEEPEST} levels deep, which KFP cannot pass on"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 # What Go's encoding/json escapes inside of strings beyond what JSON asks for.
@@ -111,8 +117,11 @@ def from_output(text: str, type_: str) -> Any:
     if type_ == "STRING":
         return text
     word = text.strip()
-    if type_ == "NUMBER_INTEGER" and re.fullmatch(r"[+-]?[0-9]+", word):
-        return int(word)
+    if type_ == "NUMBER_INTEGER" and (match := re.fullmatch(r"([+-]?)0*([0-9]+)", word)):
+        # Python refuses to read thousands of digits, with an error of its own.
+        if len(match.group(2)) > 19 or (integer := int("".join(match.groups()))) not in _INT64:
+            raise ValueError(f"is not an int of 64 bits: {shorten(text)}")
+        return integer
     if type_ == "NUMBER_DOUBLE" and (number := _double(word)) is not None:
         return number
     if type_ == "BOOLEAN" and word in _TRUE + _FALSE:
@@ -120,6 +129,7 @@ def from_output(text: str, type_: str) -> Any:
     if type_ in ("LIST", "STRUCT"):
         value = _json(word)
         if isinstance(value, list if type_ == "LIST" else dict):
+            _verify_json(value)
             return value
     raise ValueError(f"is not {_article(type_)}: {shorten(text)}")
 
@@ -152,30 +162,40 @@ def check(value: Any, type_: str) -> Any:
         ValueError: it is of another type, or one that KFP cannot pass on.
     """
     if type_ == "STRING" and isinstance(value, str):
+        _verify_text(value)
         return value
     if type_ == "BOOLEAN" and isinstance(value, bool):
         return value
     if type_ == "NUMBER_INTEGER" and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > _LARGEST_INTEGER:
-            raise ValueError(f"is {value}, and KFP passes numbers as doubles, which hold integers up to 2**53 exactly")
+            raise ValueError(
+                f"is {shorten(value)}, and KFP passes numbers as doubles, which hold integers up to 2**53 exactly"
+            )
         return value
     if type_ == "NUMBER_DOUBLE" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ValueError(f"is {value}, and KFP passes numbers as JSON, which has finite ones only")
+        if not _is_finite(value):
+            raise ValueError(f"is {shorten(value)}, and KFP passes numbers as finite doubles only")
         return float(value)
     if type_ in ("LIST", "STRUCT"):
         wanted = (list, tuple) if type_ == "LIST" else (dict,)
         if isinstance(value, wanted):
             try:
-                return json.loads(json.dumps(value, allow_nan=False))
+                copy = json.loads(json.dumps(value))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"cannot be written as JSON: {error}") from None
+            except RecursionError:
+                raise ValueError(_TOO_DEEP) from None
+            _verify_json(copy)
+            return copy
     raise ValueError(f"is not {_article(type_)}: {shorten(value)}")
 
 
 def shorten(value: Any, limit: int = 80) -> str:
     """The value's representation, cut to ``limit`` characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists
+        text = f"a very large {type(value).__name__}"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
@@ -193,11 +213,42 @@ def _double(word: str) -> float | None:
     return number if math.isfinite(number) and "_" not in word else None
 
 
-def _json(text: str) -> Any:
-    def refuse(constant: str) -> Any:
-        raise ValueError(constant)
-
+def _is_finite(number: float) -> bool:
     try:
-        return json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError):
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond every double
+        return False
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError:
         return None
+
+
+def _verify_json(value: Any, depth: int = 1) -> None:
+    """Raises ValueError for what KFP cannot pass on inside of a LIST or STRUCT."""
+    if isinstance(value, str):
+        _verify_text(value)
+    elif isinstance(value, (int, float)):
+        if not _is_finite(value):
+            raise ValueError(f"holds the number {shorten(value)}, and KFP passes numbers as finite doubles only")
+    elif isinstance(value, (list, dict)):
+        if depth > _DEEPEST:
+            raise ValueError(_TOO_DEEP)
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        for item in items:
+            _verify_json(item, depth + 1)
+
+
+def _verify_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"holds the character {text[error.start]!r}, half of a pair (a surrogate), which no UTF-8 text may hold: "
+            f"{shorten(text)}"
+        ) from None

@@ -1,0 +1,33 @@
+"""Names of runs and of executions: parts of paths and of tracker keys, so short, plain and unique."""
+
+import re
+
+import pytest
+
+from torchx_kfp.local.names import PodNames, make_run_name
+
+
+def test_an_execution_is_named_by_its_stage_and_its_attempt():
+    names = PodNames()
+    assert [names.make("inner/train[2,0]", attempt) for attempt in (1, 2)] == [
+        "inner-train-2-0-0",
+        "inner-train-2-0-1",
+    ]
+
+
+@pytest.mark.timeout(20)
+def test_stages_that_are_alike_have_names_of_their_own():
+    stages = ["a-2", "a-2-x4", "a[0]", "a[1]", "a[2]", "a-0", "a-0-0", "a", "a[0,0]"]
+    names = PodNames()
+    made = [names.make(stage, attempt) for attempt in (1, 2, 3) for stage in stages]
+    assert len(set(made)) == 27
+    assert {"a-2-0", "a-2-1", "a-2-2", "a-1-2", "a-0"} <= set(made)
+
+
+def test_long_names_are_cut_and_stay_different():
+    names = PodNames()
+    made = [names.make("x" * 300 + end, attempt) for end in "ab" for attempt in (1, 2)]
+    assert len(set(made)) == 4
+    assert all(re.fullmatch(r"x{191}-[0-9a-f]{8}-[01]", name) for name in made)
+    assert names.make("x" * 200, 1) == "x" * 200 + "-0"
+    assert len(make_run_name("p" * 300)) < 255
