@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,12 @@ from pathlib import Path
 
 import pytest
 from fsspec.asyn import sync
+
+
+def pytest_configure() -> None:
+    """Programs that tests start end by Ctrl-C, also where the tests run in a background that ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ def compile_command(target: str, output: str) -> None:
 
 def compile_pipeline(target: str) -> str:
     """The YAML of the pipeline that ``FILE[:NAME]`` names."""
-    from kfp import compiler
-
     from torchx_kfp.cli.pipelines import load_pipeline_function
 
     function = load_pipeline_function(target)
+    from kfp import compiler  # takes more than a second: what is refused is refused before
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(function, str(path))
