@@ -10,7 +10,7 @@ from kfp import dsl
 
 from tests.local.components import python, shell
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local.output import Terminal
+from torchx_kfp.local.output import Log, Terminal
 
 
 class Stream(io.StringIO):
@@ -206,3 +206,16 @@ def test_output_is_seen_while_the_stage_runs(execute, tmp_path):
             return super().write(text)
 
     execute(pipeline, stream=Watching())
+
+
+def test_the_pieces_of_a_long_line_do_not_depend_on_how_it_came(tmp_path):
+    text = b"x" * 200_000 + b"\n" + b"y" * 65_536 + b"\n\n"
+    shown = []
+    for size in (1 << 10, 60_000, 1 << 16, 1 << 20):
+        read, write = os.pipe()
+        os.close(write)
+        log = Log(read, tmp_path / str(size), "stage")
+        pieces = [line for start in range(0, len(text), size) for line in log.feed(text[start : start + size])]
+        shown.append(pieces + log.finish())
+    assert [len(line) - len("stage | ") for line in shown[0]] == [65_536, 65_536, 65_536, 3_392, 65_536, 0]
+    assert all(lines == shown[0] for lines in shown)

@@ -100,11 +100,9 @@ class Log:
                 # A full disk must not end the run: the process goes on, unlogged.
                 self._file.close()
                 self._file = None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        while len(self._rest) >= _LINE_LIMIT:
-            lines.append(self._rest[:_LINE_LIMIT])
-            self._rest = self._rest[_LINE_LIMIT:]
-        return [self._show(line) for line in lines]
+        *lines, rest = (self._rest + data).split(b"\n")
+        *early, self._rest = _pieces(rest)
+        return [self._show(piece) for line in lines for piece in _pieces(line)] + [self._show(piece) for piece in early]
 
     def finish(self) -> list[str]:
         """Closes file and pipe; the line that had no end is returned."""
@@ -116,6 +114,11 @@ class Log:
 
     def _show(self, line: bytes) -> str:
         return f"{self.prefix} | {printable(line)}"
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """The line in pieces of the longest that is shown at once; the same ones, however it came in."""
+    return [line[start : start + _LINE_LIMIT] for start in range(0, len(line), _LINE_LIMIT)] or [b""]
 
 
 def _replace(match: re.Match[str]) -> str:
