@@ -52,10 +52,10 @@ COMMAND = [
 def component_by_hand(number: int) -> Any:
     command = [f"stage-{number}" if word == "stage-1" else word for word in COMMAND]
 
-    def first(tracker_base: str, lr: float, run_id: dsl.OutputPath(str)):  # type: ignore[no-untyped-def,valid-type]
+    def first(tracker_base: str, lr: float, run_id: dsl.OutputPath(str)):
         return dsl.ContainerSpec(image="example/app:1", command=command)
 
-    def later(tracker_base: str, lr: float, previous: str, run_id: dsl.OutputPath(str)):  # type: ignore[no-untyped-def,valid-type]
+    def later(tracker_base: str, lr: float, previous: str, run_id: dsl.OutputPath(str)):
         return dsl.ContainerSpec(image="example/app:1", command=command)
 
     function = later if number else first

@@ -28,7 +28,7 @@ RESULTS = {"accuracy": 0.9312, "loss": 0.123456, "epochs": 12, "note": "the best
 @contextlib.contextmanager
 def without_fsync() -> Iterator[None]:
     fsync = os.fsync
-    os.fsync = lambda descriptor: None  # type: ignore[assignment]
+    os.fsync = lambda descriptor: None
     try:
         yield
     finally:

@@ -51,7 +51,7 @@ def recorded(result: RunResult, name: str) -> dict[str, Any]:
 
 
 def argv(result: RunResult, name: str) -> list[str]:
-    return json.loads(recorded(result, name)["argv"])  # type: ignore[no-any-return]
+    return json.loads(recorded(result, name)["argv"])
 
 
 def test_parameters_of_every_type(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """AppDefs, arguments and pipelines for tests."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,8 @@ from typing import Any
 import yaml
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
+
+from torchx_kfp import task_from_app
 
 #: Words that KFP, Argo or the kubelet would change.
 HOSTILE = [
@@ -78,3 +78,24 @@ def unresolved_inputs(spec: dict[str, Any]) -> list[str]:
             missing = set(called.get("inputDefinitions", {}).get("parameters", {})) - set(given) - {iterator}
             problems += [f"{name}/{task_name}: {key} is not passed" for key in sorted(missing)]
     return problems
+
+
+@dsl.container_component
+def produce(
+    text: dsl.OutputPath(str),
+    number: dsl.OutputPath(int),
+    ratio: dsl.OutputPath(float),
+    truth: dsl.OutputPath(bool),
+    items: dsl.OutputPath(list),
+    mapping: dsl.OutputPath(dict),
+):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", "true", text, number, ratio, truth, items, mapping])
+
+
+@dsl.container_component
+def make_artifact(data: dsl.Output[dsl.Dataset]):
+    return dsl.ContainerSpec(image="busybox", command=["true", data.path])
+
+
+def use(*args: Any, **fields: Any) -> dsl.PipelineTask:
+    return task_from_app(make_app("use", args=list(args), **fields))

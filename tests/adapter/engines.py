@@ -80,7 +80,7 @@ class Container:
         """The process, for real; ``shells`` is a folder that holds the ``sh`` to use."""
         path = f"{shells}:{os.environ['PATH']}" if shells else os.environ["PATH"]
         environ = {"PATH": path, "HOME": "/root", **self.environ}
-        return subprocess.run(self.argv(), capture_output=True, env=environ, timeout=30, check=False, **options)  # type: ignore[call-overload,no-any-return]
+        return subprocess.run(self.argv(), capture_output=True, env=environ, timeout=30, check=False, **options)
 
 
 def containers(compiled: str) -> dict[str, dict[str, object]]:

@@ -157,7 +157,7 @@ def test_long_names_are_told_apart() -> None:
 
 
 @dsl.container_component
-def by_hand(tracker_base: str, prepare: str, augment: str, run_id: dsl.OutputPath(str)):  # type: ignore[no-untyped-def,valid-type]
+def by_hand(tracker_base: str, prepare: str, augment: str, run_id: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["python", "-m", "app.train", "--lr", "0.1"])
 
 

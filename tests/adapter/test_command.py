@@ -37,7 +37,7 @@ def shells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def stage_container(tmp: Path, compiled: str, name: str = "train", **environ: str) -> Container:
     return Container(
-        containers(compiled)[name]["command"],  # type: ignore[arg-type]
+        containers(compiled)[name]["command"],
         inputs={"tracker_base": "/tmp/results"},
         outputs={"run_id": str(tmp / "out" / "run_id")},
         environ=environ,
@@ -188,7 +188,7 @@ def test_parents_in_the_environment(shells: Path, tmp_path: Path, parents: dict[
 
 
 def test_a_fan_in_as_every_engine_writes_lists(shells: Path, tmp_path: Path) -> None:
-    def pipeline(ids: list, tracker_base: str = "/tmp/results") -> None:  # type: ignore[type-arg]
+    def pipeline(ids: list, tracker_base: str = "/tmp/results") -> None:
         task_from_app(make_app(entrypoint="env", args=["-0"]), tracker_base=tracker_base, reads={"trials": ids})
 
     compiled = compile_pipeline(pipeline)
@@ -240,7 +240,7 @@ def test_a_role_may_replace_the_path(shells: Path, tmp_path: Path) -> None:
 def test_an_image_that_ends_stages_with_their_folder_missing(shells: Path, tmp_path: Path) -> None:
     compiled = compile_stage(tracked=True, entrypoint="true")
     container = Container(
-        containers(compiled)["train"]["command"],  # type: ignore[arg-type]
+        containers(compiled)["train"]["command"],
         {"tracker_base": "/tmp/results"},
         {"run_id": str(tmp_path / "a b" / "$HOME" / "c'd" / "run_id")},
     )
@@ -327,7 +327,7 @@ def test_text_of_any_language_may_stand_beside_a_channel(beside: str, tmp_path: 
         task_from_app(make_app(entrypoint="printf", args=["%s", f"{beside}{text}{beside}"]))
 
     container = Container(
-        containers(compile_pipeline(pipeline))["train"]["command"],  # type: ignore[arg-type]
+        containers(compile_pipeline(pipeline))["train"]["command"],
         inputs={"text": "x"},
         outputs={},
         environ={},

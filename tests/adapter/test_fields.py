@@ -51,7 +51,7 @@ def test_resources_become_requests_and_limits() -> None:
 
 
 def test_half_a_core() -> None:
-    _, container, _ = compile_app(make_app(resource=Resource(cpu=0.5, gpu=0, memMB=-1)))  # type: ignore[arg-type]
+    _, container, _ = compile_app(make_app(resource=Resource(cpu=0.5, gpu=0, memMB=-1)))
     assert container["resources"] == {
         "cpuLimit": 0.5,
         "cpuRequest": 0.5,
@@ -287,7 +287,7 @@ REFUSED = {
 def test_refused(case: str) -> None:
     make, text = REFUSED[case]
     with pytest.raises(AppDefError, match=text):
-        plan_stage(make())  # type: ignore[operator]
+        plan_stage(make())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ stage = functools.partial(task_from_app, tracker_base=BASE)
 
 
 @dsl.container_component
-def foreign(accuracy: dsl.OutputPath(float), name: dsl.OutputPath(str)):  # type: ignore[no-untyped-def,valid-type]
+def foreign(accuracy: dsl.OutputPath(float), name: dsl.OutputPath(str)):
     return dsl.ContainerSpec(image="busybox", command=["true", accuracy, name])
 
 
@@ -87,7 +87,7 @@ def test_a_fan_in_over_a_list_of_tasks() -> None:
 
 
 def test_run_ids_of_all_kinds() -> None:
-    def pipeline(old_run: str, mode: str, ids: list) -> None:  # type: ignore[type-arg]
+    def pipeline(old_run: str, mode: str, ids: list) -> None:
         with dsl.If(mode == "a"):
             a = stage(make_app("a"))
         with dsl.Else():
@@ -206,7 +206,7 @@ def alias_channel(run: str) -> None:
     stage(make_app("read"), reads={f"{run}": "a/b/c"})
 
 
-def nested_fan_in(ids: list) -> None:  # type: ignore[type-arg]
+def nested_fan_in(ids: list) -> None:
     stage(make_app("read"), reads={"x": [ids]})
 
 

@@ -44,7 +44,7 @@ def in_containers(kfp_docker_runner: KfpDockerRunner) -> Run:
                 images=IMAGES,
                 environment={"PYTHONPATH": str(REPOSITORY)},
             )
-        except NotImplementedError as error:  # kfp 2.14 and 2.15 run no loops
+        except NotImplementedError as error:  # kfp 2.14 runs no loops
             pytest.skip(f"KFP's runner says: {error}")
 
     return run

@@ -2,9 +2,11 @@
 
 # Without postponed annotations: kfp reads them as types.
 import inspect
+from pathlib import Path
 from typing import Any
 
-from kfp import dsl
+import yaml
+from kfp import compiler, dsl
 
 WRITE = 'printf %s "$1" > "$2"'
 
@@ -58,3 +60,16 @@ def shell_out(script: str, out: dsl.OutputPath(str)):
 def python(code: str):
     """Runs Python code."""
     return dsl.ContainerSpec(image="python", command=["python", "-c"], args=[code])
+
+
+def ir(folder: Path) -> list[dict[str, Any]]:
+    """A small compiled pipeline as documents, for tests to change as kfp's own compiler does not."""
+
+    @dsl.pipeline
+    def pipeline(x: str = "v"):
+        with dsl.ParallelFor(["a"]) as item:
+            write(x=item)
+
+    path = folder / "small.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    return list(yaml.safe_load_all(path.read_text()))

@@ -3,23 +3,16 @@
 # The oldest kfp that is supported knows typing's names of generic types only.
 # ruff: noqa: UP006, UP035
 
-import textwrap
-from pathlib import Path
 from typing import Dict, List
 
 import pytest
-import yaml
-from kfp import compiler, dsl, kubernetes
+from kfp import dsl, kubernetes
 
-from tests.local.components import shell, text_of, write
+from tests.local.components import ir, shell, text_of, write
 from torchx_kfp.errors import (
-    ArgumentError,
-    LocalRunError,
-    PipelineFileError,
-    StageFailedError,
     UnsupportedPipelineError,
 )
-from torchx_kfp.local import describe_parameters, load_pipeline, parse_arguments, run
+from torchx_kfp.local import run
 from torchx_kfp.local.load import pipeline_from_documents
 
 
@@ -249,19 +242,6 @@ def test_volumes_that_the_pipeline_makes(tmp_path):
     ]
 
 
-def ir(**changes):
-    """A small pipeline as documents, changed by what kfp's own compiler does not write."""
-
-    @dsl.pipeline
-    def pipeline(x: str = "v"):
-        with dsl.ParallelFor(["a"]) as item:
-            write(x=item)
-
-    path = changes.pop("folder") / "small.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    return list(yaml.safe_load_all(path.read_text()))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -332,197 +312,6 @@ def test_what_other_compilers_may_write(tmp_path, change, message):
     exec(change, {"spec": documents[0], "platform": platform})  # noqa: S102 - the changes above
     documents.append({"platforms": {"kubernetes": platform}})
     assert refusal(pipeline_from_documents(documents, "p.yaml"), tmp_path) == [message]
-
-
-# Files
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [", r"^The file '.*p\.yaml' is not valid YAML: while parsing a flow node"),
-        (
-            "",
-            r"^The file '.*' is not a compiled KFP v2 pipeline: it has no mapping at its top level, and no pipeline",
-        ),
-        ("- 1", r"it has no mapping at its top level"),
-        (
-            "b: 1\na: 2",
-            r"it has 'a', 'b' at its top level, and no pipelineInfo and root\. Compile a pipeline with kfp\.comp",
-        ),
-        (
-            "kind: Workflow",
-            r"it is an Argo workflow, which KFP v1 compiled to\. Compile the pipeline again with kfp 2\.$",
-        ),
-        (
-            "kind: Pipeline",
-            r"it is a Kubernetes manifest \(Pipeline\)\. Compile the pipeline without Kubernetes manifest",
-        ),
-        ("implementation: {}", r"it is a component of KFP v1\. Compile a pipeline that uses it, with kfp 2\.$"),
-        (
-            "pipelineInfo: {name: x}\nroot: {executorLabel: gone}",
-            r"^The file '.*' is a damaged KFP v2 pipeline \(root names the executor 'gone', which is missing\)\. "
-            r"Compile",
-        ),
-        (
-            "pipelineInfo: {name: x}\nroot: {executorLabel: e}\ndeploymentSpec: {executors: {e: {container: {}}}}",
-            r"damaged KFP v2 pipeline \(its root has no tasks\)",
-        ),
-        ("pipelineInfo: {}\nroot: {dag: {}}", r"damaged KFP v2 pipeline \(KeyError: 'name'\)"),
-        ("pipelineInfo: 1\nroot: {dag: []}", r"damaged KFP v2 pipeline \(AttributeError: "),
-    ],
-)
-def test_files_that_are_no_pipelines(tmp_path, text, message):
-    path = tmp_path / "p.yaml"
-    path.write_text(text)
-    with pytest.raises(PipelineFileError, match=message):
-        load_pipeline(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("task['componentRef']['name'] = 'gone'", "the task 'for-loop-2' names the component 'gone', which is missing"),
-        ("task['dependentTasks'] = ['gone']", "the task 'for-loop-2' waits for 'gone', which is missing"),
-        ("task['dependentTasks'] = ['for-loop-2']", "these tasks wait for each other: for-loop-2 -> for-loop-2"),
-        ("task['retryPolicy'] = {'maxRetryCount': 1, 'backoffDuration': '1h'}", "'1h' is not a duration in seconds"),
-        (
-            "spec['components']['comp-for-loop-2']['dag']['tasks']['write']['componentRef']['name'] = "
-            "'comp-for-loop-2'",
-            "these components wait for each other: comp-for-loop-2 -> comp-for-loop-2",
-        ),
-        (
-            "spec['root']['dag']['outputs'] = {'parameters': {'o': {'valueFromParameter': "
-            "{'producerSubtask': 'gone', 'outputParameterKey': 'x'}}}}",
-            "the output 'o' comes from the task 'gone', which is missing",
-        ),
-    ],
-)
-def test_damaged_pipelines(tmp_path, change, message):
-    documents = ir(folder=tmp_path)
-    spec = documents[0]
-    exec(change, {"spec": spec, "task": spec["root"]["dag"]["tasks"]["for-loop-2"]})  # noqa: S102 - the changes above
-    with pytest.raises(PipelineFileError) as error:
-        pipeline_from_documents(documents, "p.yaml")
-    assert str(error.value) == (
-        f"The file 'p.yaml' is a damaged KFP v2 pipeline ({message}). Compile it again instead of editing it."
-    )
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(PipelineFileError, match=r"^There is no file '.*none\.yaml'\. Give the path of a compiled pipe"):
-        load_pipeline(tmp_path / "none.yaml")
-    with pytest.raises(PipelineFileError, match=r"^The file '.*' cannot be read as a compiled pipeline: .*directory"):
-        load_pipeline(tmp_path)
-    Path(tmp_path, "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PipelineFileError, match=r"cannot be read as a compiled pipeline: 'utf-8' codec can't decode"):
-        load_pipeline(tmp_path / "binary")
-    with pytest.raises(
-        PipelineFileError, match=r"^3 is no pipeline: pass the path of a compiled pipeline, or a functi"
-    ):
-        load_pipeline(3)
-
-
-# Arguments
-
-
-@dsl.pipeline(name="train")
-def parameters(s: str, n: int = 3, lr: float = 0.1, on: bool = True, li: List[int] = [1], st: Dict[str, int] = {}):  # noqa: B006
-    write(x=s)
-
-
-DESCRIBED = textwrap.dedent("""\
-    The parameters of the pipeline 'train' are:
-      s: str
-      li: list = [1]
-      lr: float = 0.1
-      n: int = 3
-      on: bool = True
-      st: dict = {}""")
-
-
-def argument_error(arguments, pipeline=parameters):
-    with pytest.raises(ArgumentError) as error:
-        run(pipeline, arguments, quiet=True)
-    return str(error.value)
-
-
-def test_wrong_arguments_are_refused_with_the_list_of_the_right_ones(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert argument_error({"lrr": 1, "n": "3", "zzz": None}) == (
-        "There is no parameter 'lrr'; did you mean 'lr'?\n"
-        "The argument 'n' is not an int: '3'.\n"
-        "There is no parameter 'zzz'.\n"
-        "The argument 's' is missing.\n" + DESCRIBED
-    )
-    assert argument_error({"s": None}).startswith("The argument 's' is not a str: None.\n")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pipeline_without_parameters():
-    @dsl.pipeline
-    def pipeline():
-        write(x="x")
-
-    assert argument_error({"n": 1}, pipeline) == (
-        "There is no parameter 'n'.\nThe pipeline 'pipeline' has no parameters."
-    )
-
-
-def test_arguments_from_text():
-    loaded = load_pipeline(parameters)
-    words = {"s": "7", "n": "7", "lr": "1e-3", "on": "false", "li": "[1,2]", "st": '{"a": 1}'}
-    assert parse_arguments(loaded, words) == {
-        "s": "7",
-        "n": 7,
-        "lr": 0.001,
-        "on": False,
-        "li": [1, 2],
-        "st": {"a": 1},
-    }
-    with pytest.raises(ArgumentError) as error:
-        parse_arguments(loaded, {"n": "x", "on": "yes", "li": "1,2", "m": "1"})
-    assert str(error.value) == (
-        "The argument 'n' is not an int: 'x'.\n"
-        "The argument 'on' is not a bool: 'yes'. Write it as true or false.\n"
-        "The argument 'li' is not a list: '1,2'. Write it as JSON, such as [0.1, 0.5].\n"
-        "There is no parameter 'm'.\n" + DESCRIBED
-    )
-    assert describe_parameters(loaded) == DESCRIBED.split("\n", 1)[1]
-
-
-def test_values_that_a_parameter_allows(tmp_path):
-    documents = ir(folder=tmp_path)
-    documents[0]["root"]["inputDefinitions"]["parameters"]["x"]["literals"] = ["a", "b"]
-    with pytest.raises(ArgumentError, match=r"^The argument 'x' is 'c', and may be one of 'a', 'b'\.\n"):
-        parse_arguments(pipeline_from_documents(documents, "p.yaml"), {"x": "c"})
-
-
-def test_options_of_a_run(tmp_path):
-    with pytest.raises(ArgumentError, match=r"^parallelism must be an int, 1 or more, and is 0\.$"):
-        run(parameters, {"s": ""}, parallelism=0)
-    for options, message in (
-        ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, and is '3'\.$"),
-        ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, and is 1\.5\.$"),
-        ({"output_dir": 5}, r"^output_dir must be the path of a folder, and is 5\.$"),
-        ({"output_dir": "a\0b"}, r"^The run's folder '.*a\\x00b.*' cannot be made: embedded null byte\. Name another"),
-        ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, and is -1\.$"),
-        ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, and is inf\.$"),
-    ):
-        with pytest.raises(ArgumentError, match=message):
-            run(parameters, {"s": ""}, **options)
-    with pytest.raises(
-        ArgumentError, match=r"^arguments must be a dict of names and values, such as \{'lr': 0\.1\}, and"
-    ):
-        run(parameters, [("s", "")])
-    with pytest.raises(ArgumentError, match=r"^There is no parameter 1\.\n"):
-        run(parameters, {1: 2})
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ArgumentError, match=r"^The run's folder .* cannot be made: Not a directory\. Name another place"
-    ):
-        run(parameters, {"s": ""}, output_dir=tmp_path / "file")
-    assert issubclass(StageFailedError, LocalRunError)
 
 
 def test_an_unknown_loop_item_type_is_reported(execute_failing):

@@ -7,7 +7,6 @@ import datetime
 import io
 import json
 import re
-import threading
 import time
 from typing import Dict, List, NamedTuple, Optional
 
@@ -15,7 +14,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.local.components import produce, python, shell, shell_out, text_of, write
-from torchx_kfp.local import StageFinished, StageStarted, State, run
+from torchx_kfp.local import StageStarted, State, run
 
 texts = {
     "STRING": text_of(str, "text-of-str"),
@@ -421,94 +420,6 @@ def test_pod_names_differ_where_stage_names_are_alike(execute):
     assert set(pods) == {"write[0]", "write[1]", "write[2]", "write-2"}
     assert len(set(pods.values())) == 4
     assert pods["write[1]"].startswith("write-1-0")
-
-
-def test_independent_stages_run_at_the_same_time(execute, tmp_path):
-    # Each waits until all three are there.
-    script = f"cd {tmp_path}; touch $0.here; until [ $(ls *.here | wc -l) = 3 ]; do sleep 0.02; done"
-
-    @dsl.container_component
-    def meet(name: str):
-        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script], args=[name])
-
-    @dsl.pipeline
-    def pipeline():
-        meet(name="a")
-        meet(name="b")
-        meet(name="c")
-
-    execute(pipeline, parallelism=3)
-
-
-def _overlap(events):
-    """The largest number of stages that ran at one time."""
-    running = most = 0
-    for event in events:
-        running += isinstance(event, StageStarted)
-        running -= isinstance(event, StageFinished)
-        most = max(most, running)
-    return most
-
-
-@pytest.mark.parametrize(("limit", "parallelism", "expected"), [(2, 8, 2), (0, 3, 3), (5, 1, 1)])
-def test_parallelism_of_the_run_and_of_a_loop(execute, limit, parallelism, expected):
-    @dsl.pipeline
-    def pipeline():
-        with dsl.ParallelFor([1, 2, 3, 4, 5], parallelism=limit or None):
-            shell(script="sleep 0.1")
-
-    events = []
-    execute(pipeline, on_event=events.append, parallelism=parallelism)
-    assert _overlap(events) == expected
-
-
-def test_a_task_starts_as_soon_as_its_own_inputs_are_there(execute):
-    @dsl.pipeline
-    def pipeline():
-        shell(script="sleep 1")
-        quick = write(x="x")
-        write(x=quick.outputs["out"])
-
-    events = []
-    result = execute(pipeline, parallelism=2, on_event=events.append)
-    ended = [event.result.name for event in events if isinstance(event, StageFinished)]
-    assert ended == ["write", "write-2", "shell"]
-    # What is reported has the pipeline's order, whatever ended first.
-    assert [stage.name for stage in result.stages] == ["shell", "write", "write-2"]
-
-
-def test_the_order_that_after_asks_for(execute):
-    @dsl.pipeline
-    def pipeline():
-        slow = shell(script="sleep 0.2")
-        write(x="x").after(slow)
-
-    assert [stage.name for stage in execute(pipeline).stages] == ["shell", "write"]
-
-
-def test_a_run_in_another_thread(tmp_path):
-    @dsl.pipeline
-    def pipeline():
-        write(x="x")
-
-    results = []
-    thread = threading.Thread(target=lambda: results.append(run(pipeline, output_dir=tmp_path, quiet=True)))
-    thread.start()
-    thread.join()
-    assert results[0].state is State.SUCCEEDED
-
-
-def test_three_hundred_stages(execute):
-    @dsl.pipeline
-    def pipeline(items: List[int]):
-        with dsl.ParallelFor(items):
-            shell(script=":")
-
-    started = time.monotonic()
-    result = execute(pipeline, {"items": list(range(300))})
-    assert len(result.stages) == 300
-    # 3-5 ms each on a quiet machine.
-    assert time.monotonic() - started < 300 * 0.03
 
 
 def test_events_tell_what_happens(execute):

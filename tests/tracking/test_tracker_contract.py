@@ -291,9 +291,9 @@ class TrackerContract:
     def test_is_no_collection(self, tracker: FsspecResultTracker) -> None:
         # Python would take a class with [0], [1], ... for a sequence, which here has no end.
         with pytest.raises(TypeError, match="not iterable"):
-            list(tracker)  # type: ignore[call-overload]
+            list(tracker)
         with pytest.raises(TypeError, match="not a container"):
-            "run" in tracker  # type: ignore[operator]  # noqa: B015
+            "run" in tracker  # noqa: B015
 
     def test_names_its_base(self, tracker: FsspecResultTracker, base: str) -> None:
         assert tracker.tracker_base == base

@@ -15,6 +15,7 @@ from kfp import dsl
 from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
 from kfp.dsl.types import type_utils
 
+from torchx_kfp.adapter.scope import check_in_scope, pipeline_here
 from torchx_kfp.adapter.text import check_beside_channel, check_word
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -148,62 +149,6 @@ def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
         return "ARTIFACT"
 
 
-def check_in_scope(channel: pipeline_channel.PipelineChannel, where: str) -> None:
-    """Refuse a channel that has no value, or many, where it is used.
-
-    Raises:
-        ChannelError: it is an item of a loop, or an output of a task in a loop, a condition or an exit handler, that is
-            closed here; or its task is one of another pipeline.
-    """
-    pipeline = _pipeline(where)
-    if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
-        # Not getattr: an item makes a field of every attribute that it has not.
-        item = channel.loop_argument if isinstance(channel, for_loop.LoopArgumentVariable) else channel
-        loops = [group.loop_argument for group in pipeline.groups if isinstance(group, tasks_group.ParallelFor)]
-        if not any((loop.task_name, loop.name) == (item.task_name, item.name) for loop in loops):
-            raise ChannelError(f"{where} uses {channel.full_name!r} outside of its loop. Use loop items inside of it.")
-        return
-    task = pipeline.tasks.get(channel.task_name)
-    if not isinstance(channel, pipeline_channel.OneOfMixin) and getattr(channel, "task", task) not in (None, task):
-        raise ChannelError(
-            f"{where} uses the output {channel.name!r} of {channel.task_name!r}, a task of another pipeline. Pass it "
-            "into this one as a parameter."
-        )
-    for group in _closed_groups(channel, pipeline):
-        uses = f"{where} uses the output {channel.name!r} of {channel.task_name!r} outside of the"
-        if isinstance(group, tasks_group.ParallelFor):
-            raise ChannelError(
-                f"{uses} dsl.ParallelFor loop that it runs in: it has a value for each item. Read the results of all "
-                "through the tracker, with reads={'trials': dsl.Collected(task.outputs['run_id'])}."
-            )
-        if isinstance(group, tasks_group.ExitHandler):
-            raise ChannelError(f"{uses} dsl.ExitHandler that it runs in, and KFP hands out none. Use it inside.")
-        raise ChannelError(
-            f"{uses} condition that it runs under: it may have no value. Use it inside, or give both branches one and "
-            "pass dsl.OneOf(task.outputs[...], other_task.outputs[...])."
-        )
-
-
-def is_in_loop(channel: pipeline_channel.PipelineChannel) -> bool:
-    """Whether the channel's task is in a loop that is closed here, so that it has many values."""
-    groups = _closed_groups(channel, _pipeline("dsl.Collected"))
-    return any(isinstance(group, tasks_group.ParallelFor) for group in groups)
-
-
-def _closed_groups(
-    channel: pipeline_channel.PipelineChannel, pipeline: pipeline_context.Pipeline
-) -> list[tasks_group.TasksGroup]:
-    """The groups that the channel's task is in, from the inside out, and that are not open here."""
-    task = pipeline.tasks.get(channel.task_name)
-    group = task.parent_task_group if task else None
-    groups = []
-    while group is not None:
-        if group not in pipeline.groups:
-            groups.append(group)
-        group = group.parent_task_group
-    return groups
-
-
 def _no_text(value: object, where: str) -> str:
     if isinstance(value, dsl.PipelineTask):
         return (
@@ -235,16 +180,6 @@ def _refuse_lost(text: str, where: str) -> None:
             )
 
 
-def _pipeline(where: str) -> pipeline_context.Pipeline:
-    pipeline = pipeline_context.Pipeline.get_default_pipeline()
-    if pipeline is None:
-        raise ChannelError(
-            f"{where} holds a pipeline channel, but no pipeline is being defined here. Components are made of static "
-            "AppDefs; call task_from_app inside of the pipeline function instead."
-        )
-    return pipeline
-
-
 def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Reference:
     if isinstance(channel, dsl.Collected):
         raise ChannelError(
@@ -260,13 +195,13 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
         raise ChannelError(f"{where} holds {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
     check_in_scope(channel, where)
-    for group in _pipeline(where).groups:
+    for group in pipeline_here(where).groups:
         if isinstance(group, tasks_group.ParallelFor):
             _loop_item(group, where)
     channel = _with_true_type(channel)
     carrier = None
     if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
-        loop = _pipeline(where).groups[-1]
+        loop = pipeline_here(where).groups[-1]
         if getattr(loop, "loop_argument", None) is not channel.loop_argument:
             # KFP hands a field of a constant item into a group inside of the loop only where the item goes along.
             carrier = _reference(channel.loop_argument, where)
@@ -329,7 +264,7 @@ def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.Pi
 
 def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
     """The channel that KFP wrote as this text."""
-    pipeline = _pipeline(where)
+    pipeline = pipeline_here(where)
     task_name, name = found["task"], found["name"]
     for group in reversed(pipeline.groups):
         if not isinstance(group, tasks_group.ParallelFor):

@@ -14,13 +14,12 @@ from torchx_kfp.adapter.channels import (
     Parts,
     Reference,
     channel_key,
-    check_in_scope,
     contains_channel,
     ir_type,
-    is_in_loop,
     parse,
     parse_checked,
 )
+from torchx_kfp.adapter.scope import check_in_scope, is_in_loop
 from torchx_kfp.adapter.text import check_word, find_rewritten
 from torchx_kfp.errors import ReadsError, TrackerError
 from torchx_kfp.tracking.store import check_tracker_base

@@ -222,6 +222,11 @@ class FsspecStore:
     def _problem(self, action: str, key: str, error: Exception) -> TrackerError:
         where = self.location(key) if key else self.base
         said = f"{type(error).__name__}: {error}"
+        if self._pid != os.getpid():
+            return TrackerError(
+                f"Cannot {action} {where} ({said}): this process was forked, and the installed fsspec cannot reach "
+                "object stores in one. Install a newer fsspec, or start the process anew (multiprocessing's 'spawn')."
+            )
         if _bucket_is_missing(error):
             return TrackerError(
                 f"Cannot {action} {where}: the bucket of the tracker base {self.base!r} does not exist. "

@@ -1,0 +1,255 @@
+"""Pipeline channels that cannot be filled in where they stand are refused, in these words."""
+
+# Defaults of KFP pipelines are constants of their signature.
+# ruff: noqa: B006
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kfp import dsl
+
+from tests.adapter.apps import compile_pipeline, make_app, make_artifact, produce, use
+from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
+from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.errors import AppDefError, ChannelError
+
+
+def closed_loop_in_text() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(f"--a={made.outputs['text']}")
+
+
+def closed_loop_as_object() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(made.outputs["text"])
+
+
+def collected_in_text() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(f"--a={dsl.Collected(made.outputs['text'])}")
+
+
+def collected_as_object() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(dsl.Collected(made.outputs["text"]))
+
+
+def collected_list() -> None:
+    with dsl.ParallelFor([1]):
+        made = produce()
+    use(f"{dsl.Collected(made.outputs['items'])}")
+
+
+def item_outside_of_its_loop() -> None:
+    with dsl.ParallelFor([1]) as item:
+        use(f"{item}")
+    use(f"{item}")
+
+
+def artifact() -> None:
+    use(f"{make_artifact().outputs['data']}")
+
+
+def artifact_as_object() -> None:
+    use(make_artifact().outputs["data"])
+
+
+def beside_dollars(lr: float = 0.1) -> None:
+    use(f"$$ {lr}")
+
+
+def beside_template(lr: float = 0.1) -> None:
+    use(f"{{{{workflow.name}}}} {lr}")
+
+
+def brace_before_channel(lr: float = 0.1) -> None:
+    use(f"{{{lr}}}")
+
+
+def beside_control_character(lr: float = 0.1) -> None:
+    use(f"\x7f{lr}")
+
+
+def placeholder_in_text() -> None:
+    use(f"--name={dsl.PIPELINE_JOB_NAME_PLACEHOLDER}")
+
+
+def field_called_name(lr: float = 0.1) -> None:
+    with dsl.ParallelFor([{"name": "a", "lr": 0.1}]):
+        use(f"{lr}")
+
+
+def field_called_name_of_a_parameter(items: list = [{"name": "a"}]) -> None:
+    with dsl.ParallelFor(items) as item:
+        use(f"--x={item.name}")
+
+
+def item_object_outside_of_its_loop() -> None:
+    with dsl.ParallelFor([1]) as item:
+        use(item)
+    use(item)
+
+
+def field_outside_of_its_loop(items: list = [{"a": 1}]) -> None:
+    with dsl.ParallelFor(items) as item:
+        use("a")
+    use(item.a)
+
+
+def outside_of_its_condition(lr: float = 0.1) -> None:
+    with dsl.If(lr > 0):
+        made = produce()
+    use(made.outputs["text"])
+
+
+def outside_of_its_exit_handler() -> None:
+    with dsl.ExitHandler(produce()):
+        made = produce()
+    use(made.outputs["text"])
+
+
+MADE_ELSEWHERE: list[dsl.PipelineTask] = []
+
+
+@dsl.pipeline(name="other")
+def other() -> None:
+    MADE_ELSEWHERE.append(produce())
+
+
+def task_of_another_pipeline() -> None:
+    use(MADE_ELSEWHERE[0].outputs["text"])
+
+
+def task_in_text() -> None:
+    use(f"--model={produce()}")
+
+
+def comparison_in_text(lr: float = 0.1) -> None:
+    use(f"{lr > 0}")
+
+
+def variables_name_beside_channel(lr: float = 0.1) -> None:
+    use("a", env={"A$(HOME)": f"{lr}"})
+
+
+def brace_before_tracker_base(base: str) -> None:
+    task_from_app(make_app(), tracker_base="{" + f"{base}")
+
+
+def name_with_channel(lr: float = 0.1) -> None:
+    task_from_app(make_app(), name=f"stage-{lr}")
+
+
+def unknown_channel() -> None:
+    use("{{channel:task=nowhere;name=x;type=String;}}")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "text"),
+    [
+        (
+            closed_loop_in_text,
+            r"uses the output 'text' of 'produce' outside of the dsl\.ParallelFor .*dsl\.Collected",
+        ),
+        (closed_loop_as_object, r"uses the output 'text' of 'produce' outside of the dsl\.ParallelFor loop"),
+        (collected_in_text, r"args\[0\] of role 'trainer' holds dsl\.Collected of 'produce', a list of values.*reads="),
+        (collected_as_object, r"holds dsl\.Collected of 'produce'"),
+        (collected_list, r"of 'produce'.*dsl\.Collected"),
+        (item_outside_of_its_loop, r"which is not known here.*Use loop items inside of their loop"),
+        (artifact, r"holds the artifact 'make-artifact-data'\. Text can only hold parameters"),
+        (artifact_as_object, r"holds the artifact 'make-artifact-data'"),
+        (beside_dollars, r"holds '\$\$' in one string with a pipeline channel: '\$\$ '.*Split it: pass the text"),
+        (beside_template, r"holds '\{\{' in one string with a pipeline channel"),
+        (brace_before_channel, r"holds '\{\{' in one string with a pipeline channel"),
+        (beside_control_character, r"holds '\\x7f' in one string with a pipeline channel"),
+        (
+            placeholder_in_text,
+            r"holds \{\{\$\.pipeline_job_name\}\} inside of other text.*of its own",
+        ),
+        (
+            field_called_name,
+            r"is in a dsl\.ParallelFor loop whose dicts have a field 'name'\. KFP keeps.*rename",
+        ),
+        (field_called_name_of_a_parameter, r"holds '--x=items-loop-item', KFP's own name of a loop's item.*Rename"),
+        (item_object_outside_of_its_loop, r"uses '.*' outside of its loop\. Use loop items inside of it"),
+        (field_outside_of_its_loop, r"uses 'items-loop-item--a' outside of its loop|outside of its loop"),
+        (outside_of_its_condition, r"outside of the condition that it runs under: .*dsl\.OneOf\(task"),
+        (outside_of_its_exit_handler, r"outside of the dsl\.ExitHandler that it runs in"),
+        (task_of_another_pipeline, r"uses the output 'text' of 'produce', a task of another pipeline\. Pass it into"),
+        (task_in_text, r"holds a task \(pass one of its outputs, or reads=task\) as text"),
+        (comparison_in_text, r"holds a comparison of pipeline channels \(only dsl\.If takes one\) as text"),
+        (variables_name_beside_channel, r"env\['A\$\(HOME\)'\] of .* holds '\$\(' in one string with a pipeline"),
+        (brace_before_tracker_base, r"tracker_base holds '\{\{' in one string with a pipeline channel"),
+        (name_with_channel, r"The stage's name is a pipeline channel\. Names must be known"),
+        (
+            unknown_channel,
+            r"holds the channel '\{\{channel:task=nowhere;name=x;type=String;\}\}', which is not known",
+        ),
+    ],
+)
+def test_refused(pipeline: Callable[..., Any], text: str) -> None:
+    with pytest.raises(ChannelError, match=text):
+        compile_pipeline(pipeline)
+
+
+def test_channels_need_a_pipeline() -> None:
+    apps: list[Any] = []
+
+    def pipeline(lr: float = 0.1) -> None:
+        apps.append(make_app(args=[f"{lr}"]))
+        use("a")
+
+    compile_pipeline(pipeline)
+    for make in (component_from_app, component_spec_from_app, plan_stage):
+        with pytest.raises(ChannelError, match=r"Components are made of static AppDefs; call task_from_app inside"):
+            make(apps[0])
+
+
+def test_values_must_be_text() -> None:
+    with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is None, and must be a string\. Leave it out"):
+        plan_stage(make_app(args=[None]))
+    with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is 3 \(int\), and must be a string: write '3'"):
+        plan_stage(make_app(args=[3]))
+
+
+def test_tasks_and_comparisons_are_no_values() -> None:
+    def task() -> None:
+        use(produce())
+
+    def comparison(lr: float = 0.1) -> None:
+        use(lr > 0)
+
+    with pytest.raises(AppDefError, match=r"is the task 'produce'\. Pass one of its outputs, task\.outputs\['...'\]"):
+        compile_pipeline(task)
+    with pytest.raises(AppDefError, match=r"is a comparison of pipeline channels, which only dsl\.If takes"):
+        compile_pipeline(comparison)
+
+
+def test_a_task_needs_a_pipeline() -> None:
+    with pytest.raises(
+        AppDefError, match=r"none is being defined here\. Call it inside of a function that is decorated"
+    ):
+        task_from_app(make_app())
+
+
+def test_component_files_are_not_made_inside_of_a_pipeline() -> None:
+    def pipeline() -> None:
+        component_spec_from_app(make_app())
+
+    with pytest.raises(AppDefError, match=r"Call it outside of the pipeline function, or use component_from_app"):
+        compile_pipeline(pipeline)
+
+
+def test_components_are_static_in_a_pipeline_too() -> None:
+    def pipeline(lr: float = 0.1) -> None:
+        component_from_app(make_app(args=[f"{lr}"]))
+
+    with pytest.raises(
+        ChannelError, match=r"AppDef 'train' holds the pipeline channel 'lr_float'\. A component is made"
+    ):
+        compile_pipeline(pipeline)

@@ -1,0 +1,118 @@
+"""Arguments and options of a run, and what is said of wrong ones."""
+
+# The oldest kfp that is supported knows typing's names of generic types only.
+# ruff: noqa: UP006, UP035
+
+import textwrap
+from typing import Dict, List
+
+import pytest
+from kfp import dsl
+
+from tests.local.components import ir, write
+from torchx_kfp.errors import (
+    ArgumentError,
+    LocalRunError,
+    StageFailedError,
+)
+from torchx_kfp.local import describe_parameters, load_pipeline, parse_arguments, run
+from torchx_kfp.local.load import pipeline_from_documents
+
+
+@dsl.pipeline(name="train")
+def parameters(s: str, n: int = 3, lr: float = 0.1, on: bool = True, li: List[int] = [1], st: Dict[str, int] = {}):  # noqa: B006
+    write(x=s)
+
+
+DESCRIBED = textwrap.dedent("""\
+    The parameters of the pipeline 'train' are:
+      s: str
+      li: list = [1]
+      lr: float = 0.1
+      n: int = 3
+      on: bool = True
+      st: dict = {}""")
+
+
+def argument_error(arguments, pipeline=parameters):
+    with pytest.raises(ArgumentError) as error:
+        run(pipeline, arguments, quiet=True)
+    return str(error.value)
+
+
+def test_wrong_arguments_are_refused_with_the_list_of_the_right_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert argument_error({"lrr": 1, "n": "3", "zzz": None}) == (
+        "There is no parameter 'lrr'; did you mean 'lr'?\n"
+        "The argument 'n' is not an int: '3'.\n"
+        "There is no parameter 'zzz'.\n"
+        "The argument 's' is missing.\n" + DESCRIBED
+    )
+    assert argument_error({"s": None}).startswith("The argument 's' is not a str: None.\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipeline_without_parameters():
+    @dsl.pipeline
+    def pipeline():
+        write(x="x")
+
+    assert argument_error({"n": 1}, pipeline) == (
+        "There is no parameter 'n'.\nThe pipeline 'pipeline' has no parameters."
+    )
+
+
+def test_arguments_from_text():
+    loaded = load_pipeline(parameters)
+    words = {"s": "7", "n": "7", "lr": "1e-3", "on": "false", "li": "[1,2]", "st": '{"a": 1}'}
+    assert parse_arguments(loaded, words) == {
+        "s": "7",
+        "n": 7,
+        "lr": 0.001,
+        "on": False,
+        "li": [1, 2],
+        "st": {"a": 1},
+    }
+    with pytest.raises(ArgumentError) as error:
+        parse_arguments(loaded, {"n": "x", "on": "yes", "li": "1,2", "m": "1"})
+    assert str(error.value) == (
+        "The argument 'n' is not an int: 'x'.\n"
+        "The argument 'on' is not a bool: 'yes'. Write it as true or false.\n"
+        "The argument 'li' is not a list: '1,2'. Write it as JSON, such as [0.1, 0.5].\n"
+        "There is no parameter 'm'.\n" + DESCRIBED
+    )
+    assert describe_parameters(loaded) == DESCRIBED.split("\n", 1)[1]
+
+
+def test_values_that_a_parameter_allows(tmp_path):
+    documents = ir(folder=tmp_path)
+    documents[0]["root"]["inputDefinitions"]["parameters"]["x"]["literals"] = ["a", "b"]
+    with pytest.raises(ArgumentError, match=r"^The argument 'x' is 'c', and may be one of 'a', 'b'\.\n"):
+        parse_arguments(pipeline_from_documents(documents, "p.yaml"), {"x": "c"})
+
+
+def test_options_of_a_run(tmp_path):
+    with pytest.raises(ArgumentError, match=r"^parallelism must be an int, 1 or more, and is 0\.$"):
+        run(parameters, {"s": ""}, parallelism=0)
+    for options, message in (
+        ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, and is '3'\.$"),
+        ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, and is 1\.5\.$"),
+        ({"output_dir": 5}, r"^output_dir must be the path of a folder, and is 5\.$"),
+        ({"output_dir": "a\0b"}, r"^The run's folder '.*a\\x00b.*' cannot be made: embedded null byte\. Name another"),
+        ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, and is -1\.$"),
+        ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, and is inf\.$"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            run(parameters, {"s": ""}, **options)
+    with pytest.raises(
+        ArgumentError, match=r"^arguments must be a dict of names and values, such as \{'lr': 0\.1\}, and"
+    ):
+        run(parameters, [("s", "")])
+    with pytest.raises(ArgumentError, match=r"^There is no parameter 1\.\n"):
+        run(parameters, {1: 2})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ArgumentError, match=r"^The run's folder .* cannot be made: Not a directory\. Name another place"
+    ):
+        run(parameters, {"s": ""}, output_dir=tmp_path / "file")
+    assert issubclass(StageFailedError, LocalRunError)
