@@ -48,7 +48,8 @@ format: $(VENV)/.ready ## put files into the project's format
 types: $(VENV)/.ready ## check types (mypy, strict)
 	$(bin)/mypy
 
-goldens: $(VENV)/.ready ## write the goldens of pipelines/ anew
+goldens: $(VENV)/.ready ## write anew what is made of other files: compiled examples, the carried program
+	$(bin)/python -m tests.carry
 	$(bin)/python -m tests.pipelines.regenerate
 
 benchmarks: $(VENV)/.ready ## measure compile time, start of a stage, put and get

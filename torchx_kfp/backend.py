@@ -12,11 +12,10 @@ from fsspec.core import url_to_fs
 from torchx.tracker.backend.fsspec import FsspecTracker
 
 from torchx_kfp import protocol
-from torchx_kfp.tracking.keys import PRIVATE
+from torchx_kfp.tracking.artifacts import TRACKER_FOLDER
 from torchx_kfp.tracking.store import open_store
 
-_FOLDER = f"{PRIVATE}/tracker"
-_KEEP = f"{_FOLDER}/.keep"
+_KEEP = f"{TRACKER_FOLDER}/.keep"
 
 
 def create(config: str | None = None) -> FsspecTracker:
@@ -36,4 +35,4 @@ def create(config: str | None = None) -> FsspecTracker:
     if store.read(_KEEP) is None:
         store.write(_KEEP, b"")
     filesystem, path = url_to_fs(base)
-    return FsspecTracker(filesystem, f"{path.rstrip('/')}/{_FOLDER}")
+    return FsspecTracker(filesystem, f"{path.rstrip('/')}/{TRACKER_FOLDER}")

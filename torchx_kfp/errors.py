@@ -5,6 +5,7 @@
     │   └── ChannelError     a pipeline channel where none can work
     ├── ReadsError           what a stage reads, or its tracker base, is unusable
     │   └── UnknownAliasError    an alias under which a stage reads nothing
+    ├── OutputsError         results or artifacts that cannot be outputs of KFP
     ├── ProtocolError        the stage protocol's environment is malformed
     ├── NotInStageError      the process was not started as a stage
     ├── TrackerError         the tracker's store, its keys or its results
@@ -33,6 +34,7 @@ __all__ = [
     "LocalRunError",
     "MissingResultsError",
     "NotInStageError",
+    "OutputsError",
     "PipelineFileError",
     "ProtocolError",
     "ReadsError",
@@ -67,6 +69,10 @@ class UnknownAliasError(ReadsError, KeyError):
     """A stage reads nothing under this alias."""
 
     __str__ = Exception.__str__  # KeyError's shows the message in quotes
+
+
+class OutputsError(TorchxKfpError, ValueError):
+    """What a stage shall publish, its results and artifacts, cannot be outputs of KFP."""
 
 
 class ProtocolError(TorchxKfpError, ValueError):

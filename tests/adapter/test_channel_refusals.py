@@ -80,7 +80,7 @@ def placeholder_in_text() -> None:
 
 
 def field_called_name(lr: float = 0.1) -> None:
-    with dsl.ParallelFor([{"name": "a", "lr": 0.1}]):
+    with dsl.ParallelFor([{"name": "a"}]):  # with another field, KFP itself refuses it now and then
         use(f"{lr}")
 
 

@@ -288,7 +288,7 @@ def test_stages_of_a_closed_loop_are_read_collected() -> None:
     [
         ("train", r"reads of a component is a list of aliases, got 'train'\. Write reads=\['train'\]"),
         (["tracker_base"], r"the alias 'tracker_base', which cannot be an input of a component"),
-        (["run_id"], r"Use a Python identifier that is no keyword, other than 'tracker_base', 'run_id' and"),
+        (["run_id"], r"Use a Python identifier that is no keyword, other than 'tracker_base', 'run_id', 'self' and"),
         (["import"], r"the alias 'import', which cannot be an input of a component"),
         (["self"], r"the alias 'self', which cannot be an input of a component"),
         (None, r"reads of a component is a list of aliases, got None"),
@@ -301,9 +301,3 @@ def test_stages_of_a_closed_loop_are_read_collected() -> None:
 def test_aliases_of_components(make: Callable[..., Any], reads: Any, text: str) -> None:
     with pytest.raises(ReadsError, match=text):
         make(make_app(), reads=reads)
-
-
-@pytest.mark.parametrize("make", [component_from_app, component_spec_from_app, stage])
-def test_results_as_outputs_are_not_there_yet(make: Callable[..., Any]) -> None:
-    with pytest.raises(ReadsError, match=r"results=\{'accuracy': .*\} as outputs of KFP are not supported yet"):
-        make(make_app(), results={"accuracy": float})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from kfp import dsl
 from kfp.dsl import pipeline_context
@@ -10,11 +11,25 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.channels import Reference
+from torchx_kfp.adapter.channels import Reference, parameter
 from torchx_kfp.adapter.names import is_input_name
-from torchx_kfp.adapter.plan import StagePlan, plan_stage
-from torchx_kfp.adapter.reads import RUN_ID, TRACKER_BASE, Source, check_alias, read_sources, read_tracker_base
+from torchx_kfp.adapter.outputs import read_publication
+from torchx_kfp.adapter.plan import StagePlan, plan_publisher, plan_stage
+from torchx_kfp.adapter.reads import (
+    RUN_ID,
+    TRACKER_BASE,
+    FanIn,
+    Source,
+    check_alias,
+    read_sources,
+    read_tracker_base,
+    stage_of,
+)
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+
+Results = Mapping[str, type]
+Artifacts = Mapping[str, type[dsl.Artifact]]
+UiMetadata = Mapping[str, object]
 
 
 def task_from_app(
@@ -22,7 +37,11 @@ def task_from_app(
     *,
     tracker_base: object = None,
     reads: object = None,
-    results: Mapping[str, type] | None = None,
+    results: Results | None = None,
+    artifacts: Artifacts | None = None,
+    ui_metadata: UiMetadata | None = None,
+    cache: bool = True,
+    inline: bool = True,
     name: str | None = None,
 ) -> dsl.PipelineTask:
     """The AppDef as a task of the pipeline that is being defined.
@@ -35,60 +54,155 @@ def task_from_app(
             untracked stage, which runs exactly the AppDef's command.
         reads: whose results the stage reads: a task, a list of tasks, or {alias: what is read}. What is read is a
             task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
-        results: not supported yet; results are read through the tracker.
+        results: results that become output parameters, {name: int, float, bool or str}. All numbers that the
+            application records are shown by KFP as the artifact ``metrics``; ``results={}`` asks for that alone. The
+            image needs python3 (3.8 or newer) and fsspec; ``publish_results`` does without.
+        artifacts: artifacts that become KFP's, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}. The
+            application registers them: ``current_run().add_artifact(name, path)``.
+        ui_metadata: KFP v1's UI metadata, a constant: the artifact ``mlpipeline_ui_metadata``.
+        cache: False: the stage runs each time, whatever an earlier execution has recorded.
+        inline: False: the image has torchx-kfp, and the command does not carry the program that publishes.
         name: the stage's name, the AppDef's otherwise.
 
     Returns:
-        The task; a tracked one has the output ``run_id``.
+        The task; a tracked one has the output ``run_id``, and one for each declared result and artifact. Their names
+        are those of the results with ``_`` for what is no ASCII letter or digit: ``l2norm_mean`` of ``l2norm/mean``.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
         ChannelError: a channel stands where its value cannot be filled in.
         ReadsError: what is read has no run id or alias, or there is no tracker base.
+        OutputsError: a result or an artifact cannot be an output of KFP.
     """
-    _refuse_results(results)
-    if tracker_base is None and reads:
-        raise ReadsError(
-            "reads needs a tracker base, under which the results are: task_from_app(app, tracker_base=..., reads=...)."
-        )
-    if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
-        raise AppDefError(
-            "task_from_app makes a task of a pipeline, and none is being defined here. Call it inside of a function "
-            "that is decorated with kfp.dsl.pipeline; component_from_app makes components anywhere."
-        )
-    parts = None if tracker_base is None else read_tracker_base(tracker_base)
-    return emit.make_task(plan_stage(app, tracker_base=parts, sources=read_sources(reads), name=name))
+    if tracker_base is None:
+        for what, value in (("reads", reads or None), ("results", results), ("artifacts", artifacts)):
+            if value is not None:
+                raise ReadsError(
+                    f"{what} needs a tracker base, under which the results are: "
+                    f"task_from_app(app, tracker_base=..., {what}=...)."
+                )
+    _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
+    plan = plan_stage(
+        app,
+        tracker_base=None if tracker_base is None else read_tracker_base(tracker_base),
+        sources=read_sources(reads),
+        publication=read_publication(results, artifacts),
+        ui_metadata=ui_metadata,
+        inline=inline,
+        cache=cache,
+        name=name,
+    )
+    return emit.make_task(plan, tracker_base)
 
 
 #: The name that TorchX's own adapter had for it.
 container_from_app = task_from_app
 
 
+def publish_results(
+    task: object,
+    results: Results | None = None,
+    *,
+    image: str,
+    artifacts: Artifacts | None = None,
+    tracker_base: object = None,
+    cache: bool = True,
+    inline: bool = True,
+    name: str | None = None,
+) -> dsl.PipelineTask:
+    """A task that publishes what another stage has recorded, whose image has no Python.
+
+    Args:
+        task: a tracked task, or a channel or string that is a run id.
+        results: as in ``task_from_app``.
+        image: an image with python3 (3.8 or newer), fsspec and what the storage needs, such as s3fs.
+        artifacts: as in ``task_from_app``.
+        tracker_base: where that stage has recorded; needed where ``task`` is a run id, known of a task.
+        cache: as in ``task_from_app``.
+        inline: as in ``task_from_app``.
+        name: the stage's name; ``publish-`` and the other stage's otherwise.
+
+    Returns:
+        The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
+        ``run_id``, the other stage's: what reads this task reads that stage.
+
+    Raises:
+        ReadsError: the task is not tracked, or the tracker base is not known.
+        OutputsError: a result or an artifact cannot be an output of KFP.
+        ChannelError: a channel stands where its value cannot be filled in.
+    """
+    _check_in_pipeline("publish_results", "it publishes what a task of that pipeline has recorded")
+    publication = read_publication({} if results is None else results, artifacts)
+    assert publication is not None
+    known = stage_of(task)
+    (source,) = read_sources({"stage": task}).values()
+    if isinstance(source, FanIn):
+        raise ReadsError("publish_results publishes one stage, and got several. Publish each, in the loop it is in.")
+    if tracker_base is None:
+        if known is None or known.tracker_base is None:
+            raise ReadsError(
+                "publish_results needs the tracker base where the stage is not a task of task_from_app: "
+                "publish_results(run_id, ..., tracker_base=...)."
+            )
+        tracker_base = known.tracker_base
+    plan = plan_publisher(
+        name if name is not None else f"publish-{known.name}" if known else "publish",
+        image,
+        read_tracker_base(tracker_base),
+        source,
+        publication,
+        inline=inline,
+        cache=cache,
+    )
+    return emit.make_task(plan, tracker_base)
+
+
 def component_from_app(
     app: specs.AppDef,
+    ui_metadata: UiMetadata | None = None,
     *,
     tracked: bool = False,
     reads: Iterable[str] = (),
-    results: Mapping[str, type] | None = None,
+    results: Results | None = None,
+    artifacts: Artifacts | None = None,
+    cache: bool = True,
+    inline: bool = True,
     name: str | None = None,
 ) -> emit.StageComponent:
     """The AppDef as a KFP component, to be called in pipelines.
 
     Args:
         app: a static AppDef, without pipeline channels.
+        ui_metadata: as in ``task_from_app``; the second argument in TorchX's own adapter, too.
         tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
             ``run_id``.
         reads: aliases of stages that it reads; each is an input that takes another stage's ``run_id``. Implies
             ``tracked``.
-        results: not supported yet; results are read through the tracker.
+        results: as in ``task_from_app``. Implies ``tracked``.
+        artifacts: as in ``task_from_app``. Implies ``tracked``.
+        cache: as in ``task_from_app``.
+        inline: as in ``task_from_app``.
         name: the stage's name, the AppDef's otherwise.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
         ChannelError: the app holds a pipeline channel.
         ReadsError: an alias that cannot be an input.
+        OutputsError: a result or an artifact cannot be an output of KFP.
     """
-    return emit.StageComponent(_component_plan(app, tracked, reads, results, name))
+    return emit.StageComponent(
+        plan_component(
+            app,
+            tracked=tracked,
+            reads=reads,
+            results=results,
+            artifacts=artifacts,
+            ui_metadata=ui_metadata,
+            cache=cache,
+            inline=inline,
+            name=name,
+        )
+    )
 
 
 def component_spec_from_app(
@@ -96,7 +210,11 @@ def component_spec_from_app(
     *,
     tracked: bool = False,
     reads: Iterable[str] = (),
-    results: Mapping[str, type] | None = None,
+    results: Results | None = None,
+    artifacts: Artifacts | None = None,
+    ui_metadata: UiMetadata | None = None,
+    cache: bool = True,
+    inline: bool = True,
     name: str | None = None,
 ) -> str:
     """The AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
@@ -109,32 +227,70 @@ def component_spec_from_app(
             "component_spec_from_app compiles a file, which KFP cannot do while a pipeline is being defined. Call it "
             "outside of the pipeline function, or use component_from_app or task_from_app inside."
         )
-    return emit.component_yaml(_component_plan(app, tracked, reads, results, name))
+    return emit.component_yaml(
+        plan_component(
+            app,
+            tracked=tracked,
+            reads=reads,
+            results=results,
+            artifacts=artifacts,
+            ui_metadata=ui_metadata,
+            cache=cache,
+            inline=inline,
+            name=name,
+        )
+    )
 
 
-def _component_plan(
+def plan_component(
     app: specs.AppDef,
-    tracked: bool,
-    reads: Iterable[str],
-    results: Mapping[str, type] | None,
-    name: str | None,
+    *,
+    tracked: bool = False,
+    reads: Iterable[str] = (),
+    results: Results | None = None,
+    artifacts: Artifacts | None = None,
+    parameters: Mapping[Reference, object] | None = None,
+    **options: Any,
 ) -> StagePlan:
-    _refuse_results(results)
+    """The plan of a component: what a pipeline fills in are inputs that its caller gives.
+
+    Args:
+        app: an AppDef without pipeline channels.
+        tracked: see ``component_from_app``; so are reads, results and artifacts.
+        parameters: further inputs, which may stand in the AppDef, and their defaults.
+        options: of ``plan_stage``.
+    """
     if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
         raise ReadsError(f"reads of a component is a list of aliases, got {reads!r}. Write reads=['train'].")
+    own = {reference.name for reference in parameters or {}}
     sources: dict[str, Source] = {}
     for alias in reads:
         check_alias(alias)
-        if not is_input_name(alias) or alias in (TRACKER_BASE, RUN_ID):
+        if not is_input_name(alias) or alias in (TRACKER_BASE, RUN_ID, *own):
             raise ReadsError(
                 f"reads has the alias {alias!r}, which cannot be an input of a component. Use a Python identifier that "
-                f"is no keyword, other than {TRACKER_BASE!r}, {RUN_ID!r} and 'self'."
+                f"is no keyword, other than {TRACKER_BASE!r}, {RUN_ID!r}, 'self' and the names of other inputs."
             )
         if alias in sources:
             raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage an alias of its own.")
-        sources[alias] = Reference(f"reads {alias}", None, alias, "STRING")
-    base = (Reference(TRACKER_BASE, None, TRACKER_BASE, "STRING"),) if tracked or sources else None
-    plan = plan_stage(app, tracker_base=base, sources=sources, name=name)
+        sources[alias] = parameter(alias, "STRING")
+    taken = {RUN_ID, *sources, *own}
+    tracked = bool(tracked or sources or results is not None or artifacts is not None)
+    if tracked:
+        if own & {TRACKER_BASE, RUN_ID}:
+            raise ReadsError(
+                f"The inputs {sorted(own & {TRACKER_BASE, RUN_ID})} of the component are names that a tracked stage "
+                "has for itself. Give these parameters as constants, or rename them."
+            )
+        taken.add(TRACKER_BASE)
+    plan = plan_stage(
+        app,
+        tracker_base=(parameter(TRACKER_BASE, "STRING"),) if tracked else None,
+        sources=sources,
+        publication=read_publication(results, artifacts, taken=taken),
+        parameters=parameters,
+        **options,
+    )
     for key, planned in plan.inputs.items():
         if planned.argument is not None:
             raise ChannelError(
@@ -144,9 +300,9 @@ def _component_plan(
     return plan
 
 
-def _refuse_results(results: object) -> None:
-    if results:
-        raise ReadsError(
-            f"results={results!r} as outputs of KFP are not supported yet. Record them in the application with "
-            "current_run().put(...), and read them in later stages with reads=..."
+def _check_in_pipeline(function: str, otherwise: str) -> None:
+    if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
+        raise AppDefError(
+            f"{function} makes a task of a pipeline, and none is being defined here. Call it inside of a function "
+            f"that is decorated with kfp.dsl.pipeline; {otherwise}."
         )

@@ -20,6 +20,9 @@ from torchx_kfp.adapter.text import check_beside_channel, check_word
 from torchx_kfp.errors import AppDefError, ChannelError
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
+#: Stands for an input of the component, in text that a component function makes: see ``parameter_text``.
+_PARAMETER = re.compile(r"\{\{parameter:name=(?P<input>\w+);type=(?P<kind>\w+);\}\}", re.ASCII)
+_CHANNELS = re.compile(f"{_CHANNEL.pattern}|{_PARAMETER.pattern}", re.DOTALL)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
 
 #: What f-strings make of objects that are no text -> what to say of them.
@@ -49,7 +52,8 @@ class Reference:
     """A value that KFP fills in at run time.
 
     ``key`` tells equal references; ``argument`` is what the task's input gets: a channel, or text that is one of KFP's
-    placeholders; ``type`` is the IR's name of the type, such as ``NUMBER_INTEGER``.
+    placeholders; ``type`` is the IR's name of the type, such as ``NUMBER_INTEGER``. Without an argument it is an input
+    of a component, under this very name, which the caller of the component gives.
     """
 
     key: str
@@ -95,10 +99,13 @@ def parse(value: object, where: str) -> Parts:
             )
     parts: list[str | Reference] = []
     end = 0
-    for found in _CHANNEL.finditer(value):
+    for found in _CHANNELS.finditer(value):
         if found.start() > end:
             parts.append(value[end : found.start()])
-        parts.append(_reference(_resolve(found, where), where))
+        if found["input"]:
+            parts.append(parameter(found["input"], found["kind"]))
+        else:
+            parts.append(_reference(_resolve(found, where), where))
         end = found.end()
     if end < len(value) or not parts:
         parts.append(value[end:])
@@ -106,6 +113,21 @@ def parse(value: object, where: str) -> Parts:
         if isinstance(part, str):
             _refuse_lost(part, where)
     return tuple(parts)
+
+
+def parameter(name: str, kind: str) -> Reference:
+    """The input of a component under this name, of this type of the IR."""
+    return Reference(f"parameter {name}", None, name, kind)
+
+
+def parameter_text(reference: Reference) -> str:
+    """Text that stands for an input of a component, as an f-string of KFP does for a channel."""
+    return f"{{{{parameter:name={reference.name};type={reference.type};}}}}"
+
+
+def parameters_in(text: str) -> tuple[list[str], str]:
+    """The names of the inputs that stand in the text, and the text without them."""
+    return [found["input"] for found in _PARAMETER.finditer(text)], _PARAMETER.sub("", text)
 
 
 def check_parts(parts: Parts, where: str) -> Parts:
@@ -133,7 +155,7 @@ def contains_channel(value: object) -> bool:
     if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
         return True
     if isinstance(value, str):
-        return _CHANNEL.search(value) is not None
+        return _CHANNELS.search(value) is not None
     if isinstance(value, dict):
         return any(contains_channel(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple | set):

@@ -2,12 +2,15 @@
 
 A tracked stage's command is::
 
-    env TORCHX_TRACKER_BASE=... [TORCHX_PARENT_RUN_IDS=...] sh -ec SCRIPT STAGE RUN_ID_FILE [MASK] WORDS...
+    env TORCHX_TRACKER_BASE=... [TORCHX_PARENT_RUN_IDS=...] \
+        sh -ec SCRIPT STAGE RUN_ID_FILE [UI_FILE UI_METADATA] [MASK] [PUBLISHER...] WORDS...
 
 ``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
 at run time only. The script makes the run id, writes it to KFP's output, and ends in ``exec WORDS``, so that signals
 and the exit code are the application's. WORDS are the application's entrypoint and arguments, behind an ``env`` of
 their own with the role's variables where it has any: KFP's cache key covers a command, not a container's environment.
+PUBLISHER is there where the stage has results or artifacts that become outputs of KFP: it runs WORDS as its child, and
+signals and the exit code pass through it (``torchx_kfp.publisher``).
 
 Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
 process but ``mkdir`` where the output's folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the
@@ -40,6 +43,13 @@ _DECODE = (
     "_m=$1; shift; for _w do shift; "
     'case $_m in b*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
+)
+#: Writes KFP v1's description of what its UI shall show of the task.
+_UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
+#: Says what is wrong where nothing else could.
+_PYTHON = (
+    "command -v python3 >/dev/null || { echo 'torchx-kfp: results and artifacts need python3 (3.8 or newer) and fsspec "
+    "in the image; publish_results does without' >&2; exit 127; }; "
 )
 _EXEC = 'exec "$@"'
 
@@ -92,10 +102,15 @@ def application_words(
     return (*prefix, *assignments, entrypoint, *args)
 
 
-def untracked_command(stage: str, words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, ...]:
-    """The application's words themselves, behind a script only where some have to be decoded."""
+def untracked_command(
+    stage: str, words: Sequence[Parts], inputs: Mapping[Reference, str], *, ui_metadata: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The application's words themselves, behind a script only where there is something to do before."""
     mask, texts = _encode(words, inputs)
-    return ("sh", "-ec", _DECODE + _EXEC, stage, mask, *texts) if mask else texts
+    if not mask and not ui_metadata:
+        return texts
+    script = (_UI_METADATA if ui_metadata else "") + (_DECODE if mask else "") + _EXEC
+    return ("sh", "-ec", script, stage, *ui_metadata, *((mask,) if mask else ()), *texts)
 
 
 def tracked_command(
@@ -105,22 +120,68 @@ def tracked_command(
     run_id_file: str,
     words: Sequence[Parts],
     inputs: Mapping[Reference, str],
+    *,
+    publisher: Sequence[str] = (),
+    ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The application's words behind the protocol's variables and the script that makes the run id."""
+    """The application's words behind the protocol's variables and the script that makes the run id.
+
+    Args:
+        stage: the stage's part of the run id.
+        tracker_base: where results are stored.
+        parents: the run ids of what is read.
+        run_id_file: where the run id is written to, for KFP.
+        words: see ``application_words``.
+        inputs: the name of each reference's input.
+        publisher: the words of the program around the application, if there is one.
+        ui_metadata: the path and the escaped text of ``mlpipeline_ui_metadata``, if there is any.
+    """
     mask, texts = _encode(words, inputs)
+    script = (
+        _RUN_ID
+        + (_FIRST_PARENT if parents else "")
+        + (_UI_METADATA if ui_metadata else "")
+        + (_PYTHON if publisher else "")
+        + (_DECODE if mask else "")
+        + _EXEC
+    )
     return (
         "env",
         f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
         *((f"{protocol.PARENT_RUN_IDS}={protocol.encode_parents(parents)}",) if parents else ()),
         "sh",
         "-ec",
-        _RUN_ID + (_FIRST_PARENT if parents else "") + (_DECODE if mask else "") + _EXEC,
+        script,
         # The stage's name is the script's $0. It also keeps the backend from merging components that differ in no
         # other text.
         stage,
         run_id_file,
-        *((mask,) if mask else ()),
+        *ui_metadata,
+        *(("s" * len(publisher) + mask,) if mask else ()),
+        *publisher,
         *texts,
+    )
+
+
+def publisher_command(
+    stage: str,
+    tracker_base: Parts,
+    run_id: str,
+    run_id_file: str,
+    publisher: Sequence[str],
+    inputs: Mapping[Reference, str],
+) -> tuple[str, ...]:
+    """The command of a stage that publishes what the run of another stage has recorded."""
+    return (
+        "env",
+        f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
+        f"{protocol.JOB_ID}={run_id}",
+        "sh",
+        "-ec",
+        f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; {_PYTHON}{_EXEC}',
+        stage,
+        run_id_file,
+        *publisher,
     )
 
 

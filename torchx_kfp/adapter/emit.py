@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class
 
-from torchx_kfp.adapter.plan import StagePlan
-from torchx_kfp.adapter.reads import remember_stage
+from torchx_kfp.adapter.plan import NO_DEFAULT, StagePlan
+from torchx_kfp.adapter.reads import TRACKER_BASE, Stage, remember_stage
 
 _PYTHON_TYPES = {
     "STRING": str,
@@ -37,7 +37,9 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         self._plan = plan
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
-        return _configure(super().__call__(*args, **inputs), self._plan)
+        # The backend of KFP 2.17 fills no placeholder of an input that is left to its default.
+        task = super().__call__(*args, **{**_defaults(self._plan), **inputs})
+        return _configure(task, self._plan, inputs.get(TRACKER_BASE))
 
     @property
     def pipeline_spec(self) -> Any:
@@ -50,10 +52,10 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         return _pipeline_of(self._plan).platform_spec
 
 
-def make_task(plan: StagePlan) -> dsl.PipelineTask:
+def make_task(plan: StagePlan, tracker_base: object = None) -> dsl.PipelineTask:
     """The stage as a task of the pipeline that is being defined."""
     arguments = {name: planned.argument for name, planned in plan.inputs.items()}
-    return _configure(_container_component(plan)(**arguments), plan)
+    return _configure(_container_component(plan)(**arguments), plan, tracker_base)
 
 
 def component_yaml(plan: StagePlan) -> str:
@@ -66,19 +68,19 @@ def component_yaml(plan: StagePlan) -> str:
 
 def _container_component(plan: StagePlan, name: str | None = None) -> Any:
     """The container component: KFP reads name, description, inputs and outputs off a function's signature."""
-    outputs = [(output, dsl.OutputPath(str)) for output in plan.outputs]
+    outputs = [_parameter(output, _output_annotation(kind)) for output, kind in plan.outputs.items()]
     return dsl.container_component(
         _function(
             name or plan.component,
             plan.description,
-            [*((key, _PYTHON_TYPES[planned.type]) for key, planned in plan.inputs.items()), *outputs],
+            [*_inputs(plan), *outputs],
             lambda *_: dsl.ContainerSpec(image=plan.image, command=list(plan.command)),
         )
     )
 
 
 def _pipeline_of(plan: StagePlan) -> Any:
-    outputs = NamedTuple("outputs", [(name, str) for name in plan.outputs])  # type: ignore[misc]
+    outputs = NamedTuple("outputs", list(plan.outputs.items()))  # type: ignore[misc]
 
     def body(*inputs: Any) -> Any:
         # Another name than the pipeline's, or KFP loads the file as the bare container.
@@ -86,16 +88,36 @@ def _pipeline_of(plan: StagePlan) -> Any:
         task = _configure(component(**dict(zip(plan.inputs, inputs, strict=True))), plan)
         return outputs(**{name: task.outputs[name] for name in plan.outputs}) if plan.outputs else None
 
-    parameters = [(key, _PYTHON_TYPES[planned.type]) for key, planned in plan.inputs.items()]
     returns = outputs if plan.outputs else inspect.Signature.empty
-    function = _function(plan.component, plan.description, parameters, body, returns)
-    return dsl.pipeline(name=plan.component, description=plan.description)(function)
+    function = _function(plan.component, plan.description, _inputs(plan), body, returns)
+    return dsl.pipeline(name=plan.component)(function)
+
+
+def _defaults(plan: StagePlan) -> dict[str, Any]:
+    return {key: planned.default for key, planned in plan.inputs.items() if planned.default is not NO_DEFAULT}
+
+
+def _inputs(plan: StagePlan) -> list[inspect.Parameter]:
+    defaults = _defaults(plan)
+    return [
+        _parameter(key, _PYTHON_TYPES[planned.type], defaults.get(key, inspect.Parameter.empty))
+        for key, planned in plan.inputs.items()
+    ]
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    # Keyword only, or Python wants those without a default to come first.
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _output_annotation(kind: type) -> Any:
+    return dsl.Output[kind] if issubclass(kind, dsl.Artifact) else dsl.OutputPath(kind)
 
 
 def _function(
     name: str,
     description: str,
-    parameters: list[tuple[str, Any]],
+    parameters: list[inspect.Parameter],
     body: Callable[..., Any],
     returns: Any = inspect.Signature.empty,
 ) -> Callable[..., Any]:
@@ -104,20 +126,15 @@ def _function(
     def function(*args: Any) -> Any:
         return body(*args)
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    signature = inspect.Signature(
-        [inspect.Parameter(key, kind, annotation=annotation) for key, annotation in parameters],
-        return_annotation=returns,
-    )
     function.__name__ = name
     function.__doc__ = description
-    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
     return function
 
 
-def _configure(task: dsl.PipelineTask, plan: StagePlan) -> dsl.PipelineTask:
+def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: object = None) -> dsl.PipelineTask:
     """The task with its resources, retries and settings for Kubernetes."""
-    remember_stage(task, plan.alias)
+    remember_stage(task, Stage(plan.alias, tracker_base))
     if task.state.name == "FINAL":
         # Called outside of a pipeline, under kfp.local: it has run already, and nothing of this applies there.
         return task
@@ -129,6 +146,8 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan) -> dsl.PipelineTask:
         task.set_accelerator_type(plan.resources.accelerator.type)
         # Not the setter: that of kfp 2.14 takes 0, 1, 2, 4, 8 and 16 only.
         task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(plan.resources.accelerator.count)
+    if not plan.cache:
+        task.set_caching_options(False)
     if plan.retries:
         task.set_retry(num_retries=plan.retries)
     _configure_pod(task, plan)

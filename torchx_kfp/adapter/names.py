@@ -39,13 +39,22 @@ def is_input_name(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"
 
 
+def output_name(name: str) -> str:
+    """KFP's name of the output that a result or an artifact becomes; empty where nothing is left of the name.
+
+    The rule: what is no ASCII letter, digit or ``_`` becomes ``_``, several of them one, and none stays at the ends; a
+    name that begins with a digit gets an ``n`` before it, a keyword of Python a ``_`` behind it. ``l2norm/mean`` is
+    ``l2norm_mean``.
+    """
+    name = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+    if name[:1].isdigit():
+        name = f"n{name}"
+    return f"{name}_" if name and not is_input_name(name) else name
+
+
 def input_name(name: str, taken: Container[str]) -> str:
     """An input's name: a Python identifier that is not taken."""
-    name = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "input"
-    if name[0].isdigit():
-        name = f"_{name}"
-    if not is_input_name(name):
-        name = f"{name}_"
+    name = output_name(name) or "input"
     number, candidate = 2, name
     while candidate in taken:
         candidate, number = f"{name}_{number}", number + 1

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kfp import dsl
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter import command, fields, macros, names
-from torchx_kfp.adapter.channels import Parts, Reference, parse_checked
+from torchx_kfp.adapter import command, fields, macros, names, shell
+from torchx_kfp.adapter.channels import Parts, Reference, check_parts, parse, parse_checked
 from torchx_kfp.adapter.fields import Resources
+from torchx_kfp.adapter.outputs import UI_METADATA, Publication, publisher_words, ui_metadata_words
 from torchx_kfp.adapter.reads import RUN_ID, FanIn, Source
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -30,20 +32,25 @@ _SUFFIXES = {
 }
 
 
+NO_DEFAULT = object()
+
+
 @dataclass(frozen=True)
 class Input:
     """An input of the component: its type as the IR names it, and what the task passes (None: the caller does)."""
 
     type: str
     argument: Any = None
+    default: Any = NO_DEFAULT
 
 
 @dataclass(frozen=True)
 class StagePlan:
     """A stage, ready to be made a KFP component and task.
 
-    ``stage`` is the stage's part of run ids, ``component`` KFP's name, ``alias`` the name as it was given.
-    ``field_paths`` maps variables to fields of the pod, ``volumes`` holds (claim, path) pairs.
+    ``stage`` is the stage's part of run ids, ``component`` KFP's name, ``alias`` the name as it was given. ``outputs``
+    maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` maps variables to fields
+    of the pod, ``volumes`` holds (claim, path) pairs.
     """
 
     alias: str
@@ -53,9 +60,10 @@ class StagePlan:
     image: str
     command: tuple[str, ...]
     inputs: Mapping[str, Input]
-    outputs: tuple[str, ...] = ()
+    outputs: Mapping[str, type] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
     retries: int = 0
+    cache: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
     field_paths: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -67,6 +75,12 @@ def plan_stage(
     *,
     tracker_base: Parts | None = None,
     sources: Mapping[str, Source] | None = None,
+    publication: Publication | None = None,
+    ui_metadata: Mapping[str, object] | None = None,
+    inline: bool = True,
+    cache: bool = True,
+    parameters: Mapping[Reference, object] | None = None,
+    description: str | None = None,
     name: str | None = None,
 ) -> StagePlan:
     """The plan of the stage that runs the app.
@@ -75,6 +89,12 @@ def plan_stage(
         app: an AppDef of one role and one replica.
         tracker_base: where results are stored; None for an untracked stage.
         sources: what is read, by alias.
+        publication: what becomes outputs of KFP.
+        ui_metadata: what KFP v1's UI metadata says.
+        inline: whether the program that publishes travels in the command.
+        cache: whether KFP may use an earlier execution's outputs.
+        parameters: inputs of the component, and their defaults (``NO_DEFAULT``: none), also where nothing uses them.
+        description: what the component is for, in place of the AppDef's name.
         name: the stage's name where it is not the AppDef's.
 
     Raises:
@@ -91,32 +111,99 @@ def plan_stage(
     image = parse_checked(role.image, f"image of {where}")
     words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
 
-    inputs = _name_inputs(sources, [*(tracker_base or ()), *(part for word in words for part in word), *image])
+    outputs: dict[str, type] = {} if tracker_base is None else {RUN_ID: str}
+    outputs.update(publication.types if publication else {})
+    outputs.update({UI_METADATA: dsl.Artifact} if ui_metadata is not None else {})
+    parameters = parameters or {}
+    parts = [*(tracker_base or ()), *(part for word in words for part in word), *image]
+    inputs = _name_inputs(parameters, sources, parts, outputs)
     stage = names.stage_name(alias)
+    ui = () if ui_metadata is None else ui_metadata_words(ui_metadata)
     if tracker_base is None:
-        argv = command.untracked_command(stage, words, inputs)
+        argv = command.untracked_command(stage, words, inputs, ui_metadata=ui)
     else:
-        parents = {key: _parent(source, inputs) for key, source in sources.items()}
-        output = command.output_placeholder(RUN_ID)
-        argv = command.tracked_command(stage, tracker_base, parents, output, words, inputs)
+        argv = command.tracked_command(
+            stage,
+            tracker_base,
+            {key: _parent(source, inputs) for key, source in sources.items()},
+            command.output_placeholder(RUN_ID),
+            words,
+            inputs,
+            publisher=publisher_words(publication, inline=inline) if publication else (),
+            ui_metadata=ui,
+        )
         field_paths = {**field_paths, protocol.PIPELINE_RUN: _RUN_ID_LABEL}
-    planned = {key: Input(reference.type, reference.argument) for reference, key in inputs.items()}
+    planned = {
+        key: Input(reference.type, reference.argument, parameters.get(reference, NO_DEFAULT))
+        for reference, key in inputs.items()
+    }
     image_text, image_inputs = _image(image, inputs)
     return StagePlan(
         alias=alias,
         stage=stage,
         component=names.component_name(alias),
-        description=f"TorchX application {app.name}, role {role.name}",
+        description=description or f"TorchX application {app.name}, role {role.name}",
         image=image_text,
         command=argv,
         inputs={**planned, **image_inputs},
-        outputs=() if tracker_base is None else (RUN_ID,),
+        outputs=outputs,
         resources=fields.read_resources(role),
         retries=fields.read_retries(role),
+        cache=cache,
         labels=_labels(app, role),
         field_paths=field_paths,
         node_selector=fields.read_node_selector(role),
         volumes=fields.read_volumes(role),
+    )
+
+
+def plan_publisher(
+    alias: str,
+    image: str,
+    tracker_base: Parts,
+    source: Source,
+    publication: Publication,
+    *,
+    inline: bool = True,
+    cache: bool = True,
+) -> StagePlan:
+    """The plan of a stage that publishes what another stage has recorded.
+
+    Args:
+        alias: the stage's name.
+        image: an image with python3 and fsspec.
+        tracker_base: where the results are stored.
+        source: the run id of the other stage.
+        publication: what becomes outputs of KFP.
+        inline: whether the program that publishes travels in the command.
+        cache: whether KFP may use an earlier execution's outputs.
+    """
+    fields.check_name(alias, "The stage's name")
+    parts = parse_checked(image, "image")
+    outputs = {RUN_ID: str, **publication.types}
+    inputs = _name_inputs({}, {"stage": source}, [*tracker_base, *parts], outputs)
+    stage = names.stage_name(alias)
+    image_text, image_inputs = _image(parts, inputs)
+    return StagePlan(
+        alias=alias,
+        stage=stage,
+        component=names.component_name(alias),
+        description="Results of another stage as outputs of KFP",
+        image=image_text,
+        command=command.publisher_command(
+            stage,
+            tracker_base,
+            str(_parent(source, inputs)),
+            command.output_placeholder(RUN_ID),
+            publisher_words(publication, inline=inline),
+            inputs,
+        ),
+        inputs={
+            **{key: Input(reference.type, reference.argument) for reference, key in inputs.items()},
+            **image_inputs,
+        },
+        outputs=outputs,
+        cache=cache,
     )
 
 
@@ -140,13 +227,13 @@ def _application(
         variables.setdefault(macros.RANK0_HOST, "localhost")
 
     def read(value: object, place: str) -> Parts:
-        return parse_checked(macros.substitute(value, values) if isinstance(value, str) else value, place)
+        return parse(macros.substitute(value, values) if isinstance(value, str) else value, place)
 
     env: dict[str, Parts] = {}
     field_paths: dict[str, str] = {}
     for key, value in variables.items():
         command.check_variable(key, where)
-        parts = read(value, f"env[{key!r}] of {where}")
+        parts = check_parts(read(value, f"env[{key!r}] of {where}"), f"env[{key!r}] of {where}")
         if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
             if len(parts) > 1:
                 raise ChannelError(
@@ -156,19 +243,31 @@ def _application(
             field_paths[key] = parts[0].removeprefix(_FIELD_PATH)
         else:
             env[key] = parts
-    args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     # TorchX applies macros to args and env alone.
-    return parse_checked(role.entrypoint, f"entrypoint of {where}"), args, env, field_paths
+    entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
+    args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
+    program = shell.find_program(entrypoint, args)
+    if program is not None and len(args[program]) > 1:
+        text, lifted = shell.lift_channels(args[program], f"args[{program}] of {where}")
+        args[program] = (text,)
+        env.update({variable: (reference,) for variable, reference in lifted.items()})
+    args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
+    return entrypoint, args, env, field_paths
 
 
-def _name_inputs(sources: Mapping[str, Source], parts: Iterable[str | Reference]) -> dict[Reference, str]:
+def _name_inputs(
+    parameters: Iterable[Reference],
+    sources: Mapping[str, Source],
+    parts: Iterable[str | Reference],
+    taken: Iterable[str],
+) -> dict[Reference, str]:
     """A name for the input of each reference: the alias of what is read, the channel's own name otherwise.
 
     KFP's backend merges components whose containers have the same text, whatever their inputs are (kubeflow/pipelines,
     argocompiler). So a name that stands in the text tells the input's type, and whether a carrier goes with it.
     """
-    inputs: dict[Reference, str] = {}
-    taken = {RUN_ID}
+    inputs: dict[Reference, str] = {reference: reference.name for reference in parameters}
+    taken = {RUN_ID, *taken, *inputs.values()}
 
     def add(reference: Reference, wanted: str) -> None:
         if reference not in inputs:
@@ -187,6 +286,8 @@ def _name_inputs(sources: Mapping[str, Source], parts: Iterable[str | Reference]
 
 
 def _typed_name(reference: Reference) -> str:
+    if reference.argument is None:
+        return reference.name
     name = f"inner_{reference.name}" if reference.carrier else reference.name
     return name + _SUFFIXES.get(reference.type, "")
 

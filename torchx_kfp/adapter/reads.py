@@ -29,8 +29,16 @@ RUN_ID = "run_id"
 #: The input that carries the tracker base.
 TRACKER_BASE = "tracker_base"
 
-#: The names of stages, for aliases: a task only has the name that KFP made of it.
-_STAGES: WeakKeyDictionary[dsl.PipelineTask, str] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class Stage:
+    """What a task does not tell: the stage's name as it was given, and where it records."""
+
+    name: str
+    tracker_base: object = None
+
+
+_STAGES: WeakKeyDictionary[dsl.PipelineTask, Stage] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -43,9 +51,14 @@ class FanIn:
 Source = Reference | FanIn | str
 
 
-def remember_stage(task: dsl.PipelineTask, name: str) -> None:
-    """Note the name of the stage that a task is, which is its alias where it is read."""
-    _STAGES[task] = name
+def remember_stage(task: dsl.PipelineTask, stage: Stage) -> None:
+    """Note which stage the task is; its name is its alias where it is read."""
+    _STAGES[task] = stage
+
+
+def stage_of(what: object) -> Stage | None:
+    """The stage that a task is; None of anything else."""
+    return _STAGES.get(what) if isinstance(what, dsl.PipelineTask) else None
 
 
 def read_sources(reads: object) -> dict[str, Source]:
@@ -124,7 +137,8 @@ def read_tracker_base(tracker_base: object) -> Parts:
 def _default_alias(what: object) -> str:
     task: Any = what.output.task if isinstance(what, dsl.Collected) else what
     if isinstance(task, dsl.PipelineTask):
-        return _STAGES.get(task) or str(task.component_spec.name)
+        stage = stage_of(task)
+        return stage.name if stage else str(task.component_spec.name)
     raise ReadsError(
         f"reads has {_show(what)}, which has no name of its own. Give it an alias: reads={{'train': ...}}."
     )

@@ -14,7 +14,7 @@ from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
 if TYPE_CHECKING:
-    from torchx_kfp.local import Pipeline, RunResult, StageResult
+    from torchx_kfp.local import Artifact, Pipeline, RunResult, StageResult
 
 #: The parameter that pipelines have for it.
 TRACKER_BASE = "tracker_base"
@@ -141,6 +141,13 @@ def _seconds(stage: StageResult) -> str:
     return f"{stage.duration:.1f}" if stage.attempts else ""
 
 
+def _artifacts(artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
+    return {
+        name: {"type": artifact.type.title, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
+        for name, artifact in artifacts.items()
+    }
+
+
 def _as_json(result: RunResult, recorded: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "pipeline": result.pipeline,
@@ -149,6 +156,7 @@ def _as_json(result: RunResult, recorded: dict[str, dict[str, Any]]) -> dict[str
         "seconds": round(result.duration, 3),
         "folder": str(result.folder),
         "outputs": dict(result.outputs),
+        "artifacts": _artifacts(result.artifacts),
         "stages": [
             {
                 "name": stage.name,
@@ -162,6 +170,7 @@ def _as_json(result: RunResult, recorded: dict[str, dict[str, Any]]) -> dict[str
                 "tracker_base": stage.tracker_base,
                 "results": recorded.get(stage.name),
                 "outputs": dict(stage.outputs),
+                "artifacts": _artifacts(stage.artifacts),
                 "log": str(stage.log_file) if stage.log_file else None,
             }
             for stage in result.stages

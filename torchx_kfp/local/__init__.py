@@ -9,6 +9,7 @@ result.raise_for_failure()
 from __future__ import annotations
 
 from torchx_kfp.local.arguments import describe_parameters, parse_arguments
+from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.check import check_supported
 from torchx_kfp.local.load import load_pipeline
 from torchx_kfp.local.result import (
@@ -26,6 +27,7 @@ from torchx_kfp.local.spec import Pipeline
 
 __all__ = [
     "OUTPUT_DIR",
+    "Artifact",
     "Event",
     "Pipeline",
     "RunResult",

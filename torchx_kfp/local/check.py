@@ -76,12 +76,12 @@ def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str], enviro
         yield from _strategy_problems(task)
     if task.artifact_loop:
         yield f"loops over artifacts (dsl.ParallelFor). {_ON_KFP}"
-    elif task.artifact_inputs or component.artifact_inputs:
-        names = join_names(dict.fromkeys((*component.artifact_inputs, *task.artifact_inputs)))
-        yield f"takes an artifact ({names}). {_ON_KFP}, or pass a parameter or a result instead"
-    if component.artifact_outputs:
-        names = join_names(component.artifact_outputs)
-        yield f"makes an artifact ({names}). {_ON_KFP}, or pass a parameter or a result instead"
+    others = [name for name, source in task.artifacts.items() if isinstance(source, Other)]
+    if others:
+        yield f"takes an artifact from elsewhere than a task ({join_names(others)}). {_ON_KFP}"
+    lists = [name for name, kind in component.artifact_outputs.items() if kind.is_list or task.loop is not None]
+    if lists:
+        yield f"makes a list of artifacts ({join_names(lists)}). {_ON_KFP}, or read the stages' results in one fan-in"
     yield from _input_problems(task, component, given)
     if component.container is not None:
         yield from _container_problems(component)
@@ -173,7 +173,7 @@ def _container_problems(component: Component) -> Iterator[str]:
         )
     for text in (*words, *(value for _, value in container.env)):
         yield from _text_problems(text)
-    for name in component.outputs:
+    for name in (*component.outputs, *component.artifact_outputs):
         # It is the name of a file in the stage's folder.
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             yield f"has the output {name!r}, whose name cannot be a file's. Rename the output"

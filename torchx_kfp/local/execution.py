@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp import protocol
+from torchx_kfp.local.artifacts import Artifact, read_report
 from torchx_kfp.local.output import Log, LogPump
 from torchx_kfp.local.process import StageProcess
 from torchx_kfp.local.result import describe_exit
-from torchx_kfp.local.values import from_output
+from torchx_kfp.local.values import convert, from_output
 
 # Seconds that output is still waited for when its last known writer is gone.
 _OUTPUT_PATIENCE = 2.0
@@ -33,6 +34,9 @@ class Attempt:
     #: Output parameters: their types, and the files in which the stage leaves them.
     output_types: Mapping[str, str]
     output_files: Mapping[str, str]
+    #: Output artifacts as the stage is told them, and the file in which it may report otherwise.
+    artifacts: Mapping[str, Artifact]
+    report: str
 
     @property
     def log_file(self) -> Path:
@@ -62,6 +66,7 @@ class Outcome:
     exit_code: int | None = None
     reason: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
 
 
 class Execution:
@@ -103,7 +108,8 @@ class Execution:
 
     def _execute(self) -> Outcome:
         attempt = self.attempt
-        for path in (str(attempt.log_file), *attempt.output_files.values()):
+        made = (artifact.path for artifact in attempt.artifacts.values())
+        for path in (str(attempt.log_file), *attempt.output_files.values(), *made):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         with self._lock:
             if self._stopped:
@@ -122,7 +128,8 @@ class Execution:
         if code != 0:
             return Outcome(code, describe_exit(code))
         try:
-            return Outcome(code, outputs=_read_outputs(attempt))
+            reported, artifacts = _read_report(attempt)
+            return Outcome(code, outputs=_read_outputs(attempt, reported), artifacts=artifacts)
         except ValueError as error:
             return Outcome(code, str(error))
 
@@ -168,9 +175,25 @@ def _read_file(path: str) -> str:
         return file.read()
 
 
-def _read_outputs(attempt: Attempt) -> dict[str, Any]:
+def _read_report(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    try:
+        text = _read_file(attempt.report)
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError) as error:
+        raise ValueError(f"left its report {attempt.report} unreadable: {error}") from None
+    try:
+        return read_report(text, attempt.artifacts)
+    except ValueError as error:
+        raise ValueError(f"wrote a report that {error}: {attempt.report}") from None
+
+
+def _read_outputs(attempt: Attempt, reported: Mapping[str, Any]) -> dict[str, Any]:
     outputs = {}
     for name, type_ in attempt.output_types.items():
+        if name in reported:
+            outputs[name] = convert(reported[name], type_)
+            continue
         path = attempt.output_files[name]
         try:
             text = _read_file(path)

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.values import to_json, to_text
 
 WORKSPACE = "{{$.workspace_path}}"
 _PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
 _INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
 _OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
+_ARTIFACT = re.compile(r"(inputs|outputs)\.artifacts\[(['\"])(.+?)\2\]\.(uri|path|metadata)(?:\[(['\"])(.+)\5\])?")
 _STRUCT = ('{"Concat": ', '{"IfPresent": ')
 _CHOICES = ("Then", "Else")
 
@@ -34,7 +36,12 @@ class Facts:
     #: Inputs that the component has and that nobody set: their text is empty.
     unset: frozenset[str] = frozenset()
     output_files: Mapping[str, str] = field(default_factory=dict)
+    output_artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     executor_output: str = ""
+
+    @property
+    def input_artifacts(self) -> dict[str, Artifact]:
+        return {name: value for name, value in self.parameters.items() if isinstance(value, Artifact)}
 
 
 def resolve_text(text: str, facts: Facts) -> str:
@@ -80,22 +87,42 @@ def _lookup(match: re.Match[str], facts: Facts) -> str:
         return "" if name in facts.unset else match.group()
     if (found := _OUTPUT.fullmatch(body)) and found.group(2) in facts.output_files:
         return facts.output_files[found.group(2)]
+    if found := _ARTIFACT.fullmatch(body):
+        artifacts = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
+        if artifact := artifacts.get(found.group(3)):
+            return _artifact_text(artifact, found.group(4), found.group(6))
+        return match.group() if found.group(1) == "outputs" or found.group(3) not in facts.unset else ""
     if body in ("outputs.output_file", "outputMetadataUri") and facts.executor_output:
         return facts.executor_output
     return match.group()
 
 
 def _executor_input(facts: Facts) -> str:
-    """KFP's ExecutorInput message as JSON."""
-    return to_json(
-        {
-            "inputs": {"parameterValues": dict(facts.parameters)},
-            "outputs": {
-                "parameters": {name: {"outputFile": path} for name, path in facts.output_files.items()},
-                "outputFile": facts.executor_output,
-            },
-        }
-    )
+    """KFP's ExecutorInput message as JSON, which leaves out what is empty."""
+    inputs = {
+        "parameterValues": {name: value for name, value in facts.parameters.items() if not isinstance(value, Artifact)},
+        "artifacts": {name: artifact.as_message() for name, artifact in facts.input_artifacts.items()},
+    }
+    outputs = {
+        "parameters": {name: {"outputFile": path} for name, path in facts.output_files.items()},
+        "artifacts": {name: artifact.as_message() for name, artifact in facts.output_artifacts.items()},
+        "outputFile": facts.executor_output,
+    }
+    message = {"inputs": inputs, "outputs": outputs}
+    return to_json({what: {key: value for key, value in part.items() if value} for what, part in message.items()})
+
+
+def _artifact_text(artifact: Artifact, what: str, key: str | None) -> str:
+    if what == "uri":
+        return artifact.uri
+    if what == "path":
+        if not artifact.is_here:
+            raise ValueError(
+                f"takes the file of the artifact {artifact.name!r}, which is at {artifact.uri} and is not copied here. "
+                "Take its URI (.uri), and open that in the application"
+            )
+        return artifact.path
+    return to_text(dict(artifact.metadata) if key is None else artifact.metadata.get(key))
 
 
 def _struct(word: str) -> Any:

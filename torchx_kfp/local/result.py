@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchx_kfp.errors import StageFailedError
+from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.output import printable
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
@@ -52,6 +53,7 @@ class StageResult:
     pod_name: str = ""
     log_file: Path | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     #: Of a tracked stage that came that far, also if it failed: under which run id its results are, and where.
     run_id: str | None = None
     tracker_base: str | None = None
@@ -78,6 +80,7 @@ class RunResult:
     duration: float
     stages: tuple[StageResult, ...]
     outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
 
     def raise_for_failure(self) -> None:
         """Raises StageFailedError if a stage failed: which ones, why, and the last lines of their logs."""

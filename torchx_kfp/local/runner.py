@@ -14,11 +14,13 @@ from typing import Any, TextIO
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.arguments import complete_arguments
+from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.output import LogPump, Terminal
+from torchx_kfp.local.prepare import Settings
 from torchx_kfp.local.process import GRACE, kill_marked
 from torchx_kfp.local.result import (
     Event,
@@ -30,7 +32,7 @@ from torchx_kfp.local.result import (
     StageRetried,
     State,
 )
-from torchx_kfp.local.scheduler import Interrupted, Scheduler, Settings
+from torchx_kfp.local.scheduler import Interrupted, Scheduler
 from torchx_kfp.local.scopes import order_of_tasks
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.local.spec import Pipeline
@@ -135,6 +137,8 @@ def run(
             finally:
                 # Each stage's end ends what it has started; this finds what came after that.
                 kill_marked(run_id)
+    outputs = root.outputs()
+    artifacts = {name: value for name, value in outputs.items() if isinstance(value, Artifact)}
     return RunResult(
         pipeline=loaded.name,
         run_id=run_id,
@@ -142,7 +146,8 @@ def run(
         folder=folder,
         duration=time.monotonic() - started,
         stages=tuple(_in_order(loaded, scheduler.results)),
-        outputs=root.outputs(),
+        outputs={name: value for name, value in outputs.items() if name not in artifacts},
+        artifacts=artifacts,
     )
 
 

@@ -9,7 +9,6 @@ import heapq
 import itertools
 import queue
 import time
-import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.local.conditions import compile_condition
-from torchx_kfp.local.environment import RUN_MARK, stage_mark
-from torchx_kfp.local.execution import Attempt, Execution, Outcome
-from torchx_kfp.local.kubernetes import field_values
+from torchx_kfp.local.execution import Execution, Outcome
 from torchx_kfp.local.names import PodNames, StageNames
 from torchx_kfp.local.output import LogPump
-from torchx_kfp.local.placeholders import Facts, resolve_command
+from torchx_kfp.local.prepare import Settings, prepare_attempt
 from torchx_kfp.local.result import Listener, StageFinished, StageResult, StageRetried, StageStarted, State
 from torchx_kfp.local.scopes import (
     LoopProgress,
@@ -36,19 +33,6 @@ from torchx_kfp.local.scopes import (
     with_defaults,
 )
 from torchx_kfp.local.spec import Component, Pipeline, Task
-from torchx_kfp.protocol import POD_NAME
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all stages of a run have in common. ``constants`` are placeholders, ``grace`` is in seconds."""
-
-    run_id: str
-    folder: Path
-    environ: Mapping[str, str]
-    constants: Mapping[str, str]
-    parallelism: int
-    grace: float
 
 
 @dataclass
@@ -268,43 +252,15 @@ class Scheduler:
         stage.attempt += 1
         stage.started_at = stage.started_at or time.monotonic()
         try:
-            attempt = self._prepare(stage)
+            attempt = prepare_attempt(stage.node, self._settings, self._pod_names.make(stage.node.name, stage.attempt))
         except Exception as error:  # what one stage makes must not end the others
-            self._fail(stage.node, _not_prepared(error))
+            self._fail(stage.node, str(error) if isinstance(error, ValueError) else _not_prepared(error))
             return
         stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
         execution = Execution(attempt, self._pump, lambda *event: self._events.put(event))
         self._running[execution] = stage
         execution.start()
         self._listener(StageStarted(stage.node.name, attempt.pod_name, stage.attempt))
-
-    def _prepare(self, stage: _Stage) -> Attempt:
-        node, settings = stage.node, self._settings
-        component = node.component
-        container = component.container
-        assert container is not None
-        pod_name = self._pod_names.make(node.name, stage.attempt)
-        folder = settings.folder / pod_name
-        output_files = {name: str(folder / "outputs" / name) for name in component.outputs}
-        inputs = with_defaults(component, node.inputs)
-        facts = Facts(
-            parameters=inputs,
-            constants={**settings.constants, **node.constants},
-            unset=frozenset(component.inputs) - frozenset(inputs),
-            output_files=output_files,
-            executor_output=str(folder / "executor_output.json"),
-        )
-        fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
-        own = {POD_NAME: pod_name, RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
-        return Attempt(
-            stage=node.name,
-            pod_name=pod_name,
-            folder=folder,
-            command=resolve_command((*container.command, *container.args), facts),
-            environ={**settings.environ, **dict(container.env), **fields, **own},
-            output_types=component.outputs,
-            output_files=output_files,
-        )
 
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         stage = self._running.pop(execution)
@@ -327,11 +283,12 @@ class Scheduler:
                 pod_name=stage.pod_name,
                 log_file=stage.log_file,
                 outputs=outcome.outputs,
+                artifacts=outcome.artifacts,
                 run_id=execution.attempt.read_run_id(),
                 tracker_base=execution.attempt.tracker_base,
             )
         )
-        self._finish(node, state, outcome.outputs)
+        self._finish(node, state, {**outcome.outputs, **outcome.artifacts})
 
     def _report(self, result: StageResult) -> None:
         self.results.append(result)

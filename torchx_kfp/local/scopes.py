@@ -88,9 +88,10 @@ class Scope:
                 self.nodes[upstream].dependents.append(node)
 
     def outputs(self) -> dict[str, Any]:
-        """The scope's outputs; without those whose tasks were skipped or failed."""
+        """The scope's outputs, artifacts too; without those whose tasks were skipped or failed."""
         values = {}
-        for name, selector in dag_of(self.component).outputs.items():
+        dag = dag_of(self.component)
+        for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
             for task, output in selector.sources:
                 if output in self.nodes[task].outputs:
                     values[name] = self.nodes[task].outputs[output]
@@ -157,6 +158,13 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"has no value for its input {name!r}: {error}") from None
         values[name] = convert(value, parameter.type if parameter else "")
+    for name, source in node.task.artifacts.items():
+        try:
+            values[name] = _lookup(source, node)
+        except LookupError as error:
+            if name in node.component.optional_artifacts:
+                continue
+            raise ValueError(f"has no artifact for its input {name!r}: {error.args[0]}") from None
     # Placeholders in a constant stand for the task's other inputs, which are values by now.
     facts = Facts(parameters=values, constants={**constants, **node.constants})
     for name, value in fixed.items():

@@ -24,6 +24,15 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class ArtifactType:
+    """What kind of artifact an output is: ``system.Model``, or a list of them."""
+
+    title: str
+    version: str = ""
+    is_list: bool = False
+
+
+@dataclass(frozen=True)
 class Constant:
     """An input that is fixed in the pipeline; its text may hold placeholders of the task's other inputs."""
 
@@ -97,7 +106,8 @@ class Task:
     strategy: str = ""
     loop: Loop | None = None
     retry: Retry | None = None
-    artifact_inputs: tuple[str, ...] = ()
+    #: Where its input artifacts come from.
+    artifacts: Mapping[str, Source] = field(default_factory=dict)
     artifact_loop: bool = False
 
 
@@ -110,10 +120,11 @@ class Selector:
 
 @dataclass(frozen=True)
 class Dag:
-    """Tasks, and where the outputs of their scope come from."""
+    """Tasks, and where the parameters and artifacts that are outputs of their scope come from."""
 
     tasks: Mapping[str, Task]
     outputs: Mapping[str, Selector] = field(default_factory=dict)
+    artifacts: Mapping[str, Selector] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,7 +148,8 @@ class Component:
     inputs: Mapping[str, Parameter] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     artifact_inputs: tuple[str, ...] = ()
-    artifact_outputs: tuple[str, ...] = ()
+    optional_artifacts: frozenset[str] = frozenset()
+    artifact_outputs: Mapping[str, ArtifactType] = field(default_factory=dict)
     dag: Dag | None = None
     container: Container | None = None
     #: The executor's part of the Kubernetes platform spec, as it is in the file.

@@ -11,12 +11,14 @@ Needs the standard library and fsspec; neither kfp nor torchx has to be in the a
 
 from __future__ import annotations
 
+from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.keys import Key
 from torchx_kfp.tracking.results import FsspecResultTracker, ResultTracker
 from torchx_kfp.tracking.run import Parents, Run, current_run
 from torchx_kfp.tracking.values import Result
 
 __all__ = [
+    "Artifact",
     "FsspecResultTracker",
     "Key",
     "Parents",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.keys import Key, key_text
-from torchx_kfp.tracking.store import open_store
+from torchx_kfp.tracking.store import Store, open_store
 from torchx_kfp.tracking.values import Result, check_results, decode_results, encode_results
 
 _logger = logging.getLogger(__name__)
@@ -61,6 +61,11 @@ class FsspecResultTracker(ResultTracker):
 
     def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
         self._store = open_store(tracker_base)
+
+    @property
+    def store(self) -> Store:
+        """Where the tracker keeps its files."""
+        return self._store
 
     @property
     def tracker_base(self) -> str:

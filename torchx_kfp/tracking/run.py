@@ -17,6 +17,7 @@ from torchx_kfp.errors import (
     TrackerError,
     UnknownAliasError,
 )
+from torchx_kfp.tracking.artifacts import Artifact, add_artifact, read_artifacts
 from torchx_kfp.tracking.keys import key_text, shown
 from torchx_kfp.tracking.results import FsspecResultTracker
 from torchx_kfp.tracking.values import Result, check_results
@@ -55,11 +56,7 @@ class Run:
             ResultRefusedError: a result is not an int, float, bool or short str, or this is a run that the
                 stage reads. Nothing was written.
         """
-        if self._reads is None:
-            raise ResultRefusedError(
-                f"The run {self.id!r} is one that this stage reads; a stage records results of its own run only. "
-                "Use current_run().put(...)."
-            )
+        self._refuse_others("records results", "put")
         new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
         self._tracker.update(self.id, **new)
 
@@ -99,6 +96,34 @@ class Run:
             raise MissingResultsError(self._missing(timeout))
         return found
 
+    def add_artifact(self, name: str, path: str | os.PathLike[str], /, **metadata: object) -> None:
+        """Register a file or folder that this run has made.
+
+        Where the stage declares it (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes an artifact of
+        KFP: by its URL, or stored by KFP where it is a local path; HTML and Markdown by their content, for the UI to
+        show. ``metadata`` goes along.
+
+        Args:
+            name: under which the stage declares it, and others find it.
+            path: local path or fsspec URL; empty where the metadata is all, as for ``dsl.ClassificationMetrics``.
+            metadata: what JSON can hold.
+
+        Raises:
+            ResultRefusedError: the name, path or metadata cannot be stored, or this is a run that the stage reads.
+            TrackerError: the store failed.
+        """
+        self._refuse_others("registers artifacts", "add_artifact")
+        add_artifact(self._tracker.store, self.id, Artifact(name, path, metadata))  # type: ignore[arg-type]
+
+    def artifacts(self) -> dict[str, Artifact]:
+        """The artifacts that this run has registered, by name.
+
+        Raises:
+            CorruptResultError: what is stored is no artifact.
+            TrackerError: the store failed.
+        """
+        return read_artifacts(self._tracker.store, self.id)
+
     @property
     def parent(self) -> Run:
         """The first run that this stage reads.
@@ -115,6 +140,13 @@ class Run:
     def parents(self) -> Parents:
         """The runs that this stage reads, by alias; a fan-in is the list of its runs, in loop order."""
         return Parents(self.id, self._declared(), self._tracker)
+
+    def _refuse_others(self, what: str, method: str) -> None:
+        if self._reads is None:
+            raise ResultRefusedError(
+                f"The run {self.id!r} is one that this stage reads; a stage {what} of its own run only. "
+                f"Use current_run().{method}(...)."
+            )
 
     def _no_parent(self) -> str:
         first = next(iter(self._declared()), None)

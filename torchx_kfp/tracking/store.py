@@ -156,7 +156,8 @@ class FsspecStore:
         if prefix is not None and self._objects and path not in found and self.read(prefix) is not None:
             found.append(path)  # an object may be beside others below its name
         keys = self._below(found)
-        return [key for key in keys if not key.endswith("/") and PRIVATE not in key.split("/")]
+        start = len(prefix or "")
+        return [key for key in keys if not key.endswith("/") and PRIVATE not in key[start:].split("/")]
 
     def names(self) -> list[str]:
         """What is directly below the base, sorted: keys, and folders of keys with a slash behind."""

@@ -1,0 +1,546 @@
+"""The program around an application, run as a process: as a module, and as commands carry it."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from tests import carry
+from torchx_kfp.adapter.carried import PROGRAM, SOURCE
+from torchx_kfp.tracking import FsspecResultTracker, current_run
+
+RUN_ID = "run/train/1"
+LARGEST = sys.float_info.max
+
+METRICS = {"type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"}, "metadata": {}}
+
+
+@pytest.fixture(params=["carried", "module"])
+def program(request: pytest.FixtureRequest) -> list[str]:
+    return [sys.executable, *(["-c", PROGRAM] if request.param == "carried" else ["-m", "torchx_kfp.publisher"])]
+
+
+class Stage:
+    """A stage: its tracker base, its outputs, and its process."""
+
+    def __init__(self, program: list[str], folder: Path, **declared: dict[str, list[str]]) -> None:
+        self.program = program
+        self.folder = folder
+        self.base = str(folder / "results")
+        self.results = declared.get("results", {})
+        self.artifacts = declared.get("artifacts", {})
+        self.environ = {**os.environ, "TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}
+
+    def command(self, *application: str) -> list[str]:
+        spec = {"results": self.results, "artifacts": self.artifacts}
+        kinds = {"metrics": "system.Metrics", **{output: title for output, (title, _) in self.artifacts.items()}}
+        executor_input = {
+            "inputs": {},
+            "outputs": {
+                "parameters": {output: {"outputFile": str(self.folder / "out" / output)} for output in self.results},
+                "artifacts": {
+                    output: {
+                        "artifacts": [
+                            {
+                                "name": output,
+                                "type": {"schemaTitle": title, "schemaVersion": "0.0.1"},
+                                "uri": f"s3://bucket/root/{output}",
+                                "metadata": {},
+                            }
+                        ]
+                    }
+                    for output, title in kinds.items()
+                },
+                "outputFile": str(self.folder / "out" / "executor_output.json"),
+            },
+        }
+        paths = [str(self.folder / "out" / output) for output in self.artifacts]
+        return [*self.program, json.dumps(spec), json.dumps(executor_input), *paths, *application]
+
+    def run(self, *application: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*application),
+            env={**self.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def start(self, *application: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*application), env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def record(self, text: str) -> None:
+        path = Path(self.base, RUN_ID)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def register(self, name: str, path: str, **metadata: Any) -> None:
+        current_run(self.environ).add_artifact(name, path, **metadata)
+
+    def outputs(self) -> dict[str, str]:
+        return {output: (self.folder / "out" / output).read_text() for output in self.results}
+
+    def report(self) -> dict[str, Any]:
+        """What is reported, which a launcher has to take as the message that it is."""
+        text = (self.folder / "out" / "executor_output.json").read_text()
+        json_format.Parse(text, pipeline_spec_pb2.ExecutorOutput(), ignore_unknown_fields=False)
+        document = json.loads(text)
+        assert set(document) == {"artifacts"}
+        return {output: artifacts["artifacts"][0] for output, artifacts in document["artifacts"].items()}
+
+
+def put(*code: str) -> list[str]:
+    """An application that records results."""
+    return [sys.executable, "-c", "\n".join(["from torchx_kfp.tracking import current_run", *code])]
+
+
+def test_what_commands_carry_is_made_of_the_module() -> None:
+    assert carry.digest() == SOURCE, "publisher.py has changed: run `make goldens`"
+    assert len(PROGRAM) <= 2200, "bytes: 200 stages have to stay below Argo's 1 MiB"
+    assert "{{" not in PROGRAM
+    assert not re.search(r"\$[($]", PROGRAM), "engines would rewrite it"
+    (packed,) = re.findall(r'b64decode\("([^"]+)"\)', PROGRAM)
+    ast.parse(zlib.decompress(base64.b64decode(packed), -15), feature_version=(3, 8))
+
+
+def test_results_become_outputs_and_metrics(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(
+        program,
+        tmp_path,
+        results={
+            "accuracy": ["float", "accuracy"],
+            "epochs": ["int", "epochs"],
+            "good": ["bool", "good"],
+            "uri": ["str", "uri"],
+            "l2norm_mean": ["float", "l2norm/mean"],
+            "whole": ["float", "whole"],
+            "empty": ["str", "empty"],
+        },
+    )
+    application = put(
+        'current_run().put({"l2norm/mean": 1e-7}, accuracy=0.93, epochs=3, good=True, uri="s3://b/ü\\n", whole=2,',
+        '    empty="", other=0.5, note="x")',
+    )
+    done = stage.run(*application)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert stage.outputs() == {
+        "accuracy": "0.93",
+        "epochs": "3",
+        "good": "true",
+        "uri": "s3://b/ü\n",
+        "l2norm_mean": "1e-07",
+        "whole": "2.0",
+        "empty": "",
+    }
+    assert stage.report() == {
+        "metrics": {
+            "name": "metrics",
+            "type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"},
+            "uri": "s3://bucket/root/metrics",
+            "metadata": {"accuracy": 0.93, "epochs": 3, "whole": 2, "other": 0.5, "l2norm/mean": 1e-7},
+        }
+    }
+
+
+def test_a_stage_that_records_nothing_has_empty_metrics(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path)
+    assert stage.run("true").returncode == 0
+    assert stage.report()["metrics"]["metadata"] == {}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "output", "text"),
+    [
+        ("NaN", LARGEST, "nan"),
+        ("Infinity", LARGEST, "inf"),
+        ("-Infinity", -LARGEST, "-inf"),
+        ("1" + "0" * 400, LARGEST, "1" + "0" * 400),
+    ],
+)
+def test_what_is_beyond_doubles_loses_no_run(
+    program: list[str], tmp_path: Path, recorded: str, output: float, text: str
+) -> None:
+    stage = Stage(program, tmp_path, results={"loss": ["float", "loss"]})
+    stage.record(f'{{"loss": {recorded}, "accuracy": 0.5}}')
+    done = stage.run("true")
+    assert done.returncode == 0
+    assert done.stderr == f"torchx-kfp: loss is {text} which KFP cannot hold: no metric; as an output {output!r}\n"
+    assert float(stage.outputs()["loss"]) == output
+    assert stage.report()["metrics"]["metadata"] == {"accuracy": 0.5}
+    assert Path(stage.base, RUN_ID).read_text() == f'{{"loss": {recorded}, "accuracy": 0.5}}'
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, 2**64, -(2**63) - 1, 10**400])
+def test_an_int_that_would_arrive_changed_is_refused(program: list[str], tmp_path: Path, value: int) -> None:
+    stage = Stage(program, tmp_path, results={"seed": ["int", "seed"]})
+    stage.record(json.dumps({"seed": value}))
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert f"torchx-kfp: the result seed must be int in {RUN_ID} which recorded {{'seed': {value}}}\n" in done.stderr
+    assert not (tmp_path / "out" / "seed").exists()
+
+
+@pytest.mark.parametrize("value", [2**53, 2**62, -(2**63)])
+def test_an_int_that_a_double_holds_is_passed_on(program: list[str], tmp_path: Path, value: int) -> None:
+    stage = Stage(program, tmp_path, results={"seed": ["int", "seed"]})
+    stage.record(json.dumps({"seed": value}))
+    assert stage.run("true").returncode == 0
+    assert stage.outputs() == {"seed": str(value)}
+
+
+def test_an_int_that_is_not_declared_is_left_out_of_the_metrics(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path)
+    stage.record(json.dumps({"seed": 2**53 + 1}))
+    done = stage.run("true")
+    assert done.returncode == 0
+    assert done.stderr.startswith("torchx-kfp: seed is 9007199254740993 which KFP cannot hold: no metric;")
+    assert stage.report()["metrics"]["metadata"] == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "recorded"),
+    [
+        ("float", '"high"'),
+        ("float", "true"),
+        ("int", "1.0"),
+        ("int", "false"),
+        ("bool", "1"),
+        ("str", "1"),
+        ("float", "null"),
+        ("float", None),
+    ],
+)
+def test_another_type_or_no_result_fails_the_stage(
+    program: list[str], tmp_path: Path, kind: str, recorded: str | None
+) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": [kind, "accuracy"], "good": ["bool", "good"]})
+    stage.record('{"good": true}' if recorded is None else f'{{"accuracy": {recorded}, "good": true}}')
+    done = stage.run("true")
+    assert done.returncode == 1
+    results = json.loads(Path(stage.base, RUN_ID).read_text())
+    assert done.stderr == (f"torchx-kfp: the result accuracy must be {kind} in {RUN_ID} which recorded {results}\n"), (
+        "which, its type, under which run id, and what was recorded"
+    )
+    assert (tmp_path / "out" / "good").read_text() == "true", "the others are there"
+
+
+def test_nothing_recorded_at_all(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"must be float in {RUN_ID} which recorded {{}}\n")
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '"x"', "\xff"])
+def test_what_is_no_result_is_named(program: list[str], tmp_path: Path, text: str) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    stage.record(text)
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"torchx-kfp: cannot publish {RUN_ID} in {stage.base}: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failed_application_has_the_last_word(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    done = stage.run(*put("current_run().put(accuracy=0.5)", "raise SystemExit(7)"))
+    assert (done.returncode, done.stderr) == (7, "")
+    assert not (tmp_path / "out").exists(), "nothing is published"
+    assert FsspecResultTracker(stage.base)[RUN_ID] == {"accuracy": 0.5}, "and nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "text"), [("no-such-program", 127, "not found"), ("/etc", 126, "ermission denied")]
+)
+def test_what_cannot_be_started(program: list[str], tmp_path: Path, word: str, code: int, text: str) -> None:
+    done = Stage(program, tmp_path).run(word)
+    assert done.returncode == code
+    assert text in done.stderr
+
+
+def test_arguments_and_environment_pass_through(program: list[str], tmp_path: Path) -> None:
+    words = ["", "a b", "$HOME", "'\"", "-c", "--", "ü\n"]
+    code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    stage = Stage(program, tmp_path)
+    done = stage.run(sys.executable, "-c", code, *words)
+    arguments, environ = json.loads(done.stdout)
+    assert arguments == words
+    expected = {name: value for name, value in stage.environ.items() if name not in ("PWD", "_", "OLDPWD")}
+    assert {name: environ.get(name) for name in expected} == expected
+
+
+def test_modules_of_the_application_are_not_pythons(tmp_path: Path) -> None:
+    """The working directory of an image may hold a signal.py of the application."""
+    for name in ("signal", "zlib", "base64", "json", "fsspec"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    stage = Stage([sys.executable, "-c", PROGRAM], tmp_path)
+    done = subprocess.run(stage.command("true"), env=stage.environ, cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# Signals and processes
+
+HANDLER = """
+import signal, sys, time
+count = 0
+def handle(number, frame):
+    global count
+    count += 1
+    print("got", signal.Signals(number).name, flush=True)
+for name in {names}:
+    signal.signal(getattr(signal, name), handle)
+print("ready", flush=True)
+deadline = time.monotonic() + 20
+while not count and time.monotonic() < deadline:
+    time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(40 + count)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"])
+@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+def test_signals_reach_the_application_once(program: list[str], tmp_path: Path, name: str, group: bool) -> None:
+    """Docker signals a container's first process, Argo's executor its whole process group."""
+    stage = Stage(program, tmp_path)
+    command = stage.command(sys.executable, "-c", HANDLER.format(names=[name]))
+    process = subprocess.Popen(
+        command, env=stage.environ, stdout=subprocess.PIPE, text=True, start_new_session=True, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (os.killpg if group else os.kill)(process.pid, getattr(signal, name))
+    out, error = process.communicate(timeout=30)
+    assert (process.returncode, out, error) == (41, f"got {name}\n", "")
+
+
+def test_a_signal_ends_an_application_without_a_handler(program: list[str], tmp_path: Path) -> None:
+    process = Stage(program, tmp_path).start("sh", "-c", "echo ready; exec sleep 30")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=10)
+    assert (process.returncode, error) == (143, "")
+
+
+def test_a_killed_application_is_137(program: list[str], tmp_path: Path) -> None:
+    assert Stage(program, tmp_path).run("sh", "-c", "kill -9 $$").returncode == 137
+
+
+def test_an_early_signal_ends_the_stage(program: list[str], tmp_path: Path) -> None:
+    """Whenever it comes: before the program has begun to pass signals on, or just as the application starts."""
+    for delay in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08):
+        process = Stage(program, tmp_path).start("sleep", "30")
+        time.sleep(delay)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+        assert process.returncode in (143, -signal.SIGTERM)
+
+
+def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_path: Path) -> None:
+    """Python ignores SIGPIPE, and what it starts would inherit that."""
+    code = "grep -E '^Sig(Ign|Blk)' /proc/self/status"
+    done = Stage(program, tmp_path).run("sh", "-c", code)
+    assert [int(line.split()[1], 16) for line in done.stdout.splitlines()] == [0, 0]
+
+
+@pytest.mark.parametrize("left", ["sleep 60 &", "setsid sleep 60 &", "(setsid sh -c 'trap \"\" TERM; sleep 60' &) &"])
+def test_what_the_application_leaves_running_is_ended(program: list[str], tmp_path: Path, left: str) -> None:
+    """It holds the pipe that the stage's output goes to, and an engine waits for that."""
+    began = time.monotonic()
+    done = Stage(program, tmp_path).run("sh", "-c", f"{left} echo done; sleep 0.2")
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert time.monotonic() - began < 20
+
+
+def test_output_is_not_held_back(program: list[str], tmp_path: Path) -> None:
+    process = Stage(program, tmp_path).start("sh", "-c", "echo first; echo second >&2; exec sleep 30")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "first\n"
+    assert process.stderr.readline() == "second\n"
+    process.terminate()
+    process.communicate(timeout=10)
+
+
+def test_standard_input_is_the_applications(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path)
+    done = subprocess.run(stage.command("cat"), env=stage.environ, input=b"text", capture_output=True, check=True)
+    assert done.stdout == b"text"
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_it_can_be_the_init_of_a_container(program: list[str], tmp_path: Path) -> None:
+    """Such a process gets no signal that it has no handler for, and the orphans of all others."""
+    stage = Stage(program, tmp_path)
+    application = [
+        "sh",
+        "-c",
+        "for i in 1 2 3; do sh -c 'sleep 0.1 &'; done; trap 'echo got; exit 9' TERM; echo ready; sleep 0.5;"
+        " ps -o stat= --ppid 1 | grep -c Z; while :; do sleep 0.1; done",
+    ]
+    inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no rights for a process namespace")
+    process = subprocess.Popen([*inside, *stage.command(*application)], env=stage.environ, stdout=-1, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert process.stdout.readline() == "0\n", "zombies"
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (9, "got\n")
+
+
+# Artifacts
+
+
+@pytest.fixture
+def stage(program: list[str], tmp_path: Path) -> Stage:
+    return Stage(
+        program,
+        tmp_path,
+        artifacts={
+            "model": ["system.Model", "model"],
+            "confusion": ["system.HTML", "confusion"],
+            "notes": ["system.Markdown", "train/notes"],
+        },
+    )
+
+
+def test_artifacts(stage: Stage, tmp_path: Path) -> None:
+    (tmp_path / "notes[1].md").write_text("# Notes")
+    (tmp_path / "matrix.html").write_text("<table>")
+    stage.register("model", "s3://models/1", framework="sklearn", classes=[0, 1], loss=float("nan"))
+    stage.register("confusion", f"file://{tmp_path}/matrix.html")
+    stage.register("train/notes", str(tmp_path / "notes[1].md"), author="me")
+    done = stage.run("true")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = stage.report()
+    assert report["model"]["uri"] == "s3://models/1", "large ones by their URI"
+    assert report["model"]["metadata"] == {"framework": "sklearn", "classes": [0, 1], "loss": "NaN"}
+    assert report["model"]["type"]["schemaTitle"] == "system.Model"
+    assert not (tmp_path / "out" / "model").exists()
+    assert (tmp_path / "out" / "confusion").read_text() == "<table>", "by content"
+    assert report["confusion"]["uri"] == "s3://bucket/root/confusion"
+    assert (tmp_path / "out" / "notes").read_text() == "# Notes"
+    assert report["notes"]["metadata"] == {"author": "me"}
+
+
+def test_a_local_file_or_folder_is_kept_by_kfp(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, artifacts={"file": ["system.Model", "file"], "folder": ["system.Model", "folder"]})
+    (tmp_path / "model" / "deep").mkdir(parents=True)
+    (tmp_path / "model" / "deep" / "weights").write_bytes(b"\0\1")
+    (tmp_path / "model" / "config").write_text("{}")
+    stage.register("file", str(tmp_path / "model" / "config"))
+    stage.register("folder", str(tmp_path / "model"))
+    done = stage.run("true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out" / "file").read_text() == "{}"
+    assert (tmp_path / "out" / "folder" / "deep" / "weights").read_bytes() == b"\0\1"
+    assert stage.report()["folder"]["uri"] == "s3://bucket/root/folder", "where KFP puts it"
+
+
+def test_metadata_alone(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, artifacts={"confusion": ["system.ClassificationMetrics", "confusion"]})
+    matrix = {"annotationSpecs": [{"displayName": "a"}], "rows": [{"row": [1]}]}
+    stage.register("confusion", "", confusionMatrix=matrix)
+    assert stage.run("true").returncode == 0
+    assert stage.report()["confusion"]["metadata"] == {"confusionMatrix": matrix}
+
+
+def test_the_last_registration_counts(stage: Stage, tmp_path: Path) -> None:
+    for number in range(3):
+        for name in ("model", "confusion", "train/notes"):
+            (tmp_path / f"{number}.html").write_text(str(number))
+            stage.register(name, f"file://{tmp_path}/{number}.html")
+    assert stage.run("true").returncode == 0
+    assert stage.report()["model"]["uri"] == f"file://{tmp_path}/2.html"
+    assert (tmp_path / "out" / "notes").read_text() == "2"
+
+
+def test_artifacts_of_torchx(stage: Stage, tmp_path: Path) -> None:
+    """An application that knows TorchX alone registers the same."""
+    code = (
+        "from torchx.tracker import AppRun; import sys\n"
+        "run = AppRun.run_from_env()\n"
+        "run.add_artifact('model', 's3://models/1', {'epochs': 3})\n"
+        "run.add_artifact('confusion', sys.argv[1]); run.add_artifact('train/notes', sys.argv[1])\n"
+    )
+    (tmp_path / "page").write_text("page")
+    trackers = {"TORCHX_TRACKERS": "torchx_kfp", "TORCHX_TRACKER_TORCHX_KFP_CONFIG": stage.base}
+    done = stage.run(sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "page"), **trackers)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stage.report()["model"]["metadata"] == {"epochs": 3}
+    assert stage.report()["notes"]["metadata"] == {}
+    assert (tmp_path / "out" / "confusion").read_text() == "page"
+
+
+def test_an_artifact_that_is_not_registered(stage: Stage) -> None:
+    stage.register("model", "s3://models/1")
+    stage.register("confusion", "")
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr == f"torchx-kfp: the artifact train/notes must be in {RUN_ID} which registered model confusion\n"
+
+
+def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, artifacts={"notes": ["system.Markdown", "notes"]})
+    stage.register("notes", "/nowhere/notes.md")
+    done = stage.run("true")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"torchx-kfp: cannot publish {RUN_ID} in {stage.base}: FileNotFoundError")
+    assert "/nowhere/notes.md" in done.stderr
+
+
+# Images
+
+
+def test_without_an_application_another_run_is_published(program: list[str], tmp_path: Path) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
+    stage.record('{"accuracy": 1}')
+    assert stage.run().returncode == 0
+    assert stage.outputs() == {"accuracy": "1.0"}
+    assert stage.report()["metrics"]["metadata"] == {"accuracy": 1}
+
+
+def test_an_image_without_fsspec_is_told_before_the_application_starts(program: list[str], tmp_path: Path) -> None:
+    bare = [program[0], "-S", *program[1:]]  # without site-packages
+    stage = Stage(bare, tmp_path)
+    done = stage.run("echo", "started", PYTHONPATH=str(carry.REPOSITORY))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "torchx-kfp: results need fsspec in the image\n"
+
+
+def test_stores_over_http(program: list[str], tmp_path: Path, s3_base: str) -> None:
+    stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]}, artifacts={"n": ["system.HTML", "n"]})
+    stage.base = stage.environ["TORCHX_TRACKER_BASE"] = s3_base
+    FsspecResultTracker(s3_base)[RUN_ID] = {"accuracy": 0.25}
+    page = f"{s3_base}-pages/page.html"
+    import fsspec
+
+    with fsspec.open(page, "wb") as file:
+        file.write(b"<p>")
+    stage.register("n", page)
+    done = stage.run("true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert stage.outputs() == {"accuracy": "0.25"}
+    assert (tmp_path / "out" / "n").read_text() == "<p>"

@@ -1,0 +1,90 @@
+"""Artifacts: what a stage makes besides parameters, and its report of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.local.spec import ArtifactType
+from torchx_kfp.local.values import shorten
+
+#: Fields of KFP's messages ExecutorOutput and RuntimeArtifact (kubeflow/pipelines, pipeline_spec.proto): a launcher
+#: refuses a report with any other.
+_REPORT = {"parameters", "artifacts", "parameterValues", "parameter_values"}
+_ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", "customPath"}
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact as KFP hands it on: where it is, and what is said of it. ``uri`` is a path here, or a URL."""
+
+    name: str
+    type: ArtifactType
+    uri: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Where its file is on this machine."""
+        return self.uri.removeprefix("file://")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a file of this machine, rather than one on other storage."""
+        return "://" not in self.path
+
+    def as_message(self) -> dict[str, Any]:
+        """KFP's ArtifactList, with this one artifact."""
+        kind = {"schemaTitle": self.type.title, "schemaVersion": self.type.version}
+        return {
+            "artifacts": [{"name": self.name, "type": kind, "uri": self.uri, "metadata": dict(self.metadata)}],
+        }
+
+
+def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    """What a stage has reported as its ExecutorOutput: parameters, and all artifacts.
+
+    Args:
+        text: the report; empty where there is none.
+        given: the output artifacts as the stage was told them.
+
+    Raises:
+        ValueError: it is not what a launcher takes.
+    """
+    if not text.strip():
+        return {}, dict(given)
+    try:
+        report = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    _check_fields(report, _REPORT, "it")
+    artifacts = dict(given)
+    for name, entries in (report.get("artifacts") or {}).items():
+        if name not in given:
+            raise ValueError(f"has the artifact {name!r}, which the component does not declare")
+        _check_fields(entries, {"artifacts"}, f"the artifact {name!r}")
+        for entry in entries.get("artifacts", [])[:1]:
+            _check_fields(entry, _ARTIFACT, f"the artifact {name!r}")
+            metadata = entry.get("metadata") or {}
+            if not isinstance(metadata, dict):
+                raise ValueError(f"has metadata of the artifact {name!r} that is no object: {shorten(metadata)}")
+            artifacts[name] = Artifact(
+                name=given[name].name,
+                type=given[name].type,
+                uri=str(entry.get("uri") or given[name].uri),
+                metadata={**given[name].metadata, **metadata},
+            )
+    return dict(report.get("parameterValues") or report.get("parameter_values") or {}), artifacts
+
+
+def _check_fields(value: object, known: set[str], what: str) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"is not what a launcher of KFP takes: {what} is {shorten(value)}, and no object")
+    if unknown := sorted(set(value) - known):
+        raise ValueError(f"is not what a launcher of KFP takes: {what} has the unknown field {unknown[0]!r}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}, which JSON has not")

@@ -1,0 +1,68 @@
+"""What is to be started for one attempt at a stage: its folder, its command and its environment."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.environment import RUN_MARK, stage_mark
+from torchx_kfp.local.execution import Attempt
+from torchx_kfp.local.kubernetes import field_values
+from torchx_kfp.local.placeholders import Facts, resolve_command
+from torchx_kfp.local.scopes import Node, with_defaults
+from torchx_kfp.protocol import POD_NAME
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all stages of a run have in common. ``constants`` are placeholders, ``grace`` is in seconds."""
+
+    run_id: str
+    folder: Path
+    environ: Mapping[str, str]
+    constants: Mapping[str, str]
+    parallelism: int
+    grace: float
+
+
+def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
+    """The attempt at this stage that has this pod name.
+
+    Raises:
+        ValueError: the stage cannot be given an input.
+    """
+    component = node.component
+    container = component.container
+    assert container is not None
+    folder = settings.folder / pod_name
+    output_files = {name: str(folder / "outputs" / name) for name in component.outputs}
+    artifacts = {
+        name: Artifact(name, kind, str(folder / "artifacts" / name))
+        for name, kind in component.artifact_outputs.items()
+    }
+    inputs = with_defaults(component, node.inputs)
+    report = str(folder / "executor_output.json")
+    facts = Facts(
+        parameters=inputs,
+        constants={**settings.constants, **node.constants},
+        unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(inputs),
+        output_files=output_files,
+        output_artifacts=artifacts,
+        executor_output=report,
+    )
+    fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
+    own = {POD_NAME: pod_name, RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
+    return Attempt(
+        stage=node.name,
+        pod_name=pod_name,
+        folder=folder,
+        command=resolve_command((*container.command, *container.args), facts),
+        environ={**settings.environ, **dict(container.env), **fields, **own},
+        output_types=component.outputs,
+        output_files=output_files,
+        artifacts=artifacts,
+        report=report,
+    )

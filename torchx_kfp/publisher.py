@@ -1,0 +1,188 @@
+"""Runs a stage's application, and publishes what it has recorded as outputs of the KFP task.
+
+The command of a stage with results or artifacts has this program before the application::
+
+    python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
+
+It travels in the command, made small (``adapter/carried.py``), so that an image needs python3 (3.8 or newer) and
+fsspec for it, and nothing of torchx-kfp; where the image has it, ``python3 -m torchx_kfp.publisher`` does the same.
+That is why this module imports nothing of the project, is brief in what it says, and does little before the
+application starts.
+
+SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name]}}``, KFP's names of
+outputs, and the names under which the application records them. ``{{$}}`` is KFP's ExecutorInput, which names the file
+of each output. Each PATH is the local file of the artifact at that place in SPEC. The tracker base and the run id come
+from the environment (``protocol``). Without an application, what another stage has recorded is published.
+
+Results become the files of output parameters. All numbers among them become the metadata of the artifact ``metrics``,
+which is reported in the file for the ExecutorOutput. A launcher of KFP takes no field in it that this message does not
+have (kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``); its ``artifacts`` are the ExecutorInput's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+#: KFP passes numbers on as doubles, in JSON, which has no NaN and no infinities. This stands for what is beyond.
+LARGEST = sys.float_info.max
+
+
+def run(command: Sequence[str], /) -> int:
+    """Run the application as a child in a session of its own, and pass signals on to its process group.
+
+    A session, because an engine that signals the whole group of this process would otherwise deliver each signal twice.
+    Signals are blocked and waited for: none is lost before the application runs, and as the init of a container this
+    process would not get them otherwise.
+
+    Returns:
+        The application's exit code; 128 + n where signal n has ended it.
+    """
+    signals = {
+        signal.SIGCHLD,
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        # Python ignores these for itself, and a program would inherit that.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # The shell says what cannot be started, and has the exit code for it.
+        os.execvp("sh", ["sh", "-c", 'exec "$@"', "sh", *command])
+    while True:
+        number = signal.sigwait(signals)
+        if number != signal.SIGCHLD:
+            try:
+                os.killpg(pid, number)
+            except OSError:  # it has not made its session yet
+                os.kill(pid, number)
+        for child, status in iter(lambda: os.waitpid(-1, os.WNOHANG), (0, 0)):
+            if child == pid:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                return 128 + status % 128 if status % 128 else status // 256
+
+
+def end_leftovers(run_id: str, /) -> None:
+    """Kill what the application has left running: it may hold the stage's output open for ever."""
+    for pid in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environ = file.read().split(b"\0")
+            if f"TORCHX_JOB_ID={run_id}".encode() in environ and int(pid) != os.getpid():
+                os.kill(int(pid), signal.SIGKILL)
+        except (OSError, ValueError):  # gone, another user's, or no process
+            pass
+
+
+def write(path: str, text: str, /) -> None:
+    """Write a file, and make its folder where it is missing."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(text.encode())
+
+
+def say(*words: object) -> None:
+    """A line in the stage's log."""
+    print("torchx-kfp:", *words, file=sys.stderr)
+
+
+def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, /) -> bool:
+    """Write KFP's outputs from what the run has recorded under the tracker base.
+
+    Returns:
+        Whether something that is declared is missing, of another type, or an int that a double cannot hold.
+    """
+    import fsspec
+
+    failed = False
+    store, root = fsspec.core.url_to_fs(base)
+    try:
+        results = json.loads(store.cat_file(f"{root}/{run_id}"))
+    except FileNotFoundError:
+        results = {}
+    metrics = {}
+    doubles: dict[str, float] = {}
+    for name, value in results.items():
+        if type(value) in (int, float):
+            # In this order: NaN becomes the largest number, as the loss of a training that diverged.
+            doubles[name] = float(max(-LARGEST, min(LARGEST, value)))
+            if doubles[name] == value:
+                metrics[name] = value
+            else:
+                say(name, "is", value, "which KFP cannot hold: no metric; as an output", doubles[name])
+    for output, (kind, name) in spec["results"].items():
+        result: Any = (doubles if kind == "float" else results).get(name)
+        if type(result).__name__ != kind or (kind == "int" and not -(2**63) <= result == doubles[name] < 2**63):
+            failed = True
+            say("the result", name, "must be", kind, "in", run_id, "which recorded", results)
+        else:
+            write(outputs["parameters"][output]["outputFile"], result if kind == "str" else json.dumps(result))
+
+    outputs["artifacts"]["metrics"]["artifacts"][0]["metadata"] = metrics
+    # TorchX's layout: torchx.tracker.backend.fsspec
+    folder = f"{root}/.torchx_kfp/tracker/{base64.b32encode(run_id.encode()).decode()}/artifacts"
+    entries = {}
+    if spec["artifacts"] and store.exists(folder):
+        for file in sorted(store.ls(folder, False)):
+            entry = json.loads(store.cat_file(file), parse_constant=str)
+            entries[entry["name"]] = entry
+    for (output, (title, name)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
+        artifact = outputs["artifacts"][output]["artifacts"][0]
+        if name not in entries:
+            failed = True
+            say("the artifact", name, "must be in", run_id, "which registered", *entries)
+            continue
+        artifact["metadata"] = entries[name]["metadata"] or {}
+        path = entries[name]["path"]
+        # KFP's UI shows the content of these. Local files it has to keep itself.
+        if title not in ("system.HTML", "system.Markdown") and "://" in path:
+            artifact["uri"] = path
+        elif path:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            source, path = fsspec.core.url_to_fs(path)
+            if source.isdir(path):
+                source.get(path, target, recursive=True)
+            else:  # by itself, or a name with brackets is a pattern
+                source.get_file(path, target)
+    write(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
+    return failed
+
+
+def main(spec_text: str, executor_input: str, /, *words: str) -> None:
+    """Run the application, if there is one, and publish; exits with the stage's exit code."""
+    spec = json.loads(spec_text)
+    run_id = os.environ["TORCHX_JOB_ID"]
+    base = os.environ["TORCHX_TRACKER_BASE"]
+    application = words[len(spec["artifacts"]) :]
+    if not any(finder.find_spec("fsspec", None) for finder in sys.meta_path):
+        sys.exit("torchx-kfp: results need fsspec in the image")
+    if application:
+        code = run(application)
+        end_leftovers(run_id)
+        if code:
+            sys.exit(code)
+    try:
+        sys.exit(publish(spec, json.loads(executor_input)["outputs"], words, base, run_id))
+    except Exception as error:
+        sys.exit(f"torchx-kfp: cannot publish {run_id} in {base}: {error!r}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
