@@ -23,16 +23,22 @@ from torchx_kfp import task_from_app
 
 
 @dsl.pipeline(name="digits", description="Trials on hand-written digits, and what becomes of the best one")
-def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed: int = 0, announce: bool = False):
+def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed: int = 0):
     stage = partial(task_from_app, tracker_base=tracker_base)
 
     prepared = stage(apps.prepare(artifacts, seed))
     # A pipeline of its own, since KFP's local runner puts a loop's item in place of what the loop reads of a task
     # beside it. That of KFP 2.16 also needs a condition or a loop at this level, or else takes none further in.
     trained = trials.trials(tracker_base=tracker_base, prepared=prepared.outputs["run_id"])
-    selected = stage(apps.select(), reads={"train": trained.output})
-    evaluated = stage(apps.evaluate(), reads=[prepared, selected])
-    # Reads evaluate too, to come after it. The decision is on what select, which it reads first, has recorded.
-    deployed = stage(apps.deploy(threshold), reads=[selected, evaluated])
-    with dsl.If(announce == True):  # noqa: E712 (KFP makes a condition of it)
-        stage(echo("So it was decided."), name="announce", reads=deployed)
+    selected = stage(apps.select(), reads={"train": trained.output}, results={"accuracy": float, "model": str})
+    evaluated = stage(
+        apps.evaluate(),
+        reads=[prepared, selected],
+        results={"test_accuracy": float},
+        artifacts={"confusion": dsl.ClassificationMetrics, "report": dsl.Markdown},
+    )
+    with dsl.If(selected.outputs["accuracy"] >= threshold):
+        # Reads evaluate too, to come after it.
+        stage(apps.deploy(threshold), reads=[selected, evaluated])
+    with dsl.Else():
+        task_from_app(echo(f"Not deployed: {selected.outputs['model']}, {selected.outputs['accuracy']}"), name="keep")

@@ -25,5 +25,11 @@ HYPERPARAMETERS = [
 def trials(tracker_base: str, prepared: str) -> List[str]:  # noqa: UP006 (likewise)
     with dsl.ParallelFor(HYPERPARAMETERS) as trial:
         app = apps.train(trial.C, trial.gamma)
-        trained = task_from_app(app, tracker_base=tracker_base, reads={"prepare": prepared})
+        trained = task_from_app(
+            app,
+            tracker_base=tracker_base,
+            reads={"prepare": prepared},
+            results={"accuracy": float},
+            artifacts={"model": dsl.Model},
+        )
     return dsl.Collected(trained.outputs["run_id"])

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchx_kfp.adapter import (
         component_from_app,
+        component_from_function,
         component_spec_from_app,
         container_from_app,
+        publish_results,
         task_from_app,
     )
 
@@ -22,8 +24,10 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "component_from_app",
+    "component_from_function",
     "component_spec_from_app",
     "container_from_app",
+    "publish_results",
     "task_from_app",
 ]
 

@@ -1,6 +1,6 @@
 """Trains a support vector machine on the data of prepare, the stage that it reads.
 
-Records the accuracy on the validation data, where the model is, and how long the training took.
+Records the accuracy on the validation data, where the model is, and how long the training took; registers the model.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> None:
     with fsspec.open(model_url, "wb") as file:
         joblib.dump(model, file)
 
+    run.add_artifact("model", model_url, framework="scikit-learn", C=args.C, gamma=args.gamma)
     run.put(accuracy=accuracy, model=model_url, C=args.C, gamma=args.gamma, fit_seconds=fit_seconds)
     print(f"C={args.C} gamma={args.gamma}: accuracy {accuracy:.4f}, trained in {fit_seconds:.2f} s")
 

@@ -5,18 +5,33 @@
 ``macros``     TorchX's macros
 ``fields``     every field of AppDef, Role and Resource: mapped, refused or ignored, and why
 ``names``      names that KFP, Kubernetes and the tracker take
+``scope``      where a channel has one value
 ``reads``      what a stage reads: aliases and run ids
+``shell``      channels in shell programs, as variables
+``outputs``    results and artifacts that a stage publishes
+``carried``    the program that publishes them, as commands carry it
 ``command``    the command before the application: run id, protocol variables, arguments byte for byte
 ``plan``       AppDef -> StagePlan
 ``emit``       StagePlan -> KFP component and task
 ``authoring``  the public functions
+``standins``   what a component function is called with
+``functions``  TorchX component functions as KFP components
 """
 
 from torchx_kfp.adapter.authoring import (
     component_from_app,
     component_spec_from_app,
     container_from_app,
+    publish_results,
     task_from_app,
 )
+from torchx_kfp.adapter.functions import component_from_function
 
-__all__ = ["component_from_app", "component_spec_from_app", "container_from_app", "task_from_app"]
+__all__ = [
+    "component_from_app",
+    "component_from_function",
+    "component_spec_from_app",
+    "container_from_app",
+    "publish_results",
+    "task_from_app",
+]

@@ -108,7 +108,7 @@ def _executor_input(facts: Facts) -> str:
         "artifacts": {name: artifact.as_message() for name, artifact in facts.output_artifacts.items()},
         "outputFile": facts.executor_output,
     }
-    message = {"inputs": inputs, "outputs": outputs}
+    message: dict[str, dict[str, Any]] = {"inputs": inputs, "outputs": outputs}
     return to_json({what: {key: value for key, value in part.items() if value} for what, part in message.items()})
 
 

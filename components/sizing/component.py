@@ -1,0 +1,20 @@
+"""A TorchX component that decides what the stage behind it is given: memory, CPUs, accelerators and an image."""
+# No `from __future__ import annotations`: TorchX reads the parameters' types from the functions.
+
+from torchx import specs
+
+#: An image that holds this repository as its working directory, with torchx-kfp.
+IMAGE = "torchx-kfp-examples:1"
+
+
+def size(rows: int, columns: int, image: str = IMAGE) -> specs.AppDef:
+    """Decides how much of a machine a training on a table needs.
+
+    Args:
+        rows: rows of the table
+        columns: columns of the table
+        image: image that holds the application
+    """
+    args = ["-m", "components.sizing.size", f"--rows={rows}", f"--columns={columns}"]
+    role = specs.Role(name="size", image=image, entrypoint="python", args=args)
+    return specs.AppDef(name="size", roles=[role])

@@ -1,0 +1,31 @@
+"""Decides how much of a machine a training on a table needs, in the words of Kubernetes: all are text."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchx_kfp.tracking import current_run
+
+#: Bytes of a number, and how often a training holds the table.
+_NUMBER, _COPIES = 8, 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--columns", type=int, required=True)
+    args = parser.parse_args()
+
+    megabytes = 256 + args.rows * args.columns * _NUMBER * _COPIES // 10**6
+    large = megabytes > 8_000
+    current_run().put(
+        memory=f"{megabytes}M",
+        cpu="4" if large else "1",
+        gpus="1" if large else "0",
+        image="torchx-kfp-examples:1-gpu" if large else "torchx-kfp-examples:1",
+    )
+    print(f"{args.rows} rows of {args.columns} columns: {megabytes} MB, {'a GPU' if large else 'no GPU'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""TorchX component functions as KFP components: one that comes with TorchX, and one of this repository.
+
+``utils.booth`` evaluates Booth's function, which is 0 at (1, 3), and records that under the tracker base itself::
+
+    torchx-kfp run pipelines/functions.py --tracker-base /tmp/functions
+
+The same function of a component serves ``torchx run``, and pipelines, where its parameters are inputs.
+"""
+
+from kfp import dsl
+from torchx.components import utils
+
+from components.digits import component as apps
+from torchx_kfp import component_from_function
+
+booth = component_from_function(utils.booth)
+prepare = component_from_function(apps.prepare, results={"train_size": int})
+# What a function needs to know itself is given here.
+echo = component_from_function(utils.echo, num_replicas=1)
+
+
+@dsl.pipeline(name="functions", description="TorchX component functions as KFP components")
+def functions(tracker_base: str, x1: float = 1.0, x2: float = 3.0, seed: int = 0):
+    booth(x1=x1, x2=x2, trial_idx=7, tracker_base=f"{tracker_base}/booth")
+    prepared = prepare(tracker_base=tracker_base, seed=seed)
+    echo(msg=f"{prepared.outputs['train_size']} images")

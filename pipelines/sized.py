@@ -1,0 +1,28 @@
+"""A stage whose image, CPUs, memory and accelerators another stage decides while the pipeline runs.
+
+What a KFP task is given may be an output of another one, as text in the words of Kubernetes: an AppDef has no word for
+that, so it is set on the task::
+
+    torchx-kfp run pipelines/sized.py --tracker-base /tmp/sized -p rows=1000000
+
+An accelerator's count has to be of the type str: KFP leaves out one of another type without a word.
+"""
+
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from components.sizing.component import size
+from torchx_kfp import task_from_app
+
+
+@dsl.pipeline(name="sized", description="A stage of the size that another one decides")
+def sized(tracker_base: str, rows: int = 1000, columns: int = 64):
+    decided = task_from_app(
+        size(rows, columns), tracker_base=tracker_base, results={"memory": str, "cpu": str, "gpus": str, "image": str}
+    )
+    code = "import sys; print('Training with', *sys.argv[1:])"
+    image, memory = decided.outputs["image"], decided.outputs["memory"]
+    role = Role("fit", image=f"{image}", entrypoint="python", args=["-c", code, f"{memory}"])
+    fit = task_from_app(AppDef("fit", roles=[role]), tracker_base=tracker_base, reads=decided)
+    fit.set_memory_limit(memory).set_cpu_limit(decided.outputs["cpu"])
+    fit.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(decided.outputs["gpus"])
