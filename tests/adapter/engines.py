@@ -7,6 +7,7 @@ Models of what Argo, the kubelet and KFP's launcher do to text, after their docu
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -50,8 +51,14 @@ def kubelet(word: str, environ: Mapping[str, str]) -> str:
     return re.sub(r"\$\$|\$\(([^)]*)\)", expand, word)
 
 
-def launcher(word: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> str:
+def launcher(
+    word: str, inputs: Mapping[str, str], outputs: Mapping[str, str], artifacts: Mapping[str, str] | None = None
+) -> str:
     """A word after KFP has filled its placeholders."""
+    if word == "{{$}}":
+        return executor_input(inputs, outputs, artifacts or {})
+    for name, path in (artifacts or {}).items():
+        word = word.replace(f"{{{{$.outputs.artifacts['{name}'].path}}}}", path)
     if re.match(r'\s*\{\s*"(Concat|IfPresent)"', word):
         raise EngineFailure("read as a placeholder")
     for name, value in inputs.items():
@@ -61,6 +68,21 @@ def launcher(word: str, inputs: Mapping[str, str], outputs: Mapping[str, str]) -
     return word
 
 
+def executor_input(inputs: Mapping[str, str], outputs: Mapping[str, str], artifacts: Mapping[str, str]) -> str:
+    """KFP's ExecutorInput for a task with these inputs, and these files of its outputs."""
+    folder = os.path.dirname(next(iter((*outputs.values(), *artifacts.values()))))
+    return json.dumps(
+        {
+            "inputs": {"parameterValues": dict(inputs)},
+            "outputs": {
+                "parameters": {name: {"outputFile": path} for name, path in outputs.items()},
+                "artifacts": {name: {"artifacts": [{"uri": path}]} for name, path in artifacts.items()},
+                "outputFile": f"{folder}/executor_output.json",
+            },
+        }
+    )
+
+
 @dataclass(frozen=True)
 class Container:
     """A container of a compiled pipeline, and what its engine knows when it starts."""
@@ -68,13 +90,14 @@ class Container:
     command: Sequence[str]
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
+    artifacts: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def argv(self) -> list[str]:
         """The command as the process gets it."""
         environ = {"HOME": "/root", "PATH": "/bin", **self.environ}
         words = [kubelet(argo(word), environ) for word in self.command]
-        return [words[0], *(launcher(word, self.inputs, self.outputs) for word in words[1:])]
+        return [words[0], *(launcher(word, self.inputs, self.outputs, self.artifacts) for word in words[1:])]
 
     def run(self, shells: Path | None = None, **options: object) -> subprocess.CompletedProcess[bytes]:
         """The process, for real; ``shells`` is a folder that holds the ``sh`` to use."""

@@ -48,8 +48,8 @@ _DECODE = (
 _UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
 #: Says what is wrong where nothing else could.
 _PYTHON = (
-    "command -v python3 >/dev/null || { echo 'torchx-kfp: results and artifacts need python3 (3.8 or newer) and fsspec "
-    "in the image; publish_results does without' >&2; exit 127; }; "
+    "command -v python3 >/dev/null || { echo 'torchx-kfp: results need python3 and fsspec in the image, or "
+    "publish_results' >&2; exit 127; }; "
 )
 _EXEC = 'exec "$@"'
 

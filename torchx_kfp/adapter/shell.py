@@ -71,15 +71,15 @@ def lift_channels(program: Parts, where: str) -> tuple[str, dict[str, Reference]
             text += part
             _follow(places, part)
             continue
-        place = places[-1]
-        if place not in _EXPANSIONS:
+        unquotable = next((place for place in places if place not in _EXPANSIONS), None)
+        if unquotable:
             raise ChannelError(
-                f"{where} has the pipeline channel {part.name!r} in {place} of a shell program, where its value could "
-                "not be quoted. Put it into a variable first, VALUE=..., and use that there."
+                f"{where} has the pipeline channel {part.name!r} in {unquotable} of a shell program, where its value "
+                "could not be quoted. Put it into a variable first, VALUE=..., and use that there."
             )
         if part not in variables:
             variables[part] = input_name(f"TORCHX_KFP_{part.name.upper()}", variables.values())
-        text += _EXPANSIONS[place].format(variables[part])
+        text += _EXPANSIONS[places[-1]].format(variables[part])
     return text, {name: reference for reference, name in variables.items()}
 
 
@@ -90,7 +90,7 @@ def _follow(places: list[str], text: str) -> None:
         place = places[-1]
         pattern = _TOKENS.get(place, _TOKENS["plain"])
         found = pattern.search(text, position)
-        if found is None:
+        if found is None or place == "a here-document":
             return
         position = found.end()
         token = found.group()
@@ -103,7 +103,7 @@ def _follow(places: list[str], text: str) -> None:
         elif token in ("$(", "("):
             places.append(place if token == "(" and place not in _EXPANSIONS else "plain")
         elif token == ")":
-            if len(places) > 1 and place != "a here-document":
+            if len(places) > 1:
                 places.pop()
                 if place == "an arithmetic expansion" and text.startswith(")", position):
                     position += 1

@@ -1,0 +1,192 @@
+"""Channels in shell programs: variables, so that no value is ever part of a program."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torchx.components import dist, utils
+
+from tests.adapter.apps import compile_pipeline, load, make_app
+from tests.adapter.engines import Container, containers
+from tests.adapter.test_command import shells  # noqa: F401 (a fixture)
+from torchx_kfp import task_from_app
+from torchx_kfp.adapter import shell
+from torchx_kfp.adapter.channels import Reference
+from torchx_kfp.adapter.shell import find_program, lift_channels
+from torchx_kfp.errors import ChannelError
+
+VALUE = Reference("value", None, "value", "STRING")
+HOSTILE = ["a'b", 'a"b', "$(id)", "`id`", "'; id; '", "\\", "a  b", "*", "", "-n", "$HOME", "x\ny", "'\"'\"'", "#", "!"]
+
+
+def lifted(program: str, where: str = "args[1]") -> tuple[str, dict[str, Reference]]:
+    """``{}`` is where the channel stands."""
+    parts: list[str | Reference] = []
+    for index, piece in enumerate(program.split("{}")):
+        parts += [*([VALUE] if index else []), *([piece] if piece else [])]
+    return lift_channels(tuple(parts), where)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "printf '%s\\0' {}",
+        "printf '%s\\0' '{}'",
+        "printf '%s\\0' \"{}\"",
+        "printf '%s\\0' '{}' >&1; # it's a comment",
+        "# it's a comment\nprintf '%s\\0' {}",
+        'echo "a\\"b" >/dev/null; printf "%s\\0" "{}"',
+        "(printf '%s\\0' '{}')",
+        "case x in x) printf '%s\\0' {};; esac",
+        "a=$((1 + 2)); printf '%s\\0' {}",
+        "v={}; printf '%s\\0' \"$v\"",
+        "v=\"$(printf '%s.' '{}')\"; printf '%s\\0' \"${v%.}\"",
+        "for w in '{}'; do printf '%s\\0' \"$w\"; done",
+        "if [ '{}' = '{}' ]; then printf '%s\\0' {}; fi",
+    ],
+)
+@pytest.mark.parametrize("value", HOSTILE)
+def test_a_value_is_one_word_in_every_place(shells: Path, program: str, value: str) -> None:  # noqa: F811
+    text, variables = lifted(program)
+    assert list(variables) == ["TORCHX_KFP_VALUE"]
+    done = subprocess.run(
+        [shells / "sh", "-c", text],
+        env={"PATH": "/usr/bin:/bin", "TORCHX_KFP_VALUE": value},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == (value.encode() + b"\0", b"")
+
+
+def test_bashs_own_quotes() -> None:
+    text, _ = lifted("printf '%s' $'a\\'{}'")
+    for value in HOSTILE:
+        done = subprocess.run(
+            ["bash", "-c", text], env={"TORCHX_KFP_VALUE": value}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"a'{value}"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    before=st.text("'\"\\$()`# \nab;|&<", max_size=6),
+    after=st.text("'\"\\$()`# \nab;|&<", max_size=6),
+)
+@example(before="echo '", after="'")
+def test_no_value_is_ever_a_part_of_the_program(before: str, after: str) -> None:
+    refusal = None
+    try:
+        text, variables = lifted(f"{before}{{}}{after}")
+    except ChannelError as error:
+        refusal = str(error)
+    else:
+        assert variables == {"TORCHX_KFP_VALUE": VALUE}
+        assert text in {
+            before + expansion.format("TORCHX_KFP_VALUE") + after for expansion in shell._EXPANSIONS.values()
+        }
+    assert refusal is None or "of a shell program, where its value could not be quoted" in refusal
+
+
+@pytest.mark.parametrize(
+    ("program", "place"),
+    [
+        ("echo `echo {}`", "backquotes"),
+        ('echo "`echo {}`"', "backquotes"),
+        ("echo $(({} + 1))", "an arithmetic expansion"),
+        ("cat <<END\n{}\nEND", "a here-document"),
+        ("cat <<'END'\nit's {}\nEND", "a here-document"),
+    ],
+)
+def test_places_without_quotes_are_refused(program: str, place: str) -> None:
+    with pytest.raises(
+        ChannelError,
+        match=rf"^args\[1\] has the pipeline channel 'value' in {place} of a shell program, where its value could not "
+        "be quoted. Put it into a variable first",
+    ):
+        lifted(program)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "index"),
+    [
+        ("sh", ["-c", "x"], 1),
+        ("/bin/bash", ["-c", "x"], 1),
+        ("bash", ["-euxo", "pipefail", "-c", "x", "bash", "y"], 3),
+        ("bash", ["-lc", "x"], 1),
+        ("bash", ["--norc", "-c", "x"], 2),
+        ("sh", ["-c", "--", "x"], 2),
+        ("busybox", ["sh", "-c", "x"], 2),
+        ("sh", ["script.sh", "-c", "x"], None),
+        ("sh", ["-e", "script.sh"], None),
+        ("sh", [], None),
+        ("python", ["-c", "x"], None),
+        ("busybox", ["echo", "-c", "x"], None),
+        ("busybox", [], None),
+    ],
+)
+def test_which_argument_is_a_program(entrypoint: str, args: list[str], index: int | None) -> None:
+    assert find_program((entrypoint,), [(arg,) for arg in args]) == index
+
+
+def run_stage(tmp: Path, compiled: str, name: str, **inputs: str) -> Any:
+    return Container(
+        containers(compiled)[name]["command"],
+        inputs={"tracker_base": str(tmp / "results"), **inputs},
+        outputs={"run_id": str(tmp / "run_id")},
+    ).run()
+
+
+@pytest.mark.parametrize("value", ["it's", "'; echo INJECTED; '", "$(echo INJECTED)", "a  b"])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_torchxs_sh_and_ddp_quote_their_arguments(tmp_path: Path, value: str, tracked: bool) -> None:
+    def pipeline(text: str = "", tracker_base: str = "") -> None:
+        base = tracker_base if tracked else None
+        task_from_app(utils.sh("printf", "%s|", f"{text}", f"--x={text}", "$HOME $$"), tracker_base=base)
+        task_from_app(dist.ddp("--x", f"{text}", script="train.py", j="1x1", image="i"), tracker_base=base)
+
+    compiled = compile_pipeline(pipeline)
+    done = run_stage(tmp_path, compiled, "sh", text=value)
+    assert (done.stdout.decode(), done.stderr) == (f"{value}|--x={value}|$HOME $$|", b"")
+    command = containers(compiled)["train"]["command"]
+    program = next(word for word in command if "torchrun" in word)
+    assert program.endswith("train.py --x ''\"${TORCHX_KFP_TEXT}\"''")
+    assert "TORCHX_KFP_TEXT={{$.inputs.parameters['text']}}" in command
+
+
+def test_a_channel_that_is_the_whole_program_is_the_program(tmp_path: Path) -> None:
+    def pipeline(program: str = "") -> None:
+        task_from_app(make_app("run", entrypoint="sh", args=["-c", f"{program}"]))
+
+    compiled = compile_pipeline(pipeline)
+    assert run_stage(tmp_path, compiled, "run", program="echo a; echo b").stdout == b"a\nb\n"
+
+
+def test_text_that_engines_change_may_stand_beside_a_channel_in_a_program(tmp_path: Path) -> None:
+    def pipeline(text: str = "", number: int = 1) -> None:
+        program = f'echo "$(echo {text}) $$" {{{{x}}}} {number}'
+        task_from_app(make_app("run", entrypoint="sh", args=["-c", program], env={"A": "b"}))
+
+    compiled = compile_pipeline(pipeline)
+    done = run_stage(tmp_path, compiled, "run", text="it's", number_int="5")
+    assert re.fullmatch(rb"it's \d+ \{\{x\}\} 5\n", done.stdout), done.stdout
+
+
+def test_two_channels_of_one_name_are_two_variables() -> None:
+    other = Reference("other", None, "value", "NUMBER_INTEGER")
+    text, variables = lift_channels(("echo ", VALUE, " ", other, " ", VALUE), "args[1]")
+    assert variables == {"TORCHX_KFP_VALUE": VALUE, "TORCHX_KFP_VALUE_2": other}
+    assert text == 'echo "${TORCHX_KFP_VALUE}" "${TORCHX_KFP_VALUE_2}" "${TORCHX_KFP_VALUE}"'
+
+
+def test_inputs_keep_their_types() -> None:
+    def pipeline(lr: float = 0.1) -> None:
+        task_from_app(make_app("run", entrypoint="sh", args=["-c", f"echo {lr}"]))
+
+    spec, _ = load(compile_pipeline(pipeline))
+    assert spec["components"]["comp-run"]["inputDefinitions"]["parameters"] == {
+        "lr_float": {"parameterType": "NUMBER_DOUBLE"}
+    }
