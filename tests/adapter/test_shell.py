@@ -19,6 +19,9 @@ from torchx_kfp.adapter.channels import Reference
 from torchx_kfp.adapter.shell import find_program, lift_channels
 from torchx_kfp.errors import ChannelError
 
+#: TorchX's nightly has another name for it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")
+
 VALUE = Reference("value", None, "value", "STRING")
 HOSTILE = ["a'b", 'a"b', "$(id)", "`id`", "'; id; '", "\\", "a  b", "*", "", "-n", "$HOME", "x\ny", "'\"'\"'", "#", "!"]
 

@@ -21,7 +21,7 @@ from torchx_kfp.errors import AppDefError, ChannelError
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
 #: Stands for an input of the component, in text that a component function makes: see ``parameter_text``.
-_PARAMETER = re.compile(r"\{\{parameter:name=(?P<input>\w+);type=(?P<kind>\w+);\}\}", re.ASCII)
+_PARAMETER = re.compile(r"\{\{parameter:input=(?P<input>\w+);kind=(?P<kind>\w+);\}\}", re.ASCII)
 _CHANNELS = re.compile(f"{_CHANNEL.pattern}|{_PARAMETER.pattern}", re.DOTALL)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
 
@@ -122,7 +122,7 @@ def parameter(name: str, kind: str) -> Reference:
 
 def parameter_text(reference: Reference) -> str:
     """Text that stands for an input of a component, as an f-string of KFP does for a channel."""
-    return f"{{{{parameter:name={reference.name};type={reference.type};}}}}"
+    return f"{{{{parameter:input={reference.name};kind={reference.type};}}}}"
 
 
 def parameters_in(text: str) -> tuple[list[str], str]:

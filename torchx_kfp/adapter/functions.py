@@ -39,7 +39,7 @@ _IR_TYPES = {
     dict: "STRUCT",
 }
 #: What is left of a stand-in that was cut to pieces.
-_CUT = re.compile(r"parameter:name=(\w+)", re.IGNORECASE)
+_CUT = re.compile(r"(?:r:input=|input=(?=\w+;kind))(\w+)", re.IGNORECASE)
 
 
 def component_from_function(
@@ -115,7 +115,9 @@ def _check_constants(fn: Callable[..., Any], signature: inspect.Signature, const
             raise AppDefError(f"{_title(fn)} has no parameter {name!r}. Its parameters are: {known}.")
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL and not isinstance(constants[name], list | tuple):
-            raise AppDefError(f"{name}={constants[name]!r} stands for *{name} of {_title(fn)}: give a list.")
+            raise AppDefError(
+                f"{name}={constants[name]!r} stands for *{name} of the function {_name(fn)!r}: give a list."
+            )
 
 
 def _inputs(
@@ -135,8 +137,8 @@ def _inputs(
         kind = _IR_TYPES.get(typing.get_origin(kind) or kind) or _IR_TYPES.get(_not_none(kind))
         if kind is None or not is_input_name(name):
             raise AppDefError(
-                f"The parameter {name!r} of {_title(fn)} has the type {hints.get(name)!r}, which no input of a KFP "
-                f"component has (str, int, float, bool, list, dict). Give it as a constant: "
+                f"The parameter {name!r} of the function {_name(fn)!r} has the type {hints.get(name)!r}, and inputs of "
+                f"KFP components have others (str, int, float, bool, list, dict). Give it as a constant: "
                 f"component_from_function({_name(fn)}, {name}=...)."
             )
         yield name, parameter(name, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -133,10 +134,13 @@ def _refuse(name: str, what: str) -> NoReturn:
     raise MoreThanTextError(name, what)
 
 
-def _refusal(name: str) -> Callable[..., NoReturn]:
+def _refusal(name: str) -> Callable[..., Any]:
     what = f"the operation {name.strip('_')}" if name.startswith("__") else f"its .{name}()"
 
-    def refuse(self: Any, *_: object, **__: object) -> NoReturn:
+    def refuse(self: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(self, Text) and sys._getframe(1).f_globals.get("__name__") == "shlex":
+            # Quotes around a stand-in are what the adapter looks for in shell programs.
+            return getattr(str(self), name)(*args, **options) if name != "__bool__" else True
         _refuse(self._reference.name, what)
 
     return refuse
