@@ -43,12 +43,12 @@ class Stage:
         self.folder = folder
         self.base = str(folder / "results")
         self.results = declared.get("results", {})
-        self.artifacts = declared.get("artifacts", {})
+        self.artifacts = {"metrics": ["system.Metrics", "metrics"], **declared.get("artifacts", {})}
         self.environ = {**os.environ, "TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}
 
     def command(self, *application: str) -> list[str]:
         spec = {"results": self.results, "artifacts": self.artifacts}
-        kinds = {"metrics": "system.Metrics", **{output: title for output, (title, _) in self.artifacts.items()}}
+        kinds = {output: title for output, (title, _) in self.artifacts.items()}
         executor_input = {
             "inputs": {},
             "outputs": {
@@ -182,7 +182,7 @@ def test_what_is_beyond_doubles_loses_no_run(
     stage.record(f'{{"loss": {recorded}, "accuracy": 0.5}}')
     done = stage.run("true")
     assert done.returncode == 0
-    assert done.stderr == f"torchx-kfp: loss is {text} which KFP cannot hold: no metric; as an output {output!r}\n"
+    assert done.stderr == f"torchx-kfp: loss is {text} which KFP cannot hold: no metric, output {output!r}\n"
     assert float(stage.outputs()["loss"]) == output
     assert stage.report()["metrics"]["metadata"] == {"accuracy": 0.5}
     assert Path(stage.base, RUN_ID).read_text() == f'{{"loss": {recorded}, "accuracy": 0.5}}'
@@ -194,7 +194,7 @@ def test_an_int_that_would_arrive_changed_is_refused(program: list[str], tmp_pat
     stage.record(json.dumps({"seed": value}))
     done = stage.run("true")
     assert done.returncode == 1
-    assert f"torchx-kfp: the result seed must be int in {RUN_ID} which recorded {{'seed': {value}}}\n" in done.stderr
+    assert f"torchx-kfp: result seed must be int in {RUN_ID} which recorded {{'seed': {value}}}\n" in done.stderr
     assert not (tmp_path / "out" / "seed").exists()
 
 
@@ -211,7 +211,7 @@ def test_an_int_that_is_not_declared_is_left_out_of_the_metrics(program: list[st
     stage.record(json.dumps({"seed": 2**53 + 1}))
     done = stage.run("true")
     assert done.returncode == 0
-    assert done.stderr.startswith("torchx-kfp: seed is 9007199254740993 which KFP cannot hold: no metric;")
+    assert done.stderr.startswith("torchx-kfp: seed is 9007199254740993 which KFP cannot hold: no metric,")
     assert stage.report()["metrics"]["metadata"] == {}
 
 
@@ -236,7 +236,7 @@ def test_another_type_or_no_result_fails_the_stage(
     done = stage.run("true")
     assert done.returncode == 1
     results = json.loads(Path(stage.base, RUN_ID).read_text())
-    assert done.stderr == (f"torchx-kfp: the result accuracy must be {kind} in {RUN_ID} which recorded {results}\n"), (
+    assert done.stderr == (f"torchx-kfp: result accuracy must be {kind} in {RUN_ID} which recorded {results}\n"), (
         "which, its type, under which run id, and what was recorded"
     )
     assert (tmp_path / "out" / "good").read_text() == "true", "the others are there"
@@ -499,7 +499,10 @@ def test_an_artifact_that_is_not_registered(stage: Stage) -> None:
     stage.register("confusion", "")
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr == f"torchx-kfp: the artifact train/notes must be in {RUN_ID} which registered model confusion\n"
+    assert (
+        done.stderr
+        == f"torchx-kfp: artifact train/notes must be in {RUN_ID} which registered model confusion metrics\n"
+    )
 
 
 def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -> None:

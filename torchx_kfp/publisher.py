@@ -15,8 +15,9 @@ of each output. Each PATH is the local file of the artifact at that place in SPE
 from the environment (``protocol``). Without an application, what another stage has recorded is published.
 
 Results become the files of output parameters. All numbers among them become the metadata of the artifact ``metrics``,
-which is reported in the file for the ExecutorOutput. A launcher of KFP takes no field in it that this message does not
-have (kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``); its ``artifacts`` are the ExecutorInput's.
+which SPEC names first. Artifacts are reported in the file for the ExecutorOutput. A launcher of KFP takes no field in it
+that this message does not have (kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``); its ``artifacts`` are
+the ExecutorInput's.
 """
 
 from __future__ import annotations
@@ -126,31 +127,31 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             if doubles[name] == value:
                 metrics[name] = value
             else:
-                say(name, "is", value, "which KFP cannot hold: no metric; as an output", doubles[name])
+                say(name, "is", value, "which KFP cannot hold: no metric, output", doubles[name])
     for output, (kind, name) in spec["results"].items():
         result: Any = (doubles if kind == "float" else results).get(name)
         if type(result).__name__ != kind or (kind == "int" and not -(2**63) <= result == doubles[name] < 2**63):
             failed = True
-            say("the result", name, "must be", kind, "in", run_id, "which recorded", results)
+            say("result", name, "must be", kind, "in", run_id, "which recorded", results)
         else:
             write(outputs["parameters"][output]["outputFile"], result if kind == "str" else json.dumps(result))
 
-    outputs["artifacts"]["metrics"]["artifacts"][0]["metadata"] = metrics
     # TorchX's layout: torchx.tracker.backend.fsspec
     folder = f"{root}/.torchx_kfp/tracker/{base64.b32encode(run_id.encode()).decode()}/artifacts"
     entries = {}
-    if spec["artifacts"] and store.exists(folder):
+    if len(spec["artifacts"]) > 1 and store.exists(folder):
         for file in sorted(store.ls(folder, False)):
             entry = json.loads(store.cat_file(file), parse_constant=str)
             entries[entry["name"]] = entry
+    entries["metrics"] = {"path": "", "metadata": metrics}
     for (output, (title, name)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
         artifact = outputs["artifacts"][output]["artifacts"][0]
         if name not in entries:
             failed = True
-            say("the artifact", name, "must be in", run_id, "which registered", *entries)
+            say("artifact", name, "must be in", run_id, "which registered", *entries)
             continue
-        artifact["metadata"] = entries[name]["metadata"] or {}
         path = entries[name]["path"]
+        artifact["metadata"] = entries[name]["metadata"] or {}
         # KFP's UI shows the content of these. Local files it has to keep itself.
         if title not in ("system.HTML", "system.Markdown") and "://" in path:
             artifact["uri"] = path
@@ -161,6 +162,8 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
                 source.get(path, target, recursive=True)
             else:  # by itself, or a name with brackets is a pattern
                 source.get_file(path, target)
+        else:  # KFP's local cache takes an artifact without a file for one that is gone
+            write(target, json.dumps(artifact["metadata"]))
     write(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
     return failed
 

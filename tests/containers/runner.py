@@ -43,6 +43,7 @@ class KfpDockerRunner:
         writable: tuple[Path, ...] = (),
         images: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
+        cache: bool = False,
     ) -> dict[str, Any]:
         """The outputs of the pipeline.
 
@@ -52,6 +53,7 @@ class KfpDockerRunner:
             writable: folders of this machine, a tracker base for one, at their own paths in containers.
             images: name of an image in the pipeline -> the image here that stands for it.
             environment: environment variables for all containers.
+            cache: whether KFP's local cache, below ``pipeline_root``, is used. From kfp 2.17 on.
 
         Raises:
             RuntimeError: KFP's runner noticed that a stage failed.
@@ -69,7 +71,7 @@ class KfpDockerRunner:
         with (
             self._named(images or {}),
             self._without_leftovers(run_label),
-            self._executing_locally(runner),
+            self._executing_locally(runner, cache),
             warnings.catch_warnings(),
         ):
             # From kfp 2.17 on: it says that resources are not applied.
@@ -101,7 +103,7 @@ class KfpDockerRunner:
                         raise
 
     @contextmanager
-    def _executing_locally(self, runner: kfp.local.DockerRunner) -> Iterator[None]:
+    def _executing_locally(self, runner: kfp.local.DockerRunner, cache: bool) -> Iterator[None]:
         # While this is set, calling any component in this process runs it.
         before = config.LocalExecutionConfig.instance
         options: dict[str, Any] = {"pipeline_root": str(self.pipeline_root)}
@@ -109,6 +111,8 @@ class KfpDockerRunner:
             # Otherwise a folder is made in the machine's temporary folder, and stays.
             options["workspace_root"] = str(self.pipeline_root / "workspace")
             (self.pipeline_root / "workspace").mkdir(exist_ok=True)
+        if cache:
+            options["enable_caching"] = True
         kfp.local.init(runner=runner, **options)
         try:
             yield

@@ -25,16 +25,18 @@ _RESULT_TYPES = (int, float, bool, str)
 
 @dataclass(frozen=True)
 class Publication:
-    """The outputs of a stage by KFP's names, each with its type and the name under which it is recorded."""
+    """The outputs of a stage by KFP's names, each with its type and the name under which it is recorded.
+
+    The artifact ``metrics`` is always one of them: all numbers that are recorded.
+    """
 
     results: Mapping[str, tuple[type, str]] = field(default_factory=dict)
     artifacts: Mapping[str, tuple[type[dsl.Artifact], str]] = field(default_factory=dict)
 
     @property
     def types(self) -> dict[str, type]:
-        """The type of each output, KFP's artifact of metrics included."""
-        declared = {name: kind for name, (kind, _) in (*self.results.items(), *self.artifacts.items())}
-        return {**declared, METRICS: dsl.Metrics}
+        """The type of each output."""
+        return {name: kind for name, (kind, _) in (*self.results.items(), *self.artifacts.items())}
 
 
 def read_publication(
@@ -82,7 +84,10 @@ def read_publication(
             outputs[output] = name
     return Publication(
         results={output_name(name): (kind, name) for name, kind in (results or {}).items()},
-        artifacts={output_name(name): (kind, name) for name, kind in (artifacts or {}).items()},
+        artifacts={
+            METRICS: (dsl.Metrics, METRICS),
+            **{output_name(name): (kind, name) for name, kind in (artifacts or {}).items()},
+        },
     )
 
 

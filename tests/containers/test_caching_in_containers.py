@@ -1,0 +1,98 @@
+"""KFP's own local cache: whose results are read, and what runs again. From kfp 2.17 on."""
+
+# No annotations from __future__: KFP reads those of pipelines as objects.
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kfp.local
+import pytest
+from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
+
+from tests.containers.images import HOST_IMAGE, REPOSITORY
+from tests.containers.runner import KfpDockerRunner
+from torchx_kfp import task_from_app
+
+pytestmark = pytest.mark.skipif(
+    "enable_caching" not in inspect.signature(kfp.local.init).parameters, reason="this kfp has no local cache"
+)
+
+#: Notes that it has run, and what it read.
+STAGE = """
+import os, sys
+from torchx_kfp.tracking import current_run
+
+run = current_run()
+read = {alias: parent.results()["value"] for alias, parent in run.parents.items()}
+with open(os.path.join(os.path.dirname(os.environ["TORCHX_TRACKER_BASE"]), "log"), "a") as log:
+    print(sys.argv[1], sys.argv[2], os.environ.get("EXTRA", "-"), read, file=log)
+run.put(value=sys.argv[2])
+"""
+
+
+def stage(name: str, value: str, env: dict[str, str] | None = None, image: str = HOST_IMAGE, **options: Any) -> Any:
+    role = Role(name, image, entrypoint="python", args=["-c", STAGE, name, value], env=env or {})
+    return task_from_app(AppDef(name, roles=[role]), results={"value": str}, **options)
+
+
+@pytest.fixture
+def run(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> Callable[..., list[str]]:
+    """Runs the pipeline with these options of its first stage; what has run, and what it read."""
+
+    def run_(value: str = "1", **options: Any) -> list[str]:
+        @dsl.pipeline(name="cached")
+        def cached(tracker_base: str):
+            first = stage("first", value, tracker_base=tracker_base, **options)
+            stage("second", "2", tracker_base=tracker_base, reads=first)
+            stage("third", f"{first.outputs['value']}", tracker_base=tracker_base)
+
+        compiler.Compiler().compile(cached, str(tmp_path / "cached.yaml"))
+        log = tmp_path / "work" / "log"
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("")
+        kfp_docker_runner.run(
+            tmp_path / "cached.yaml",
+            {"tracker_base": str(tmp_path / "work" / "tracker")},
+            writable=(tmp_path / "work",),
+            environment={"PYTHONPATH": str(REPOSITORY)},
+            cache=True,
+        )
+        return sorted(log.read_text().splitlines())
+
+    return run_
+
+
+EVERYTHING = ["first 1 - {}", "second 2 - {'first': '1'}", "third 1 - {}"]
+
+
+def test_a_second_run_takes_what_the_first_recorded(run: Callable[..., list[str]]) -> None:
+    assert run() == EVERYTHING
+    assert run() == []
+
+
+def test_a_changed_argument_runs_again_and_what_reads_it(run: Callable[..., list[str]]) -> None:
+    run()
+    assert run("5") == ["first 5 - {}", "second 2 - {'first': '5'}", "third 5 - {}"]
+    assert run() == [], "the earlier results are still there"
+
+
+def test_a_changed_variable_and_a_changed_image_run_again(
+    run: Callable[..., list[str]], kfp_docker_runner: KfpDockerRunner
+) -> None:
+    run()
+    # What reads the run reads another one; what takes the value takes the same.
+    assert run(env={"EXTRA": "x"}) == ["first 1 x {}", "second 2 - {'first': '1'}"]
+    other = f"{HOST_IMAGE.partition(':')[0]}:other"
+    kfp_docker_runner.client.images.get(HOST_IMAGE).tag(other)
+    try:
+        assert run(image=other) == EVERYTHING[:2]
+    finally:
+        kfp_docker_runner.client.images.remove(other)
+
+
+def test_a_stage_that_is_not_cached_runs_each_time(run: Callable[..., list[str]]) -> None:
+    assert run(cache=False) == EVERYTHING
+    assert run(cache=False) == EVERYTHING[:2], "its value is the same, its run is another"
