@@ -40,5 +40,5 @@ def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed
     with dsl.If(selected.outputs["accuracy"] >= threshold):
         # Reads evaluate too, to come after it.
         stage(apps.deploy(threshold), reads=[selected, evaluated])
-    with dsl.Else():
-        task_from_app(echo(f"Not deployed: {selected.outputs['model']}, {selected.outputs['accuracy']}"), name="keep")
+    with dsl.If(selected.outputs["accuracy"] < threshold):
+        task_from_app(echo("Not good enough to be deployed."), name="keep")

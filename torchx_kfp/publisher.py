@@ -15,9 +15,9 @@ of each output. Each PATH is the local file of the artifact at that place in SPE
 from the environment (``protocol``). Without an application, what another stage has recorded is published.
 
 Results become the files of output parameters. All numbers among them become the metadata of the artifact ``metrics``,
-which SPEC names first. Artifacts are reported in the file for the ExecutorOutput. A launcher of KFP takes no field in it
-that this message does not have (kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``); its ``artifacts`` are
-the ExecutorInput's.
+which SPEC names first. Artifacts are reported in the file for the ExecutorOutput. A launcher of KFP takes no field in
+it that this message does not have (kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``); its ``artifacts``
+are the ExecutorInput's.
 """
 
 from __future__ import annotations

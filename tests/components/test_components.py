@@ -21,6 +21,7 @@ COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
     "digits.component.select": ([], []),
     "digits.component.evaluate": ([], []),
     "digits.component.deploy": (["--threshold", "0.9"], ["--threshold=0.9"]),
+    "sizing.component.size": (["--rows", "10", "--columns", "2"], ["--rows=10", "--columns=2"]),
     "echo.component.echo": (["--message", "hello"], ["echo", "hello"]),
 }
 
@@ -52,7 +53,7 @@ def test_torchx_and_the_adapter_take_it(name: str, found: dict[str, Callable[...
     assert plan.command[-len(expected) :] == tuple(expected) if expected else True
 
 
-@pytest.mark.parametrize("name", [name for name in COMPONENTS if name.startswith("digits")])
+@pytest.mark.parametrize("name", [name for name in COMPONENTS if not name.startswith("echo")])
 def test_starts_an_application_that_is_there(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
     (role,) = materialize_appdef(found[name], COMPONENTS[name][0]).roles
     assert (role.entrypoint, role.args[0]) == ("python", "-m")

@@ -18,7 +18,13 @@ from torchx_kfp import local, task_from_app
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: What the images of the pipelines are in these tests.
-IMAGES = {"busybox:1.36": BUSYBOX_IMAGE, "torchx-kfp-examples:1": HOST_IMAGE}
+IMAGES = {
+    "busybox:1.36": BUSYBOX_IMAGE,
+    "torchx-kfp-examples:1": HOST_IMAGE,
+    "torchx-kfp-publisher:1": HOST_IMAGE,
+}
+#: What KFP's runner may skip: up to 2.16 it takes conditions on outputs of container components for false.
+CONDITIONAL = {"digits": {"deploy"}}
 #: What may differ from run to run.
 VOLATILE = {"fit_seconds"}
 
@@ -125,7 +131,9 @@ def test_containers_record_what_processes_record(
     ours = recorded(tmp_path / "processes")
     assert [stage for stage, _ in ours] == stages
     assert all(results for _, results in ours)
-    assert recorded(tmp_path / "containers") == ours
+    theirs = recorded(tmp_path / "containers")
+    skipped = CONDITIONAL.get(name, set()) - {stage for stage, _ in theirs}
+    assert theirs == [record for record in ours if record[0] not in skipped]
 
 
 @dsl.pipeline(name="hostile")

@@ -22,7 +22,11 @@ from torchx_kfp.local import run
 
 done = run(sys.argv[1], json.loads(sys.argv[2]), output_dir=sys.argv[3])
 done.raise_for_failure()
-print(json.dumps({stage.name: [stage.state, stage.run_id] for stage in done.stages}))
+shown = {
+    stage.name: {name: [artifact.path, artifact.metadata] for name, artifact in stage.artifacts.items()}
+    for stage in done.stages
+}
+print(json.dumps([{stage.name: [stage.state, stage.run_id] for stage in done.stages}, shown]))
 """
 
 
@@ -32,6 +36,8 @@ class Story:
 
     results: dict[str, dict[str, Any]]
     run_ids: dict[str, str]
+    #: Path and metadata of KFP's artifacts.
+    artifacts: dict[str, dict[str, Any]]
 
     @property
     def trials(self) -> dict[str, dict[str, Any]]:
@@ -57,10 +63,10 @@ def _run(path: Path, folder: Path, tracker_base: Path, **arguments: object) -> S
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    stages = json.loads(done.stdout)
+    stages, artifacts = json.loads(done.stdout)
     stages = {name: run_id for name, (state, run_id) in stages.items() if state != "skipped"}
     tracker = FsspecResultTracker(str(tracker_base))
-    return Story({name: tracker[run_id] for name, run_id in stages.items()}, stages)
+    return Story({name: tracker[run_id] for name, run_id in stages.items() if run_id}, stages, artifacts)
 
 
 pytest.importorskip("sklearn", reason="the digits applications need the extra `examples`")
@@ -109,6 +115,22 @@ def test_evaluate_measures_the_selected_model(story: Story) -> None:
     assert 0.9 < story.results["evaluate"]["test_accuracy"] <= 1
 
 
+def test_kfp_shows_metrics_models_and_the_confusion_matrix(story: Story) -> None:
+    for name in (f"trials/train[{index}]" for index in range(4)):
+        artifacts, results = story.artifacts[name], story.results[name]
+        numbers = {key: value for key, value in results.items() if isinstance(value, float)}
+        assert artifacts["metrics"][1] == numbers
+        assert artifacts["model"][0] == results["model"].removeprefix("file://")
+        assert artifacts["model"][1] == {"framework": "scikit-learn", "C": results["C"], "gamma": results["gamma"]}
+    evaluated = story.artifacts["evaluate"]
+    matrix = [row["row"] for row in evaluated["confusion"][1]["confusionMatrix"]["rows"]]
+    accuracy = sum(matrix[digit][digit] for digit in range(10)) / sum(map(sum, matrix))
+    assert accuracy == pytest.approx(story.results["evaluate"]["test_accuracy"])
+    report = Path(evaluated["report"][0]).read_text()
+    assert f"{accuracy:.2%} of the test data were recognised" in report
+    assert report.count("\n| **") == 10
+
+
 def test_deploys_what_is_good_enough(story: Story) -> None:
     assert story.results["deploy"] == {
         "deployed": True,
@@ -123,19 +145,17 @@ def test_tracker_holds_results_and_nothing_else(story: Story, tmp_path_factory: 
     tracker_base = Path(str(model).partition("-artifacts/")[0])
     assert model.is_file()
     files = {str(file.relative_to(tracker_base)) for file in tracker_base.rglob("*") if file.is_file()}
-    assert files == set(story.run_ids.values())
+    assert {file for file in files if not file.startswith(".torchx_kfp/")} == set(story.run_ids.values())
 
 
 def test_does_not_deploy_below_the_threshold(digits: Path, tmp_path: Path) -> None:
     tracker_base = tmp_path / "tracker"
     models = tmp_path / "models"
-    story = _run(digits, tmp_path, tracker_base, threshold=1.01, artifacts=str(models), seed=1, announce=True)
-    assert story.results["deploy"]["deployed"] is False
-    assert story.results["deploy"]["threshold"] == 1.01
+    story = _run(digits, tmp_path, tracker_base, threshold=1.01, artifacts=str(models), seed=1)
+    assert "deploy" not in story.run_ids
+    assert "keep" in story.run_ids
     assert story.results["select"]["accuracy"] == max(trial["accuracy"] for trial in story.trials.values())
     for trial in story.trials.values():
         assert trial["model"].startswith(f"file://{models}/")
-    # The announcement, in a shell script, has read the record of deploy, in Python.
-    (announce,) = [results for name, results in story.results.items() if name.endswith("announce")]
-    record = (tracker_base / story.run_ids["deploy"]).read_text()
-    assert announce == {"bytes": len(f"{record}So it was decided.\n")}
+    (log,) = (tmp_path / "logs").rglob("keep-0/log.txt")
+    assert log.read_text() == "Not good enough to be deployed.\n"

@@ -21,8 +21,10 @@ def test_the_second_stage_reads_what_the_first_recorded(message: str, tmp_path: 
         quiet=True,
     )
     done.raise_for_failure()
-    first, second = done.stages
-    assert (first.name, second.name) == ("first", "second")
+    stages = {stage.name: stage for stage in done.stages}
+    first, published, second = (stages[name] for name in ("first", "publish-first", "second"))
+    assert published.outputs == {"bytes": len(message.encode()) + 1, "run_id": first.run_id}
+    assert published.artifacts["metrics"].metadata == {"bytes": len(message.encode()) + 1}
 
     tracker = FsspecResultTracker(str(tmp_path / "tracker"))
     assert tracker[str(first.run_id)] == {"bytes": len(message.encode()) + 1}

@@ -29,6 +29,7 @@ from torchx_kfp.local.scopes import (
     dag_of,
     inner_names,
     loop_items,
+    parameters_of,
     task_inputs,
     with_defaults,
 )
@@ -176,7 +177,7 @@ class Scheduler:
     def _holds(self, node: Node) -> bool:
         condition = node.task.condition or ""
         try:
-            return compile_condition(condition)(with_defaults(node.component, node.inputs))
+            return compile_condition(condition)(parameters_of(with_defaults(node.component, node.inputs)))
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from typing import Any
 
+from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.conditions import select_field
 from torchx_kfp.local.names import StageNames, is_branches
 from torchx_kfp.local.placeholders import Facts, resolve_value
@@ -180,6 +181,11 @@ def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, 
         if parameter.has_default and name not in inputs
     }
     return {**defaults, **inputs}
+
+
+def parameters_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs without the artifacts among them."""
+    return {name: value for name, value in inputs.items() if not isinstance(value, Artifact)}
 
 
 def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:

@@ -163,7 +163,8 @@ class FsspecStore:
         """What is directly below the base, sorted: keys, and folders of keys with a slash behind."""
         self._fs.invalidate_cache(self._root)
         found = self._list(lambda: self._fs.ls(self._root or self._fs.root_marker, detail=True))
-        return self._below([entry["name"] + "/" * (entry["type"] == "directory") for entry in found])
+        there = self._below([entry["name"] + "/" * (entry["type"] == "directory") for entry in found])
+        return [name for name in there if name != f"{PRIVATE}/"]
 
     def _list(self, action: Callable[[], list[Any]]) -> list[Any]:
         try:

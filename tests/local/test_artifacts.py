@@ -1,0 +1,201 @@
+"""Artifacts of container components: made, reported, handed on."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from kfp import compiler, dsl
+
+from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.local import Artifact, run
+
+MAKE = 'printf %s "$3" >"$1"; printf %s "$4" >"$2"'
+
+
+@dsl.container_component
+def make(model: dsl.Output[dsl.Model], content: str = "weights", report: str = ""):
+    return dsl.ContainerSpec(
+        image="busybox",
+        command=["sh", "-c", MAKE, "sh"],
+        args=[model.path, "{{$.outputs.output_file}}", content, report],
+    )
+
+
+@dsl.container_component
+def show(model: dsl.Input[dsl.Model], out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="busybox",
+        command=["sh", "-c", 'printf "%s|%s|%s|" "$2" "$(cat "$3")" "$4" >"$1"', "sh"],
+        args=[out, model.uri, model.path, model.metadata],
+    )
+
+
+@dsl.container_component
+def show_uri(model: dsl.Input[dsl.Model], out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(
+        image="busybox",
+        command=["sh", "-c", 'printf "%s|%s|%s" "$2" "$3" "$4" >"$1"', "sh"],
+        args=[out, model.uri, "{{$.inputs.artifacts['model'].metadata['epochs']}}", "{{$}}"],
+    )
+
+
+def report(**artifact: object) -> str:
+    return json.dumps({"artifacts": {"model": {"artifacts": [artifact]}}})
+
+
+def test_an_artifact_is_handed_on(execute):
+    @dsl.pipeline
+    def pipeline():
+        made = make(report=report(metadata={"epochs": 3, "name": "é"}))
+        show(model=made.outputs["model"])
+
+    result = execute(pipeline)
+    made, shown = result.stages
+    artifact = made.artifacts["model"]
+    assert isinstance(artifact, Artifact)
+    assert (artifact.type.title, artifact.metadata) == ("system.Model", {"epochs": 3, "name": "é"})
+    assert Path(artifact.uri).read_text() == "weights"
+    assert artifact.uri.startswith(str(result.folder))
+    assert shown.outputs["out"] == f'{artifact.uri}|weights|{{"epochs":3,"name":"é"}}|'
+
+
+def test_an_artifact_on_other_storage(execute):
+    @dsl.pipeline
+    def pipeline():
+        made = make(report=report(uri="s3://models/1", metadata={"epochs": 3}))
+        show_uri(model=made.outputs["model"])
+
+    _, shown = execute(pipeline).stages
+    uri, epochs, executor_input = shown.outputs["out"].split("|")
+    assert (uri, epochs) == ("s3://models/1", "3")
+    (artifact,) = json.loads(executor_input)["inputs"]["artifacts"]["model"]["artifacts"]
+    assert artifact["uri"] == "s3://models/1"
+    assert artifact["type"] == {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"}
+
+
+def test_its_file_is_not_there(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        show(model=make(report=report(uri="s3://models/1")).outputs["model"])
+
+    _, shown = execute_failing(pipeline).stages
+    assert shown.reason == (
+        "takes the file of the artifact 'model', which is at s3://models/1 and is not copied here. Take its URI "
+        "(.uri), and open that in the application"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON: "),
+        ('{"artifacts": {}, "more": 1}', "is not what a launcher of KFP takes: it has the unknown field 'more'"),
+        (report(ur1="x"), "is not what a launcher of KFP takes: the artifact 'model' has the unknown field 'ur1'"),
+        (report(metadata={"loss": float("nan")}), "is not JSON: it holds NaN, which JSON has not"),
+        (report(metadata=[1]), "has metadata of the artifact 'model' that is no object: [1]"),
+        ("[1]", "is not what a launcher of KFP takes: it is [1], and no object"),
+        ('{"artifacts": {"other": {}}}', "has the artifact 'other', which the component does not declare"),
+    ],
+)
+def test_reports_that_a_backend_would_refuse(execute_failing, text, reason):
+    @dsl.pipeline
+    def pipeline(text: str):
+        make(report=text)
+
+    (made,) = execute_failing(pipeline, {"text": text}).stages
+    assert made.reason.startswith(f"wrote a report that {reason}")
+    assert made.reason.endswith("executor_output.json")
+
+
+def test_parameters_in_a_report(execute):
+    @dsl.container_component
+    def both(number: dsl.OutputPath(int), text: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(
+            image="busybox",
+            command=["sh", "-c", 'printf x >"$1"; printf %s "$3" >"$2"', "sh"],
+            args=[text, "{{$.outputs.output_file}}", '{"parameterValues": {"number": 3}}', number],
+        )
+
+    @dsl.pipeline
+    def pipeline():
+        both()
+
+    (stage,) = execute(pipeline).stages
+    assert stage.outputs == {"number": 3, "text": "x"}
+
+
+class Outputs(NamedTuple):
+    model: dsl.Model
+    name: str
+
+
+@dsl.container_component
+def name_of(model: dsl.Input[dsl.Model], out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(image="busybox", command=["sh", "-c", 'cat "$2" >"$1"', "sh"], args=[out, model.path])
+
+
+@dsl.pipeline
+def inner(content: str) -> Outputs:
+    made = make(content=content)
+    return Outputs(model=made.outputs["model"], name=name_of(model=made.outputs["model"]).output)
+
+
+def test_nested_pipelines_conditions_and_loops(execute):
+    @dsl.pipeline
+    def pipeline(go: str = "yes") -> dsl.Model:
+        first = inner(content="a")
+        with dsl.If(go == "yes"):
+            show(model=first.outputs["model"])
+        with dsl.ParallelFor(["x", "y"]) as item:
+            made = make(content=item)
+            name_of(model=made.outputs["model"])
+        return first.outputs["model"]
+
+    result = execute(pipeline)
+    outs = {stage.name: stage.outputs.get("out", "") for stage in result.stages}
+    assert outs["inner/name-of"] == "a"
+    assert "|a|" in outs["show"]
+    assert [outs["name-of[0]"], outs["name-of[1]"]] == ["x", "y"]
+    assert result.outputs == {}
+    assert Path(result.artifacts["Output"].uri).read_text() == "a"
+
+
+def test_lists_of_artifacts_are_refused(tmp_path):
+    @dsl.container_component
+    def use_all(models: dsl.Input[list[dsl.Model]]):
+        return dsl.ContainerSpec(image="busybox", command=["echo"], args=["{{$}}"])
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["x", "y"]) as item:
+            made = make(content=item)
+        use_all(models=dsl.Collected(made.outputs["model"]))
+
+    with pytest.raises(
+        UnsupportedPipelineError, match=r"makes a list of artifacts \(.*read the stages' results in one"
+    ):
+        run(pipeline, output_dir=tmp_path, quiet=True)
+
+
+def test_a_compiled_file_runs_as_well(execute, tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        show(model=make().outputs["model"])
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
+    assert execute(str(tmp_path / "pipeline.yaml")).state == "succeeded"
+
+
+def test_an_artifact_that_is_not_written_has_its_place_all_the_same(execute):
+    @dsl.container_component
+    def nothing(model: dsl.Output[dsl.Model]):
+        return dsl.ContainerSpec(image="busybox", command=["true"], args=[model.uri])
+
+    @dsl.pipeline
+    def pipeline():
+        nothing()
+
+    (artifact,) = [stage.artifacts["model"] for stage in execute(pipeline).stages if stage.artifacts]
+    assert not Path(artifact.uri).exists()
+    assert Path(artifact.uri).parent.is_dir()

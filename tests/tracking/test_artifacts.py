@@ -1,0 +1,113 @@
+"""Artifacts of a run: registered, read again, and the same to torchx's tracker, on every kind of store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchx_kfp import protocol
+from torchx_kfp.backend import create
+from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
+
+
+def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
+    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else str(request.getfixturevalue(f"{request.param}_base"))
+
+
+def test_what_is_registered_is_read(base: str) -> None:
+    run = stage(base)
+    assert run.artifacts() == {}
+    run.add_artifact("model", "s3://models/1", framework="sklearn", classes=[0, 1])
+    run.add_artifact("l2norm/mean", "gs://plots/ü.png")
+    run.add_artifact("confusion", "", rows=[[1]])
+    assert run.artifacts() == {
+        "model": Artifact("model", "s3://models/1", {"framework": "sklearn", "classes": [0, 1]}),
+        "l2norm/mean": Artifact("l2norm/mean", "gs://plots/ü.png"),
+        "confusion": Artifact("confusion", "", {"rows": [[1]]}),
+    }
+    assert stage(base, "p1/train/e2").artifacts() == {}, "another run has its own"
+
+
+def test_of_several_under_one_name_the_last_counts(base: str) -> None:
+    for number in range(3):
+        stage(base).add_artifact("model", f"s3://models/{number}")
+    assert stage(base).artifacts()["model"].path == "s3://models/2"
+
+
+def test_a_reader_finds_those_of_its_parents(base: str) -> None:
+    stage(base).add_artifact("model", "s3://models/1")
+    reader = stage(base, "p1/use/e2", {"train": "p1/train/e1"})
+    assert reader.parent.artifacts()["model"].path == "s3://models/1"
+    with pytest.raises(
+        ResultRefusedError,
+        match=r"'p1/train/e1' is one that this stage reads; a stage registers artifacts of its own run only\. Use "
+        r"current_run\(\)\.add_artifact\(\.\.\.\)",
+    ):
+        reader.parent.add_artifact("model", "x")
+
+
+def test_results_and_artifacts_are_not_in_each_others_way(base: str) -> None:
+    run = stage(base)
+    run.put(accuracy=0.9)
+    run.add_artifact("model", "s3://models/1")
+    run.put(loss=0.1)
+    assert run.results() == {"accuracy": 0.9, "loss": 0.1}
+    assert FsspecResultTracker(base).keys() == ["p1/train/e1"]
+    assert FsspecResultTracker(base).names() == ["p1/"]
+
+
+def test_torchx_reads_and_writes_the_same(base: str) -> None:
+    stage(base).add_artifact("model", "s3://models/1", epochs=3)
+    backend = create(base)
+    assert backend.artifacts("p1/train/e1")["model"].path == "s3://models/1"
+    assert backend.artifacts("p1/train/e1")["model"].metadata == {"epochs": 3}
+    backend.add_artifact("p1/train/e1", "plot", "s3://plots/1")
+    assert stage(base).artifacts()["plot"] == Artifact("plot", "s3://plots/1")
+
+
+def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = stage(tmp_path / "results")
+    run.add_artifact("relative", "models/1")
+    run.add_artifact("path", Path("models") / "2")
+    assert {name: artifact.path for name, artifact in run.artifacts().items()} == {
+        "relative": f"{tmp_path}/models/1",
+        "path": f"{tmp_path}/models/2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "metadata", "text"),
+    [
+        ("", "x", {}, r"An artifact's name is text, such as 'model'\. Got: ''"),
+        (5, "x", {}, r"An artifact's name is text, such as 'model'\. Got: 5"),
+        ("model", None, {}, r"The path of the artifact 'model' is text: a local path or an fsspec URL\. Got: None"),
+        ("model", b"x", {}, r"The path of the artifact 'model' is text"),
+        ("model", "x", {"a": {1}}, r"The metadata of the artifact 'model' cannot be written as JSON: .*set"),
+    ],
+)
+def test_refused(tmp_path: Path, name: Any, path: Any, metadata: dict[str, Any], text: str) -> None:
+    run = stage(tmp_path)
+    with pytest.raises(ResultRefusedError, match=text):
+        run.add_artifact(name, path, **metadata)
+    assert os.listdir(tmp_path) == [], "nothing was written"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"name": "model"}', '{"name": "m", "path": "x", "metadata": 5}'])
+def test_what_is_no_artifact_is_named(tmp_path: Path, content: str) -> None:
+    run = stage(tmp_path)
+    run.add_artifact("model", "s3://models/1")
+    (entry,) = [file for file in tmp_path.rglob("*") if file.is_file()]
+    entry.write_text(content)
+    with pytest.raises(CorruptResultError, match=rf"{entry} is not an artifact's entry: .*Something else wrote it"):
+        run.artifacts()
