@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+
+from torchx_kfp import component_from_function
+from torchx_kfp.errors import AppDefError
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -26,7 +31,8 @@ def example(tmp_path: Path) -> Path:
         name = re.match(r"# (\w+\.py)\n", block)
         if name:
             (tmp_path / name[1]).write_text(block)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["choose.py", "pipeline.py", "train.py"]
+    names = ["choose.py", "evaluate.py", "gate.py", "pipeline.py", "train.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     return tmp_path
 
 
@@ -58,6 +64,47 @@ def test_the_small_example(example: Path) -> None:
     assert (example / "pipeline.yaml").exists()
 
 
+@pytest.mark.parametrize(("threshold", "state"), [("0.9", "succeeded"), ("0.95", "skipped")])
+def test_outputs_of_kfp(example: Path, threshold: str, state: str) -> None:
+    done = call(example, f"torchx-kfp run gate.py --tracker-base results -p threshold={threshold} --json -q")
+    assert done.returncode == 0, done.stderr
+    evaluated, deploy = json.loads(done.stdout)["stages"]
+    outputs = {name: value for name, value in evaluated["outputs"].items() if name != "run_id"}
+    assert outputs == {"accuracy": 0.93, "model_uri": "s3://models/7"}
+    artifacts = evaluated["artifacts"]
+    assert artifacts["metrics"]["metadata"] == {"accuracy": 0.93}
+    assert (artifacts["model"]["uri"], artifacts["model"]["metadata"]) == ("s3://models/7", {"framework": "torch"})
+    assert Path(artifacts["report"]["uri"]).read_text().endswith("93 % were right.")
+    assert deploy["state"] == state
+    if state == "succeeded":
+        assert "['-c', 's3://models/7']" in Path(deploy["log"]).read_text()
+
+
+def test_components_of_functions() -> None:
+    (block,) = [block for block in blocks("python") if "utils.booth" in block]
+    code = f"{block}\nprint(*booth.component_spec.inputs, *echo.component_spec.inputs)"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "x1 x2 trial_idx tracker_base image msg image\n"
+
+
+def test_the_constants_that_torchxs_components_need() -> None:
+    """The table names what the error asks for."""
+    rows = re.findall(r"^\| `(utils\.\w+|dist\.ddp)` \| (.*) \|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [name for name, _ in rows] == ["utils.echo", "utils.sh", "utils.python", "dist.ddp"]
+    needed = {"utils.python": {"m": "app"}, "dist.ddp": {"script": "train.py", "j": "1x1"}}
+    for name, constants in rows:
+        module, function = name.split(".")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(AppDefError) as error:
+                component_from_function(
+                    getattr(importlib.import_module(f"torchx.components.{module}"), function), **needed.get(name, {})
+                )
+        asked = set(re.findall(r"^- '(\w+)': ", str(error.value), re.MULTILINE))
+        named = set(re.findall(r"`(\w+)", constants))
+        assert asked - named <= {"metadata"}, name
+
+
 def environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
@@ -76,7 +123,7 @@ def record(folder: Path) -> None:
 
 def test_reading_and_writing_with_torchx_kfp_and_with_plain_torchx(tmp_path: Path) -> None:
     record(tmp_path)
-    ours, torchx = (block for block in blocks("python") if "run.put(accuracy" in block or "os.environ" in block)
+    ours, torchx = (block for block in blocks("python") if "run.put({" in block or "os.environ" in block)
     for block in (ours, torchx):
         subprocess.run([sys.executable, "-W", "ignore", "-c", block], env=environment(tmp_path), check=True, timeout=60)
         recorded = json.loads((tmp_path / "run" / "this" / "1").read_text())
