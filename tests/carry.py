@@ -64,7 +64,8 @@ def main() -> None:
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         sys.exit("CI is set, and nothing is rewritten there: run this on your machine, and commit what changes.")
     program = small_program()
-    lines = "\n".join(f"    {piece!r}" for piece in textwrap.wrap(program, 110, drop_whitespace=False))
+    pieces = textwrap.wrap(program, 110, drop_whitespace=False)
+    lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)
     CARRIED.write_text(_MODULE.format(digest=digest(), lines=lines), encoding="utf-8")
     print(f"wrote {CARRIED.relative_to(REPOSITORY)}: {len(program)} bytes")
 
