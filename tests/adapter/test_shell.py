@@ -15,7 +15,7 @@ from tests.adapter.engines import Container, containers
 from tests.adapter.test_command import shells  # noqa: F401 (a fixture)
 from torchx_kfp import task_from_app
 from torchx_kfp.adapter import shell
-from torchx_kfp.adapter.channels import Reference
+from torchx_kfp.adapter.references import Reference
 from torchx_kfp.adapter.shell import find_program, lift_channels
 from torchx_kfp.errors import ChannelError
 

@@ -1,5 +1,6 @@
 """The adapter: an AppDef becomes a plan of a stage (pure data), and the plan a KFP component or task.
 
+``references`` what is known at run time only, beside constant text
 ``channels``   finds pipeline channels in an AppDef's values
 ``text``       which constant text engines would change, and the escapes that protect it
 ``macros``     TorchX's macros
@@ -11,6 +12,7 @@
 ``outputs``    results and artifacts that a stage publishes
 ``carried``    the program that publishes them, as commands carry it
 ``command``    the command before the application: run id, protocol variables, arguments byte for byte
+``inputs``     names, types and arguments of a component's inputs
 ``plan``       AppDef -> StagePlan
 ``emit``       StagePlan -> KFP component and task
 ``authoring``  the public functions

@@ -11,7 +11,6 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.channels import Reference, parameter
 from torchx_kfp.adapter.names import is_input_name
 from torchx_kfp.adapter.outputs import read_publication
 from torchx_kfp.adapter.plan import StagePlan, plan_publisher, plan_stage
@@ -25,6 +24,7 @@ from torchx_kfp.adapter.reads import (
     read_tracker_base,
     stage_of,
 )
+from torchx_kfp.adapter.references import Reference, parameter
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 
 Results = Mapping[str, type]

@@ -9,20 +9,18 @@ to KFP as the object that it is.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from kfp import dsl
 from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
 from kfp.dsl.types import type_utils
 
+from torchx_kfp.adapter.references import PARAMETER, Parts, Reference, parameter
 from torchx_kfp.adapter.scope import check_in_scope, pipeline_here
 from torchx_kfp.adapter.text import check_beside_channel, check_word
 from torchx_kfp.errors import AppDefError, ChannelError
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
-#: Stands for an input of the component, in text that a component function makes: see ``parameter_text``.
-_PARAMETER = re.compile(r"\{\{parameter:input=(?P<input>\w+);kind=(?P<kind>\w+);\}\}", re.ASCII)
-_CHANNELS = re.compile(f"{_CHANNEL.pattern}|{_PARAMETER.pattern}", re.DOTALL)
+_CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
 
 #: What f-strings make of objects that are no text -> what to say of them.
@@ -45,33 +43,6 @@ _PLACEHOLDERS = {
         "PIPELINE_ROOT_PLACEHOLDER",
     )
 }
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A value that KFP fills in at run time.
-
-    ``key`` tells equal references; ``argument`` is what the task's input gets: a channel, or text that is one of KFP's
-    placeholders; ``type`` is the IR's name of the type, such as ``NUMBER_INTEGER``. Without an argument it is an input
-    of a component, under this very name, which the caller of the component gives.
-    """
-
-    key: str
-    argument: object
-    name: str
-    type: str
-    #: A reference that the task has to take as well, for KFP to carry this one into the group that the task is in.
-    carrier: Reference | None = None
-
-    def __eq__(self, other: object) -> bool:
-        # A channel's == makes a condition for dsl.If.
-        return isinstance(other, Reference) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-Parts = tuple["str | Reference", ...]
 
 
 def parse(value: object, where: str) -> Parts:
@@ -113,21 +84,6 @@ def parse(value: object, where: str) -> Parts:
         if isinstance(part, str):
             _refuse_lost(part, where)
     return tuple(parts)
-
-
-def parameter(name: str, kind: str) -> Reference:
-    """The input of a component under this name, of this type of the IR."""
-    return Reference(f"parameter {name}", None, name, kind)
-
-
-def parameter_text(reference: Reference) -> str:
-    """Text that stands for an input of a component, as an f-string of KFP does for a channel."""
-    return f"{{{{parameter:input={reference.name};kind={reference.type};}}}}"
-
-
-def parameters_in(text: str) -> tuple[list[str], str]:
-    """The names of the inputs that stand in the text, and the text without them."""
-    return [found["input"] for found in _PARAMETER.finditer(text)], _PARAMETER.sub("", text)
 
 
 def check_parts(parts: Parts, where: str) -> Parts:

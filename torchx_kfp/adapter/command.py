@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.channels import Parts, Reference, check_parts
+from torchx_kfp.adapter.channels import check_parts
+from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.adapter.text import check_word, escape, find_rewritten
 from torchx_kfp.errors import AppDefError
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class
 
-from torchx_kfp.adapter.plan import NO_DEFAULT, StagePlan
+from torchx_kfp.adapter.inputs import NO_DEFAULT
+from torchx_kfp.adapter.plan import StagePlan
 from torchx_kfp.adapter.reads import TRACKER_BASE, Stage, remember_stage
 
 _PYTHON_TYPES = {

@@ -24,9 +24,9 @@ from torchx import specs
 
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.authoring import Artifacts, Results, plan_component
-from torchx_kfp.adapter.channels import Reference, parameter, parameters_in
+from torchx_kfp.adapter.inputs import NO_DEFAULT
 from torchx_kfp.adapter.names import is_input_name
-from torchx_kfp.adapter.plan import NO_DEFAULT
+from torchx_kfp.adapter.references import Reference, parameter, parameters_in
 from torchx_kfp.adapter.standins import MoreThanTextError, Text, Value
 from torchx_kfp.errors import AppDefError
 

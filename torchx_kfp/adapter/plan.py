@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,36 +12,18 @@ from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp import protocol
 from torchx_kfp.adapter import command, fields, macros, names, shell
-from torchx_kfp.adapter.channels import Parts, Reference, check_parts, parse, parse_checked
+from torchx_kfp.adapter.channels import check_parts, parse, parse_checked
 from torchx_kfp.adapter.fields import Resources
+from torchx_kfp.adapter.inputs import NO_DEFAULT, Input, image_inputs, name_inputs, parent
 from torchx_kfp.adapter.outputs import UI_METADATA, Publication, publisher_words, ui_metadata_words
-from torchx_kfp.adapter.reads import RUN_ID, FanIn, Source
+from torchx_kfp.adapter.reads import RUN_ID, Source
+from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The label that KFP's backend puts on every pod of a run.
 _RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
 #: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None before it could.
 _FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
-#: Type of an input -> what its name ends in.
-_SUFFIXES = {
-    "NUMBER_INTEGER": "_int",
-    "NUMBER_DOUBLE": "_float",
-    "BOOLEAN": "_bool",
-    "LIST": "_list",
-    "STRUCT": "_dict",
-}
-
-
-NO_DEFAULT = object()
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input of the component: its type as the IR names it, and what the task passes (None: the caller does)."""
-
-    type: str
-    argument: Any = None
-    default: Any = NO_DEFAULT
 
 
 @dataclass(frozen=True)
@@ -116,7 +98,7 @@ def plan_stage(
     outputs.update({UI_METADATA: dsl.Artifact} if ui_metadata is not None else {})
     parameters = parameters or {}
     parts = [*(tracker_base or ()), *(part for word in words for part in word), *image]
-    inputs = _name_inputs(parameters, sources, parts, outputs)
+    inputs = name_inputs(parameters, sources, parts, outputs)
     stage = names.stage_name(alias)
     ui = () if ui_metadata is None else ui_metadata_words(ui_metadata)
     if tracker_base is None:
@@ -125,7 +107,7 @@ def plan_stage(
         argv = command.tracked_command(
             stage,
             tracker_base,
-            {key: _parent(source, inputs) for key, source in sources.items()},
+            {key: parent(source, inputs) for key, source in sources.items()},
             command.output_placeholder(RUN_ID),
             words,
             inputs,
@@ -137,7 +119,7 @@ def plan_stage(
         key: Input(reference.type, reference.argument, parameters.get(reference, NO_DEFAULT))
         for reference, key in inputs.items()
     }
-    image_text, image_inputs = _image(image, inputs)
+    image_text, further = image_inputs(image, inputs)
     return StagePlan(
         alias=alias,
         stage=stage,
@@ -145,7 +127,7 @@ def plan_stage(
         description=description or f"TorchX application {app.name}, role {role.name}",
         image=image_text,
         command=argv,
-        inputs={**planned, **image_inputs},
+        inputs={**planned, **further},
         outputs=outputs,
         resources=fields.read_resources(role),
         retries=fields.read_retries(role),
@@ -181,9 +163,9 @@ def plan_publisher(
     fields.check_name(alias, "The stage's name")
     parts = parse_checked(image, "image")
     outputs = {RUN_ID: str, **publication.types}
-    inputs = _name_inputs({}, {"stage": source}, [*tracker_base, *parts], outputs)
+    inputs = name_inputs({}, {"stage": source}, [*tracker_base, *parts], outputs)
     stage = names.stage_name(alias)
-    image_text, image_inputs = _image(parts, inputs)
+    image_text, further = image_inputs(parts, inputs)
     return StagePlan(
         alias=alias,
         stage=stage,
@@ -193,14 +175,14 @@ def plan_publisher(
         command=command.publisher_command(
             stage,
             tracker_base,
-            str(_parent(source, inputs)),
+            str(parent(source, inputs)),
             command.output_placeholder(RUN_ID),
             publisher_words(publication, inline=inline),
             inputs,
         ),
         inputs={
             **{key: Input(reference.type, reference.argument) for reference, key in inputs.items()},
-            **image_inputs,
+            **further,
         },
         outputs=outputs,
         cache=cache,
@@ -253,78 +235,6 @@ def _application(
         env.update({variable: (reference,) for variable, reference in lifted.items()})
     args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     return entrypoint, args, env, field_paths
-
-
-def _name_inputs(
-    parameters: Iterable[Reference],
-    sources: Mapping[str, Source],
-    parts: Iterable[str | Reference],
-    taken: Iterable[str],
-) -> dict[Reference, str]:
-    """A name for the input of each reference: the alias of what is read, the channel's own name otherwise.
-
-    KFP's backend merges components whose containers have the same text, whatever their inputs are (kubeflow/pipelines,
-    argocompiler). So a name that stands in the text tells the input's type, and whether a carrier goes with it.
-    """
-    inputs: dict[Reference, str] = {reference: reference.name for reference in parameters}
-    taken = {RUN_ID, *taken, *inputs.values()}
-
-    def add(reference: Reference, wanted: str) -> None:
-        if reference not in inputs:
-            inputs[reference] = names.input_name(wanted, taken)
-            taken.add(inputs[reference])
-            if reference.carrier:
-                add(reference.carrier, _typed_name(reference.carrier))
-
-    for alias, source in sources.items():
-        for reference in _references(source):
-            add(reference, alias)
-    for part in parts:
-        if isinstance(part, Reference):
-            add(part, _typed_name(part))
-    return inputs
-
-
-def _typed_name(reference: Reference) -> str:
-    if reference.argument is None:
-        return reference.name
-    name = f"inner_{reference.name}" if reference.carrier else reference.name
-    return name + _SUFFIXES.get(reference.type, "")
-
-
-def _references(source: Source) -> Sequence[Reference]:
-    run_ids = source.run_ids if isinstance(source, FanIn) else source
-    candidates = run_ids if isinstance(run_ids, tuple) else (run_ids,)
-    return [candidate for candidate in candidates if isinstance(candidate, Reference)]
-
-
-def _parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.RawJson | list[str]:
-    """The run ids of what is read, as the protocol encodes them, with placeholders for what is not known yet."""
-
-    def text(run_id: Reference | str) -> str:
-        return run_id if isinstance(run_id, str) else command.parameter_placeholder(inputs[run_id])
-
-    if not isinstance(source, FanIn):
-        return text(source)
-    if isinstance(source.run_ids, Reference):
-        return protocol.RawJson(text(source.run_ids))
-    return [text(run_id) for run_id in source.run_ids]
-
-
-def _image(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, dict[str, Input]]:
-    """The image's text and the inputs that it needs beyond those of its channels.
-
-    The backend's driver takes an image that holds a placeholder for that one input's value, and drops text around it:
-    such text becomes an input of its own.
-    """
-    text = command.render(image, inputs)
-    references = [part for part in image if isinstance(part, Reference)]
-    if not references:
-        return text, {}
-    if len(image) == 1 and references[0].type == "STRING":
-        return text, {}
-    key = names.input_name("_".join(("image", *(inputs[reference] for reference in references))), inputs.values())
-    return command.parameter_placeholder(key), {key: Input("STRING", text)}
 
 
 def _labels(app: specs.AppDef, role: specs.Role) -> dict[str, str]:

@@ -10,15 +10,8 @@ from weakref import WeakKeyDictionary
 from kfp import dsl
 from kfp.dsl import pipeline_channel
 
-from torchx_kfp.adapter.channels import (
-    Parts,
-    Reference,
-    channel_key,
-    contains_channel,
-    ir_type,
-    parse,
-    parse_checked,
-)
+from torchx_kfp.adapter.channels import channel_key, contains_channel, ir_type, parse, parse_checked
+from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.adapter.scope import check_in_scope, is_in_loop
 from torchx_kfp.adapter.text import check_word, find_rewritten
 from torchx_kfp.errors import ReadsError, TrackerError

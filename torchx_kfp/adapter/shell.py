@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchx_kfp.adapter.channels import Parts, Reference
 from torchx_kfp.adapter.names import input_name
+from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.errors import ChannelError
 
 _SHELLS = ("sh", "bash", "dash", "ash", "ksh", "zsh")

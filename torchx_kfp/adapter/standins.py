@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from torchx_kfp.adapter.channels import Reference, parameter_text
+from torchx_kfp.adapter.references import Reference, parameter_text
 
 #: What text may be made of a stand-in: these are not refused.
 _TEXT = {"__add__", "__class__", "__doc__", "__init__", "__new__", "__str__", "__hash__", "__format__", "__repr__"}

@@ -1,0 +1,51 @@
+"""What a stage's values are made of: constant text, and references to what is known at run time only."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: Stands for an input of the component, in text that a component function makes: see ``parameter_text``.
+PARAMETER = re.compile(r"\{\{parameter:input=(?P<input>\w+);kind=(?P<kind>\w+);\}\}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A value that KFP fills in at run time.
+
+    ``key`` tells equal references; ``argument`` is what the task's input gets: a channel, or text that is one of KFP's
+    placeholders; ``type`` is the IR's name of the type, such as ``NUMBER_INTEGER``. Without an argument it is an input
+    of a component, under this very name, which the caller of the component gives.
+    """
+
+    key: str
+    argument: object
+    name: str
+    type: str
+    #: A reference that the task has to take as well, for KFP to carry this one into the group that the task is in.
+    carrier: Reference | None = None
+
+    def __eq__(self, other: object) -> bool:
+        # A channel's == makes a condition for dsl.If.
+        return isinstance(other, Reference) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+Parts = tuple["str | Reference", ...]
+
+
+def parameter(name: str, kind: str) -> Reference:
+    """The input of a component under this name, of this type of the IR."""
+    return Reference(f"parameter {name}", None, name, kind)
+
+
+def parameter_text(reference: Reference) -> str:
+    """Text that stands for an input of a component, as an f-string of KFP does for a channel."""
+    return f"{{{{parameter:input={reference.name};kind={reference.type};}}}}"
+
+
+def parameters_in(text: str) -> tuple[list[str], str]:
+    """The names of the inputs that stand in the text, and the text without them."""
+    return [found["input"] for found in PARAMETER.finditer(text)], PARAMETER.sub("", text)
