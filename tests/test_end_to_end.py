@@ -273,3 +273,95 @@ def test_a_hundred_stages_in_a_chain(tmp_path: Path) -> None:
 
     result = run_pipeline(pipeline, tmp_path)
     assert recorded(result, "stage-99") == {"n": 100}
+
+
+# Results as outputs of KFP
+
+RECORD = """
+import json, os, sys
+from torchx_kfp.tracking import current_run
+current_run().put(json.loads(sys.argv[1]))
+os.system(sys.argv[2])
+"""
+
+
+def record(name: str, results: str, then: str = "true") -> AppDef:
+    return AppDef(name, roles=[Role(name, image="image", entrypoint="python", args=["-c", RECORD, results, then])])
+
+
+def test_outputs_in_conditions_arguments_fan_ins_and_nested_pipelines(tmp_path: Path) -> None:
+    @dsl.container_component
+    def collect(values: List[float], out: dsl.OutputPath(str)):  # noqa: UP006
+        return dsl.ContainerSpec(image="image", command=["sh", "-c", 'printf %s "$1" >"$0"', out, values])
+
+    @dsl.pipeline(name="inner")
+    def inner(tracker_base: str, rate: float) -> float:
+        results = {"rate": float}
+        return task_from_app(
+            record("inside", f'{{"rate": {rate}}}'), tracker_base=tracker_base, results=results
+        ).outputs["rate"]
+
+    def pipeline(tracker_base: str, rate: float = 0.5) -> None:
+        first = task_from_app(
+            record("first", '{"accuracy": 0.75, "uri": "s3://m/1", "l2norm/mean": 2, "good": true}'),
+            tracker_base=tracker_base,
+            results={"accuracy": float, "uri": str, "l2norm/mean": float, "good": bool},
+        )
+        with dsl.If(first.outputs["accuracy"] >= 0.7), dsl.If(first.outputs["good"] == True):  # noqa: E712
+            use = app("use", "--uri", f"{first.outputs['uri']}", f"{first.outputs['l2norm_mean']}")
+            task_from_app(use, tracker_base=tracker_base)
+        with dsl.Else():
+            task_from_app(app("never"), tracker_base=tracker_base)
+        with dsl.ParallelFor([0.25, 0.5]) as item:
+            trial = task_from_app(record("trial", f'{{"x": {item}}}'), tracker_base=tracker_base, results={"x": float})
+        collect(values=dsl.Collected(trial.outputs["x"]))
+        nested = inner(tracker_base=tracker_base, rate=rate)
+        task_from_app(app("after", f"{nested.output}"), tracker_base=tracker_base)
+
+    result = run_pipeline(pipeline, tmp_path)
+    assert result.state is State.SUCCEEDED
+    stages = {stage.name: stage for stage in result.stages}
+    assert argv(result, "use") == ["--uri", "s3://m/1", "2"]
+    assert stages["never"].state is State.SKIPPED
+    assert stages["collect"].outputs["out"] == "[0.25,0.5]"
+    assert argv(result, "after") == ["0.5"]
+    assert stages["first"].artifacts["metrics"].metadata == {"accuracy": 0.75, "l2norm/mean": 2}
+
+
+@pytest.mark.parametrize(
+    ("results", "then", "code", "last"),
+    [
+        (
+            '{"loss": 1}',
+            "true",
+            1,
+            "torchx-kfp: result accuracy must be float in {run_id} which recorded {{'loss': 1}}",
+        ),
+        ('{"accuracy": "x"}', "true", 1, "must be float in {run_id} which recorded {{'accuracy': 'x'}}"),
+        ('{"accuracy": 1}', "echo no >&2; kill -9 $PPID", 137, "no"),
+        ('{"accuracy": 1}', "echo no >&2; kill -TERM $PPID", 143, "no"),
+    ],
+)
+def test_stages_that_fail(tmp_path: Path, results: str, then: str, code: int, last: str) -> None:
+    def pipeline(tracker_base: str) -> None:
+        task_from_app(record("train", results, then), tracker_base=tracker_base, results={"accuracy": float})
+
+    result = run_pipeline(pipeline, tmp_path)
+    (stage,) = result.stages
+    assert (stage.state, stage.exit_code, stage.outputs) == (State.FAILED, code, {})
+    assert last.format(run_id=stage.run_id) in stage.last_lines()[-1]
+    assert recorded(result, "train") == json.loads(results), "what was recorded is there"
+
+
+def test_a_retry_publishes_what_it_recorded_itself(tmp_path: Path) -> None:
+    once = f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; kill -9 $PPID; }}"
+
+    def pipeline(tracker_base: str) -> None:
+        made = record("train", '{"accuracy": 0.5}', once)
+        made.roles[0].max_retries = 1
+        task_from_app(made, tracker_base=tracker_base, results={"accuracy": float})
+
+    (stage,) = run_pipeline(pipeline, tmp_path).stages
+    assert (stage.state, stage.attempts, stage.outputs["accuracy"]) == (State.SUCCEEDED, 2, 0.5)
+    assert stage.outputs["run_id"] == stage.run_id
+    assert str(stage.run_id).endswith("-1") or stage.pod_name in str(stage.run_id)

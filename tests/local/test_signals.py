@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
 
 from tests.local.components import python, shell
 from tests.local.test_failures import alive
+from torchx_kfp import task_from_app
 from torchx_kfp.errors import LocalRunError
 from torchx_kfp.local import run
 from torchx_kfp.local.signals import ending_signals
@@ -89,6 +91,34 @@ def test_no_process_survives_a_signal(start, tmp_path, number, code):
     assert f"was ended by {signal.Signals(number).name}.\n" in stderr
     assert ("KeyboardInterrupt" in stderr) == (number == signal.SIGINT)
     assert "another exception" not in stderr
+
+
+def test_a_stage_with_results_ends_as_its_application_does(start, tmp_path):
+    """The program around it passes the signal on, once, and waits for the application."""
+    code = f"""
+import os, signal, sys, time
+count = 0
+def end(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGTERM, end)
+open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
+while not count:
+    time.sleep(0.01)
+time.sleep(0.5)
+open({str(tmp_path / "saved")!r}, "w").write(str(count))
+"""
+
+    @dsl.pipeline
+    def pipeline():
+        role = Role("train", image="image:1", entrypoint="python", args=["-c", code])
+        task_from_app(AppDef("train", roles=[role]), tracker_base=str(tmp_path / "results"), results={})
+
+    runner = start(pipeline, 1)
+    runner.send_signal(signal.SIGTERM)
+    runner.communicate(timeout=30)
+    assert (tmp_path / "saved").read_text() == "1"
+    assert not any(alive(pid) for pid in read_pids(tmp_path))
 
 
 def test_stages_have_time_to_end(start, tmp_path):
