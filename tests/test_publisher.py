@@ -43,12 +43,14 @@ class Stage:
         self.folder = folder
         self.base = str(folder / "results")
         self.results = declared.get("results", {})
-        self.artifacts = {"metrics": ["system.Metrics", "metrics"], **declared.get("artifacts", {})}
+        artifacts = {"metrics": ["system.Metrics", "metrics"], **declared.get("artifacts", {})}
+        shown = ("system.HTML", "system.Markdown")
+        self.artifacts = {output: [title, name, int(title in shown)] for output, (title, name) in artifacts.items()}
         self.environ = {**os.environ, "TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}
 
     def command(self, *application: str) -> list[str]:
         spec = {"results": self.results, "artifacts": self.artifacts}
-        kinds = {output: title for output, (title, _) in self.artifacts.items()}
+        kinds = {output: title for output, (title, *_) in self.artifacts.items()}
         executor_input = {
             "inputs": {},
             "outputs": {
@@ -194,7 +196,7 @@ def test_an_int_that_would_arrive_changed_is_refused(program: list[str], tmp_pat
     stage.record(json.dumps({"seed": value}))
     done = stage.run("true")
     assert done.returncode == 1
-    assert f"torchx-kfp: result seed must be int in {RUN_ID} which recorded {{'seed': {value}}}\n" in done.stderr
+    assert f"torchx-kfp: result seed must be int in {RUN_ID} which has {{'seed': {value}}}\n" in done.stderr
     assert not (tmp_path / "out" / "seed").exists()
 
 
@@ -236,7 +238,7 @@ def test_another_type_or_no_result_fails_the_stage(
     done = stage.run("true")
     assert done.returncode == 1
     results = json.loads(Path(stage.base, RUN_ID).read_text())
-    assert done.stderr == (f"torchx-kfp: result accuracy must be {kind} in {RUN_ID} which recorded {results}\n"), (
+    assert done.stderr == (f"torchx-kfp: result accuracy must be {kind} in {RUN_ID} which has {results}\n"), (
         "which, its type, under which run id, and what was recorded"
     )
     assert (tmp_path / "out" / "good").read_text() == "true", "the others are there"
@@ -246,7 +248,7 @@ def test_nothing_recorded_at_all(program: list[str], tmp_path: Path) -> None:
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr.endswith(f"must be float in {RUN_ID} which recorded {{}}\n")
+    assert done.stderr.endswith(f"must be float in {RUN_ID} which has {{}}\n")
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '"x"', "\xff"])
@@ -500,10 +502,7 @@ def test_an_artifact_that_is_not_registered(stage: Stage) -> None:
     stage.register("confusion", "")
     done = stage.run("true")
     assert done.returncode == 1
-    assert (
-        done.stderr
-        == f"torchx-kfp: artifact train/notes must be in {RUN_ID} which registered model confusion metrics\n"
-    )
+    assert done.stderr == f"torchx-kfp: artifact train/notes must be in {RUN_ID} which has model confusion metrics\n"
 
 
 def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -> None:

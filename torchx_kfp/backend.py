@@ -1,4 +1,4 @@
-"""The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage: TorchX's own.
+"""The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage: TorchX's own, but for folder names.
 
 Artifacts, metadata and sources are kept below the tracker base, where the results' keys cannot be and no listing of
 results looks.
@@ -7,18 +7,66 @@ results looks.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from urllib.parse import unquote
 
+import fsspec
 from fsspec.core import url_to_fs
+from torchx.tracker.api import TrackerSource
 from torchx.tracker.backend.fsspec import FsspecTracker
 
 from torchx_kfp import protocol
-from torchx_kfp.tracking.artifacts import TRACKER_FOLDER
+from torchx_kfp.tracking.artifacts import TRACKER_FOLDER, folder_name, unique_name
 from torchx_kfp.tracking.store import open_store
 
 _KEEP = f"{TRACKER_FOLDER}/.keep"
 
 
-def create(config: str | None = None) -> FsspecTracker:
+class _Path:
+    """TorchX's path builder, with names that file systems take for any run id."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def with_run_id(self, run_id: str) -> _Path:
+        return self.with_subpath(folder_name(run_id))
+
+    def with_subpath(self, name: str) -> _Path:
+        return _Path(f"{self._path}/{name}")
+
+    def with_unique_filename(self) -> _Path:
+        return self.with_subpath(unique_name())
+
+    def path(self) -> str:
+        return self._path
+
+
+class StageTracker(FsspecTracker):  # type: ignore[misc]
+    """TorchX's backend on a tracker base."""
+
+    def __init__(self, filesystem: fsspec.AbstractFileSystem, folder: str) -> None:
+        super().__init__(filesystem, folder)
+        self._path_builder = _Path(folder)
+
+    def _read_source_file(self, source_file: str, artifact_name: str | None = None) -> Iterable[TrackerSource]:
+        run_id = unquote(source_file.rpartition("/")[2])
+        names = [line for line in self.fs.cat_file(source_file).decode().split() if line]
+        if not names:
+            return [] if artifact_name else [TrackerSource(run_id, None)]
+        return [TrackerSource(run_id, name) for name in names if artifact_name in (None, name)]
+
+    def run_ids(self, parent_run_id: str | None = None, **_: object) -> Iterable[str]:
+        """The ids of all runs that have anything here, or of those with this parent."""
+        found = []
+        for entry in self.fs.ls(self._path_builder.path(), detail=True):
+            name = entry["name"].rstrip("/").rpartition("/")[2]
+            parent = f"{entry['name'].rstrip('/')}/sources/{folder_name(parent_run_id or '')}"
+            if entry["type"] == "directory" and (not parent_run_id or self.fs.exists(parent)):
+                found.append(unquote(name))
+        return found
+
+
+def create(config: str | None = None) -> StageTracker:
     """The backend of this process.
 
     TorchX calls it through the entry point ``torchx_kfp`` of the group ``torchx.tracker``.
@@ -35,4 +83,4 @@ def create(config: str | None = None) -> FsspecTracker:
     if store.read(_KEEP) is None:
         store.write(_KEEP, b"")
     filesystem, path = url_to_fs(base)
-    return FsspecTracker(filesystem, f"{path.rstrip('/')}/{TRACKER_FOLDER}")
+    return StageTracker(filesystem, f"{path.rstrip('/')}/{TRACKER_FOLDER}")

@@ -5,12 +5,11 @@ The command of a stage with results or artifacts has this program before the app
     python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
 
 It travels in the command, made small (``adapter/carried.py``), so that an image needs python3 (3.8 or newer) and
-fsspec for it, and nothing of torchx-kfp; where the image has it, ``python3 -m torchx_kfp.publisher`` does the same.
-That is why this module imports nothing of the project, is brief in what it says, and does little before the
-application starts.
+fsspec for it, and nothing of torchx-kfp; where the image has it, it can be imported (``inline=False``). That is why this
+module imports nothing of the project, is brief in what it says, and does little before the application starts.
 
-SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name]}}``, KFP's names of
-outputs, and the names under which the application records them. ``{{$}}`` is KFP's ExecutorInput, which names the file
+SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``: KFP's names of
+outputs, the names under which the application records them, and 1 for what KFP's UI shows. ``{{$}}`` is KFP's ExecutorInput, which names the file
 of each output. Each PATH is the local file of the artifact at that place in SPEC. The tracker base and the run id come
 from the environment (``protocol``). Without an application, what another stage has recorded is published.
 
@@ -22,7 +21,6 @@ are the ExecutorInput's.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
@@ -38,11 +36,11 @@ LARGEST = sys.float_info.max
 
 
 def run(command: Sequence[str], /) -> int:
-    """Run the application as a child in a session of its own, and pass signals on to its process group.
+    """Run the application as a child in a session of its own, and pass signals on to it.
 
     A session, because an engine that signals the whole group of this process would otherwise deliver each signal twice.
-    Signals are blocked and waited for: none is lost before the application runs, and as the init of a container this
-    process would not get them otherwise.
+    To the child alone: its handler may need its own workers. Signals are blocked and waited for: none is lost before
+    the application runs, and as the init of a container this process would not get them otherwise.
 
     Returns:
         The application's exit code; 128 + n where signal n has ended it.
@@ -70,10 +68,7 @@ def run(command: Sequence[str], /) -> int:
     while True:
         number = signal.sigwait(signals)
         if number != signal.SIGCHLD:
-            try:
-                os.killpg(pid, number)
-            except OSError:  # it has not made its session yet
-                os.kill(pid, number)
+            os.kill(pid, number)
         for child, status in iter(lambda: os.waitpid(-1, os.WNOHANG), (0, 0)):
             if child == pid:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -81,15 +76,24 @@ def run(command: Sequence[str], /) -> int:
 
 
 def end_leftovers(run_id: str, /) -> None:
-    """Kill what the application has left running: it may hold the stage's output open for ever."""
-    for pid in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environ = file.read().split(b"\0")
-            if f"TORCHX_JOB_ID={run_id}".encode() in environ and int(pid) != os.getpid():
-                os.kill(int(pid), signal.SIGKILL)
-        except (OSError, ValueError):  # gone, another user's, or no process
-            pass
+    """End what the application has left running: it may hold the stage's output open for ever.
+
+    Asked first, since the application of a shell script outlives the shell that a signal has ended; killed after 5 s.
+    """
+    for attempt in range(60):
+        left = False
+        for pid in os.listdir("/proc"):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    environ = file.read().split(b"\0")
+                if f"TORCHX_JOB_ID={run_id}".encode() in environ and int(pid) != os.getpid():
+                    left = True
+                    os.kill(int(pid), 0 if attempt % 50 else 9 if attempt else 15)
+            except (OSError, ValueError):  # gone, another user's, or no process
+                pass
+        if not left:
+            return
+        signal.sigtimedwait((), 0.1)  # sleeps
 
 
 def write(path: str, text: str, /) -> None:
@@ -119,49 +123,53 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     except FileNotFoundError:
         results = {}
     metrics = {}
-    doubles: dict[str, float] = {}
+    doubles = {}
     for name, value in results.items():
         if type(value) in (int, float):
             # In this order: NaN becomes the largest number, as the loss of a training that diverged.
             doubles[name] = float(max(-LARGEST, min(LARGEST, value)))
-            if doubles[name] == value:
+            # Of larger ints KFP's text is that of the double: 1152921504606847000 for 2**60.
+            limit = 2**53 if type(value) is int else LARGEST
+            if -limit <= value <= limit:
                 metrics[name] = value
             else:
                 say(name, "is", value, "which KFP cannot hold: no metric, output", doubles[name])
     for output, (kind, name) in spec["results"].items():
-        result: Any = (doubles if kind == "float" else results).get(name)
-        if type(result).__name__ != kind or (kind == "int" and not -(2**63) <= result == doubles[name] < 2**63):
-            failed = True
-            say("result", name, "must be", kind, "in", run_id, "which recorded", results)
-        else:
+        result = {"float": doubles, "int": metrics}.get(kind, results).get(name)
+        if type(result).__name__ == kind:
             write(outputs["parameters"][output]["outputFile"], result if kind == "str" else json.dumps(result))
+        else:
+            failed = True
+            say("result", name, "must be", kind, "in", run_id, "which has", results)
 
-    # TorchX's layout: torchx.tracker.backend.fsspec
-    folder = f"{root}/.torchx_kfp/tracker/{base64.b32encode(run_id.encode()).decode()}/artifacts"
+    # The layout of ``backend`` and ``tracking.artifacts``.
+    folder = f"{root}/.torchx_kfp/tracker/{run_id.replace('/', '%2F')}/artifacts"
     entries = {}
     if len(spec["artifacts"]) > 1 and store.exists(folder):
         for file in sorted(store.ls(folder, False)):
             entry = json.loads(store.cat_file(file), parse_constant=str)
             entries[entry["name"]] = entry
     entries["metrics"] = {"path": "", "metadata": metrics}
-    for (output, (title, name)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
+    for (output, (_, name, shown)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
         artifact = outputs["artifacts"][output]["artifacts"][0]
         if name not in entries:
             failed = True
-            say("artifact", name, "must be in", run_id, "which registered", *entries)
+            say("artifact", name, "must be", "in", run_id, "which has", *entries)
             continue
         path = entries[name]["path"]
         artifact["metadata"] = entries[name]["metadata"] or {}
-        # KFP's UI shows the content of these. Local files it has to keep itself.
-        if title not in ("system.HTML", "system.Markdown") and "://" in path:
+        # What KFP's UI shows goes by its content. Local files KFP has to keep itself.
+        if not shown and "://" in path:
+            # A launcher fails on s3:// and gs:// outside of its own bucket, and lets other names of them alone.
+            if "://" in artifact["uri"]:
+                path = path.replace("s3://", "s3a://").replace("gs://", "gcs://")
             artifact["uri"] = path
         elif path:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
             source, path = fsspec.core.url_to_fs(path)
-            if source.isdir(path):
-                source.get(path, target, recursive=True)
-            else:  # by itself, or a name with brackets is a pattern
-                source.get_file(path, target)
+            # One by one, or a name with brackets is a pattern.
+            for file in source.find(path) or [path]:
+                write(target + file[len(path) :], "")
+                source.get_file(file, target + file[len(path) :])
         else:  # KFP's local cache takes an artifact without a file for one that is gone
             write(target, json.dumps(artifact["metadata"]))
     write(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))

@@ -329,7 +329,8 @@ def test_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
     compiled = stage(results={"accuracy": float}, inline=False)
     assert PROGRAM not in compiled
     words = containers(compiled)["train"]["command"]
-    assert words[words.index("python3") : words.index("python3") + 3] == ["python3", "-m", "torchx_kfp.publisher"]
+    assert words[words.index("python3") + 1] == "-c"
+    assert "from torchx_kfp import publisher" in words[words.index("python3") + 2]
 
 
 # Sizes

@@ -97,20 +97,70 @@ def test_no_value_is_ever_a_part_of_the_program(before: str, after: str) -> None
 @pytest.mark.parametrize(
     ("program", "place"),
     [
-        ("echo `echo {}`", "backquotes"),
-        ('echo "`echo {}`"', "backquotes"),
-        ("echo $(({} + 1))", "an arithmetic expansion"),
-        ("cat <<END\n{}\nEND", "a here-document"),
-        ("cat <<'END'\nit's {}\nEND", "a here-document"),
+        ("echo `echo {}`", "in backquotes"),
+        ('echo "`echo {}`"', "in backquotes"),
+        ("echo `echo '{}'`", "in backquotes"),
+        ("echo $(({} + 1))", "in arithmetic"),
+        ("echo $(( (1 + 2) * {} ))", "in arithmetic"),
+        ("if (( {} > 1 )); then echo yes; fi", "in arithmetic"),
+        ("echo $[ {} ]", "in arithmetic"),
+        ("[[ {} -eq 1 ]]", r"in \[\[ \]\]"),
+        ("[[ '{}' == a ]]", r"in \[\[ \]\]"),
+        ("echo ${{a[{}]}}", r"in \$\{{\.\.\.\}}"),
+        ('echo "${{x:-{}}}"', r"in \$\{{\.\.\.\}}"),
+        ("cat <<END\n{}\nEND", "in a here-document"),
+        ("cat <<'END'\nit's {}\nEND", "in a here-document"),
+        ('echo "costs ${}"', r"behind '\$'"),
+        ("echo \\{}", r"behind '\\\\'"),
+        ('echo "C:\\{}"', r"behind '\\\\'"),
+        ("eval echo {}", "in 'eval'"),
+        ("eval \"echo '{}'\"", "in 'eval'"),
+        ("true; trap 'echo {}' EXIT", "in 'trap'"),
+        ("let y={}", "in 'let'"),
+        ("read {}", "in 'read'"),
+        ("printf -v {} x", "in 'printf -v'"),
+        ("sh -c 'echo {}'", "in 'sh -c'"),
+        ("true && timeout 5 /bin/bash -eu -c {}", "in 'bash -eu -c'"),
+        ("python3 -c 'print(\"{}\")'", "in 'python3 -c'"),
     ],
 )
 def test_places_without_quotes_are_refused(program: str, place: str) -> None:
+    program, place = (text.replace("{{", "{").replace("}}", "}") if "{{" in text else text for text in (program, place))
     with pytest.raises(
         ChannelError,
-        match=rf"^args\[1\] has the pipeline channel 'value' in {place} of a shell program, where its value could not "
-        "be quoted. Put it into a variable first",
+        match=rf"^args\[1\] has the pipeline channel 'value' {place} of a shell program, where its value could not be "
+        r"quoted\. Put it into a variable first, VALUE=\.\.\., and use that there; or pass it as an argument of its",
     ):
         lifted(program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "trap 'rm -f x' EXIT; printf '%s|' {}",
+        "echo $((1<<2)) >/dev/null; printf '%s|' {}",
+        "echo $(( (1 + 2) * 3 )) $[ 2 ] >/dev/null; printf '%s|' {}",
+        "x=a; echo \"${x/ #/_}\" >/dev/null; printf '%s|' '{}'",
+        "printf '%s|' \"$(case a in a) printf '%s' '{}';; esac)\"",
+        "case b in a) ;; b) x=$(echo y); printf '%s|' {};; esac",
+        "[[ a == a ]] && printf '%s|' {}",
+        "while read -r line; do :; done </dev/null; printf '%s|' {}",
+        "python3 --version >/dev/null; printf '%s|' '{}' # -c",
+        "echo 'C:\\' >/dev/null; printf '%s|' \"a\\\\\" >/dev/null; printf '%s|' {}",
+    ],
+)
+def test_what_looks_alike_is_fine(program: str) -> None:
+    parts: list[str | Reference] = []
+    before, after = program.rsplit("{}", 1)
+    text, _ = lift_channels((before, VALUE, *([after] if after else parts)), "args[1]")
+    for value in ("it's $(id)", "a[$(id)]"):
+        done = subprocess.run(
+            ["bash", "-c", text],
+            env={"PATH": "/usr/bin:/bin", "TORCHX_KFP_VALUE": value},
+            capture_output=True,
+            check=False,
+        )
+        assert (done.stdout, done.stderr) == (value.encode() + b"|", b"")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +179,11 @@ def test_places_without_quotes_are_refused(program: str, place: str) -> None:
         ("python", ["-c", "x"], None),
         ("busybox", ["echo", "-c", "x"], None),
         ("busybox", [], None),
+        ("env", ["A=b", "bash", "-c", "x"], 3),
+        ("/usr/bin/env", ["bash", "-c", "x"], 2),
+        ("timeout", ["10", "/bin/sh", "-ec", "x"], 3),
+        ("tini", ["--", "bash", "--rcfile", "f", "-c", "x"], 5),
+        ("toybox", ["sh", "-c", "x"], 2),
     ],
 )
 def test_which_argument_is_a_program(entrypoint: str, args: list[str], index: int | None) -> None:
@@ -183,6 +238,14 @@ def test_two_channels_of_one_name_are_two_variables() -> None:
     text, variables = lift_channels(("echo ", VALUE, " ", other, " ", VALUE), "args[1]")
     assert variables == {"TORCHX_KFP_VALUE": VALUE, "TORCHX_KFP_VALUE_2": other}
     assert text == 'echo "${TORCHX_KFP_VALUE}" "${TORCHX_KFP_VALUE_2}" "${TORCHX_KFP_VALUE}"'
+
+
+def test_a_variable_of_the_role_is_kept(tmp_path: Path) -> None:
+    def pipeline(x: str = "") -> None:
+        role_env = {"TORCHX_KFP_X": "mine"}
+        task_from_app(make_app("run", entrypoint="sh", args=["-c", f'echo "$TORCHX_KFP_X" {x}'], env=role_env))
+
+    assert run_stage(tmp_path, compile_pipeline(pipeline), "run", x="it's").stdout == b"mine it's\n"
 
 
 def test_inputs_keep_their_types() -> None:

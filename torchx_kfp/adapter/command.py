@@ -3,12 +3,12 @@
 A tracked stage's command is::
 
     env TORCHX_TRACKER_BASE=... [TORCHX_PARENT_RUN_IDS=...] \
-        sh -ec SCRIPT STAGE RUN_ID_FILE [UI_FILE UI_METADATA] [MASK] [PUBLISHER...] WORDS...
+        sh -ec SCRIPT STAGE RUN_ID_FILE [UI_FILE UI_METADATA] [MASK] [env NAME=VALUE...] [PUBLISHER...] WORDS...
 
 ``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
 at run time only. The script makes the run id, writes it to KFP's output, and ends in ``exec WORDS``, so that signals
-and the exit code are the application's. WORDS are the application's entrypoint and arguments, behind an ``env`` of
-their own with the role's variables where it has any: KFP's cache key covers a command, not a container's environment.
+and the exit code are the application's. WORDS are the application's entrypoint and arguments. The role's variables are set
+by an ``env`` before them: KFP's cache key covers a command, not a container's environment.
 PUBLISHER is there where the stage has results or artifacts that become outputs of KFP: it runs WORDS as its child, and
 signals and the exit code pass through it (``torchx_kfp.publisher``).
 
@@ -79,8 +79,8 @@ def check_variable(name: str, where: str) -> None:
 
 def application_words(
     entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str, *, first: bool
-) -> tuple[Parts, ...]:
-    """The application's command line, with its variables set by ``env``.
+) -> tuple[tuple[Parts, ...], tuple[Parts, ...]]:
+    """The words of ``env`` that set the application's variables, and the application's command line.
 
     Args:
         entrypoint: the program.
@@ -100,14 +100,20 @@ def application_words(
             f"The entrypoint of {where} holds '=' ({_show(entrypoint)}), which the `env` before it takes for a "
             "variable. Call it through a shell or a link without '='."
         )
-    return (*prefix, *assignments, entrypoint, *args)
+    return (*prefix, *assignments), (entrypoint, *args)
 
 
 def untracked_command(
-    stage: str, words: Sequence[Parts], inputs: Mapping[Reference, str], *, ui_metadata: Sequence[str] = ()
+    stage: str,
+    variables: Sequence[Parts],
+    words: Sequence[Parts],
+    inputs: Mapping[Reference, str],
+    *,
+    ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The application's words themselves, behind a script only where there is something to do before."""
-    mask, texts = _encode(words, inputs)
+    mask, texts = _encode((*variables, *words), inputs)
+    mask = mask.rstrip("s")
     if not mask and not ui_metadata:
         return texts
     script = (_UI_METADATA if ui_metadata else "") + (_DECODE if mask else "") + _EXEC
@@ -119,6 +125,7 @@ def tracked_command(
     tracker_base: Parts,
     parents: Mapping[str, str | protocol.RawJson | Sequence[str]],
     run_id_file: str,
+    variables: Sequence[Parts],
     words: Sequence[Parts],
     inputs: Mapping[Reference, str],
     *,
@@ -132,12 +139,16 @@ def tracked_command(
         tracker_base: where results are stored.
         parents: the run ids of what is read.
         run_id_file: where the run id is written to, for KFP.
-        words: see ``application_words``.
+        variables: the words before the application's that set its variables.
+        words: the application's; see ``application_words`` for both.
         inputs: the name of each reference's input.
-        publisher: the words of the program around the application, if there is one.
+        publisher: the words of the program around the application, if there is one. It has the application's
+            variables too: they may say how the storage is reached.
         ui_metadata: the path and the escaped text of ``mlpipeline_ui_metadata``, if there is any.
     """
-    mask, texts = _encode(words, inputs)
+    before, assignments = _encode(variables, inputs)
+    after, texts = _encode(words, inputs)
+    mask = (before + "s" * len(publisher) + after).rstrip("s")
     script = (
         _RUN_ID
         + (_FIRST_PARENT if parents else "")
@@ -158,7 +169,8 @@ def tracked_command(
         stage,
         run_id_file,
         *ui_metadata,
-        *(("s" * len(publisher) + mask,) if mask else ()),
+        *((mask,) if mask else ()),
+        *assignments,
         *publisher,
         *texts,
     )
@@ -187,14 +199,14 @@ def publisher_command(
 
 
 def _encode(words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, tuple[str, ...]]:
-    """The words as KFP's text, and a mask with ``b`` for each that is escaped; empty where none is."""
+    """A mask with ``b`` for each word that is escaped and ``s`` for each other, and the words as KFP's text."""
     mask, texts = "", []
     for parts in words:
         text = render(parts, inputs)
         escaped = _is_constant(parts) and find_rewritten(text) is not None
         mask += "b" if escaped else "s"
         texts.append(check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,"))
-    return mask.rstrip("s"), tuple(texts)
+    return mask, tuple(texts)
 
 
 def _is_constant(parts: Parts) -> bool:

@@ -20,6 +20,12 @@ METRICS = "metrics"
 #: The artifact from which KFP's UI takes what it shall show; KFP v1's name for it.
 UI_METADATA = "mlpipeline_ui_metadata"
 
+#: The same program where the image has it. Not ``-m``, which looks for Python's own modules in the working directory.
+_INSTALLED = (
+    "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import publisher;publisher.main(*sys.argv[1:])"
+)
+#: What KFP's UI shows from its content.
+_SHOWN = (dsl.HTML, dsl.Markdown)
 _RESULT_TYPES = (int, float, bool, str)
 
 
@@ -100,11 +106,15 @@ def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...
     """
     spec = {
         "results": {output: [kind.__name__, name] for output, (kind, name) in publication.results.items()},
-        "artifacts": {output: [kind.schema_title, name] for output, (kind, name) in publication.artifacts.items()},
+        "artifacts": {
+            output: [kind.schema_title, name, int(issubclass(kind, _SHOWN))]
+            for output, (kind, name) in publication.artifacts.items()
+        },
     }
     return (
         "python3",
-        *(("-c", PROGRAM) if inline else ("-m", "torchx_kfp.publisher")),
+        "-c",
+        PROGRAM if inline else _INSTALLED,
         _plain_json(spec),
         "{{$}}",
         *(_artifact_path(output) for output in publication.artifacts),

@@ -91,24 +91,25 @@ def plan_stage(
         _refuse_protocol_variables(role, where)
     entrypoint, args, env, field_paths = _application(app, role, where)
     image = parse_checked(role.image, f"image of {where}")
-    words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
+    variables, words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
 
     outputs: dict[str, type] = {} if tracker_base is None else {RUN_ID: str}
     outputs.update(publication.types if publication else {})
     outputs.update({UI_METADATA: dsl.Artifact} if ui_metadata is not None else {})
     parameters = parameters or {}
-    parts = [*(tracker_base or ()), *(part for word in words for part in word), *image]
+    parts = [*(tracker_base or ()), *(part for word in (*variables, *words) for part in word), *image]
     inputs = name_inputs(parameters, sources, parts, outputs)
     stage = names.stage_name(alias)
     ui = () if ui_metadata is None else ui_metadata_words(ui_metadata)
     if tracker_base is None:
-        argv = command.untracked_command(stage, words, inputs, ui_metadata=ui)
+        argv = command.untracked_command(stage, variables, words, inputs, ui_metadata=ui)
     else:
         argv = command.tracked_command(
             stage,
             tracker_base,
             {key: parent(source, inputs) for key, source in sources.items()},
             command.output_placeholder(RUN_ID),
+            variables,
             words,
             inputs,
             publisher=publisher_words(publication, inline=inline) if publication else (),
@@ -230,7 +231,7 @@ def _application(
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     program = shell.find_program(entrypoint, args)
     if program is not None and len(args[program]) > 1:
-        text, lifted = shell.lift_channels(args[program], f"args[{program}] of {where}")
+        text, lifted = shell.lift_channels(args[program], f"args[{program}] of {where}", taken=role.env)
         args[program] = (text,)
         env.update({variable: (reference,) for variable, reference in lifted.items()})
     args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]

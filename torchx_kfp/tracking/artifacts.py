@@ -1,7 +1,7 @@
 """Artifacts of a run: files and folders that it has made, by name, where they are, and what is to be said of them.
 
-Kept in the layout of ``torchx.tracker.backend.fsspec.FsspecTracker``, one file for each registration, so that
-``torchx.tracker.AppRun`` reads and writes the same. A stage that declares them hands them on to KFP.
+Kept in the layout of ``backend``, one file for each registration, so that ``torchx.tracker.AppRun`` reads and writes the
+same. A stage that declares them hands them on to KFP (``publisher``).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from base64 import b32encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.keys import PRIVATE, shown
@@ -28,6 +28,19 @@ class Artifact:
     name: str
     path: str
     metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+def folder_name(run_id: str) -> str:
+    """The run's folder in the backend's: one name, that ``urllib.parse.unquote`` reads back.
+
+    TorchX's own backend has base32, which is more than a file system takes (255 bytes) for run ids of a cluster.
+    """
+    return quote(run_id, safe="")
+
+
+def unique_name() -> str:
+    """A name for the file of one entry, which sorts by time; two that are written at once get two names."""
+    return f"{time.time_ns()}-{os.urandom(4).hex()}"
 
 
 def add_artifact(store: Store, run_id: str, artifact: Artifact) -> None:
@@ -54,8 +67,7 @@ def add_artifact(store: Store, run_id: str, artifact: Artifact) -> None:
             f"The metadata of the artifact {artifact.name!r} cannot be written as JSON: {error}. Use dicts with str "
             "keys, lists, numbers and text."
         ) from None
-    # TorchX's name of such a file is the time; two that register at once get two files here.
-    store.write(f"{_folder(run_id)}/{time.time_ns()}-{os.urandom(4).hex()}", content)
+    store.write(f"{_folder(run_id)}/{unique_name()}", content)
 
 
 def read_artifacts(store: Store, run_id: str) -> dict[str, Artifact]:
@@ -80,4 +92,4 @@ def read_artifacts(store: Store, run_id: str) -> dict[str, Artifact]:
 
 
 def _folder(run_id: str) -> str:
-    return f"{TRACKER_FOLDER}/{b32encode(run_id.encode()).decode()}/artifacts"
+    return f"{TRACKER_FOLDER}/{folder_name(run_id)}/artifacts"
