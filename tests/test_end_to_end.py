@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Dict, List  # noqa: UP035 - the spellings that KFP's text of channels cannot read back
 
@@ -365,3 +366,20 @@ def test_a_retry_publishes_what_it_recorded_itself(tmp_path: Path) -> None:
     assert (stage.state, stage.attempts, stage.outputs["accuracy"]) == (State.SUCCEEDED, 2, 0.5)
     assert stage.outputs["run_id"] == stage.run_id
     assert str(stage.run_id).endswith("-1") or stage.pod_name in str(stage.run_id)
+
+
+@pytest.mark.s3
+def test_variables_of_the_application_say_how_the_storage_is_reached(
+    tmp_path: Path, s3_server: Any, s3_base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    credentials = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    for name in credentials:
+        monkeypatch.delenv(name)
+
+    def pipeline(tracker_base: str) -> None:
+        made = record("train", '{"accuracy": 0.5}')
+        made.roles[0].env = dict(credentials)
+        task_from_app(made, tracker_base=tracker_base, results={"accuracy": float})
+
+    (stage,) = run_pipeline(pipeline, tmp_path, tracker_base=s3_base).stages
+    assert stage.outputs.get("accuracy") == 0.5, stage.last_lines()

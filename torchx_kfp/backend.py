@@ -1,4 +1,4 @@
-"""The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage: TorchX's own, but for folder names.
+"""The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage: TorchX's, but for folders' names.
 
 Artifacts, metadata and sources are kept below the tracker base, where the results' keys cannot be and no listing of
 results looks.

@@ -5,13 +5,14 @@ The command of a stage with results or artifacts has this program before the app
     python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
 
 It travels in the command, made small (``adapter/carried.py``), so that an image needs python3 (3.8 or newer) and
-fsspec for it, and nothing of torchx-kfp; where the image has it, it can be imported (``inline=False``). That is why this
-module imports nothing of the project, is brief in what it says, and does little before the application starts.
+fsspec for it, and nothing of torchx-kfp; where the image has it, it can be imported (``inline=False``). That is why
+this module imports nothing of the project, is brief in what it says, and does little before the application starts.
 
-SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``: KFP's names of
-outputs, the names under which the application records them, and 1 for what KFP's UI shows. ``{{$}}`` is KFP's ExecutorInput, which names the file
-of each output. Each PATH is the local file of the artifact at that place in SPEC. The tracker base and the run id come
-from the environment (``protocol``). Without an application, what another stage has recorded is published.
+SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``, KFP's names
+of outputs, the names under which the application records them, and 1 for what KFP's UI shows. ``{{$}}`` is KFP's
+ExecutorInput, which names the file of each output. Each PATH is the local file of the artifact at that place in SPEC.
+The tracker base and the run id come from the environment (``protocol``). Without an application, what another stage has
+recorded is published.
 
 Results become the files of output parameters. All numbers among them become the metadata of the artifact ``metrics``,
 which SPEC names first. Artifacts are reported in the file for the ExecutorOutput. A launcher of KFP takes no field in
@@ -81,14 +82,14 @@ def end_leftovers(run_id: str, /) -> None:
     Asked first, since the application of a shell script outlives the shell that a signal has ended; killed after 5 s.
     """
     for attempt in range(60):
-        left = False
+        left = 0
         for pid in os.listdir("/proc"):
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
                     environ = file.read().split(b"\0")
                 if f"TORCHX_JOB_ID={run_id}".encode() in environ and int(pid) != os.getpid():
-                    left = True
                     os.kill(int(pid), 0 if attempt % 50 else 9 if attempt else 15)
+                    left = 1
             except (OSError, ValueError):  # gone, another user's, or no process
                 pass
         if not left:
@@ -183,7 +184,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     base = os.environ["TORCHX_TRACKER_BASE"]
     application = words[len(spec["artifacts"]) :]
     if not any(finder.find_spec("fsspec", None) for finder in sys.meta_path):
-        sys.exit("torchx-kfp: results need fsspec in the image")
+        sys.exit("torchx-kfp: the image has no fsspec")
     if application:
         code = run(application)
         end_leftovers(run_id)

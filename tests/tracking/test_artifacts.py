@@ -75,6 +75,23 @@ def test_torchx_reads_and_writes_the_same(base: str) -> None:
     assert stage(base).artifacts()["plot"] == Artifact("plot", "s3://plots/1")
 
 
+def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
+    """36 characters of the run, 63 of the stage, and a pod's name, in one name of a file system: 255 bytes."""
+    run = stage(tmp_path, f"{'r' * 36}/{'s' * 63}/{'p' * 63}")
+    run.add_artifact("model", "s3://models/1")
+    assert run.artifacts()["model"].path == "s3://models/1"
+    backend = create(str(tmp_path))
+    backend.add_artifact(run.id, "plot", "s3://plots/1")
+    backend.add_source(run.id, "kubernetes://default/app", "model")
+    assert list(backend.run_ids()) == [run.id]
+    assert list(backend.run_ids(parent_run_id="kubernetes://default/app")) == [run.id]
+    assert list(backend.run_ids(parent_run_id="other")) == []
+    (source,) = backend.sources(run.id)
+    assert (source.source_run_id, source.artifact_name) == ("kubernetes://default/app", "model")
+    assert list(backend.sources(run.id, "plot")) == []
+    assert set(run.artifacts()) == {"model", "plot"}
+
+
 def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = stage(tmp_path / "results")

@@ -1,28 +1,27 @@
 """``torchx_kfp.publisher`` as an argument of ``python3 -c``. Written by ``make goldens``."""
 
 #: What it was made of: the SHA-256 of that module's text.
-SOURCE = "0cded24169557f5dfba283446a4683b7eb7f594a8aa0c8820a7014b505f1b785"
+SOURCE = "33419203253332dce6b993156522a6e908061d05210991fc92467ab8d0493450"
 
 PROGRAM = (
     'import sys;sys.path=[*filter(None,sys.path)];from zlib import*;from base64 import*;exec(decompress(b64decode("'
-    "jVZtc+I2EP4cfoWPaUdSTjEkN9dpTdWpbcxLXoAL5C53lPE4tgxuwPbI4pIrw3/vSgISrvehX+y1Vi+7z7P7yF9YuiwiWbtl8lvJa3225Hmtx7"
-    "Jc1rJVWQhp/V0VuRVVVpsWlXp7tMrmebRUtkurb3rQr42Yb+utwixPC3sVPdcSnlpXuEec2knANq497nf93nWbaqt3NzJGfzAxxoe7/s6aBLc3"
-    "xrob354frItty7XN4fi73cJ255q0Osy1S7kQPEpCmLeKqkczMfSuh/4VDUjLZ56dFuIRk9pJllp5IS3f8eyKyypLMPnugFF/FLw+4Nh73xl/Of"
-    "b++PBxMLlxx1e0Q1qezZ95/LXEqFogOtVPdBbDQ41b9Z/+rIOtRk97MwjxaZEtuTURaw4gnnSZDuApyiQOwKsy6L5hBywgkcdsucQ+7Sov5In7"
-    "tE2y3MokF3gZrR6SCCapDUpI9+ycevanwbDnDrqE4iZtEkWW3rfPmO/8j4wEl2uRW+cXv75t/wxPC9Yagy8rbrUbjYv3v+hSuMYdtTtEZbUtiE"
-    "lE+ZzjX5r6yIB1IphvorZ85ffsZVbJJBMYNUpRxMjEJsU3/T55yuTCKkqe47SuJzQ2/rbB86+ZKPI6ReIBESjNrtNnXVslgYldlUvA7gH99dxs"
-    "IqK3gXjT+mR46/fuw8uhF/bbbNPZ1m2ex0XCsUKvb0V5YvWwT95A+cy5Bo84AVPEtHagKzdtmvTfN032v+lPY5+/1+fx55iXEg/HgRCFoB+j5Z"
-    "prkzhNw6iqycAxuMKIplxmK55o3jGh9jnRgHaxS30Figft9sgBqQp7dhnJhQ12Hq04dgnlz4BiWDzqYFVJHWBzKXoyGLWdtv0koEiwf8jbnPEB"
-    "n7rEKQUIAkayEPHi+ewxLR0oUJemUJzQ9kASF8LMv8FjeknndEGvVGQ7DUmrqoTyhpOi1sQw3bqmDyyy40Jwey2WoSzCtMILCFARfMPaNohJUu"
-    "FrOwZNUScBzZuHbWNzta1DcDsgrQ54BoXsFOs80TjC2s22dnIHz9ZHbao+UEgBkzc2JLmqsC4lwPoWq2Hco19McX2cujP2BYN64bMRXYFrBAsJ"
-    "acXs4vT0/Ttrv6ayeobWkemXs/h35v/OYudO7eBrpsHtfFAoZxWiPoC9yOKFddUZWXGUK5YXxTJxgG9rxaXIYmoVa1muJaIqDGIC/0TxgLpEBT"
-    "+eIsGr9VJWaPY6j3u2QVp6kfMRDsvhfbdVZQorb4g2XLLP957YYahqIwwZGzhdfDlFZSRgACQCNp5+mk2RiUNBi2b0XiU9YAxVUiDT1HayXpUV"
-    "7KW21XlOTC98wLsQEYW8V+tKWg8c0YEKC9GrPQaLCBC5gcUJM6TaprRCKK2GFFH8yAUQDV1bLqOYgwCAKv580UFk24iEzNIollW9FWh6lVhhwO"
-    "bgQDPyx7lu2WtbV3+FEw2UkpaOkpYKipInUFtLcFFdj6B8/EdF1yEU4Kl4GBd5JaNcMoCBtIIpnyIFI5rNGMhWMEWGRDgd6FBNiBwEUcNolEQy"
-    "UpwYRhWlfwM8GSH0s+L1n6z8Lv49u3Su4x6yyyO35uj1d3Nm6HW1eMCWwStC9hOPKfkBIadwP0KWMsvXSog9FkAZTk0us9Zw+pLLbOd6GSiEom"
-    "IvX5lCHzmNBlI6vrtS9t+w0VpkaOZ4IKYHhqt3yg1337tIGeTFM6+MZx5rQ6vofg/m6QKEY80pKfX+KyqeXnIgP7XTLE9gtBBTbwYd8PltZ9qH"
-    "b2dGESKtVHXMjnz64juUOiyg+w44AkV1g+6no/bZT928Ysw55nNLDvfoRKtoAJ07VHxAUp1DVQ7gFwMg291wU3R0aQFD3R84J7eufxXchp47Dm"
-    "BKD4jr485xszizw79QlH+DK17hEyrFxsgoN3RwkXOiIHQVhL6tsg5VZRDHV012fDtYO52ycs6TvfrDOrngVraK5hyZ36+eIu2SqZ/E1vVBpC73"
-    "W17uboPd5w3wscdiSPYwQwY0oF2lkYdLIdCvzPy4jvbr0/rrEHcaXK4f4DdjYW3crYpw09061mb0RsAlU4NYXrQSheEqyvIwRE6AT307EvOv03"
-    'Ooi38B"),-15))'
+    "jVZnk6s6Ev08/hXclyTN0zBhM37aWsA5T7zB66IYLGzuYKCEPGFd/u/bjYZJG79Ao1boPud0i28iTvNQNy6Efipkoy9SmTV6Isl0I9kUudLW9z"
+    "LPrLC0Wjwv8e3xMlllYYq2y8unatBvzIRvV1sFSRbn9iZ8bCxlbA1pjzmNg7bYufZlv+v3Ri1eWb3rmTH6kytjnF/3n62r9sXYWNeXF6cv1tm+"
+    "6drmcPpht6DVGbFmR7h2oddKhssA5m3C8o4atzea+kPeZk1feHacqzvKGgdJbGW5tnzHs0upy2RJ2YcDZv1Z+/WAj94vnctv773//vDL9tXYvR"
+    "zyDmt6tnyU0X1BSbkmfF49yVEEDxy3fvjpbz+AjaOHvQWE+LBOUmldqa0EEA+6ogrgIUw0bYMXM+h+Ei9YQCJ3SZpSn3fRC3nSPm+xJLMSLRVN"
+    "w83tMoRJuEEB6R6dcs/+PJn23EmXcXrCTxiSVe3bF8J3/o+MlNRblVmnZ3/+tfUzPC1YawyZltJqHR+f/eGPlRRGtIO7Q1RWy4KYVJitJP3jCQ"
+    "6CQE5MxJaPPs9Ok1IvE0XJcaHyiJi4tHqq3gcPiV5beSEzGv9QTTje+ftjmd0nKs9+4ETdEgay7Dp90bUxAcrsskgBt1vy98eTEwL4mDzjH66m"
+    "F37vSzCYekG/JXad/Q+2zKJ8KSki17fCbGn1qM8+gXRWsgKO1UjjOD8xOf/hxKT8l+rT2Kd/YM22OMXD5GMkC02nl22lcsVvwnQrK5M5kHotxr"
+    "ZjAIWRimudbOSyIpwybp+yCskudbmPiHhQZ3cSYCqpZxehXttgZ+FGUpdx+QgQBvmdQPmwxitmsJo8GIBaTst+UKAO6r8kbc44p4cucwoFnYAS"
+    "nato/Xh0FxcOKNPlMagS6h0YkkqZ+WN6yQd8xdd8iJE9N4+4LAsZYYcIm1eiEwImzRG/FaEd5UraW5UGOg/ikq5Zo2J3LFo2dJFlSUd2BM0ETw"
+    "KOd7f7491w/wME9wyk1QHPJNedfJstKxxh7W7fOLiGZ/MGTZQTIoU0jm1IclMCcwbrC4rDtMe/GWXdzN2F+EahbdGjGd+AawYLGWtG4uzw8A+/"
+    "s+o1pdUz1M5MoRxFvwn/NxE517iDj4Pods4R5aQk3OcEqjhaW8POzIrCDFle5+nSAb6tjdQqibiVb3Wx1YRjGMwE/pnTCXcZBn85J0qW21SXZP"
+    "E2jy9iR6qeS5wbOCyD9/UeNQorx6wyXFbn+4XZQYDaCAIhJk6XDuakCBUMaKlg4/nnxZyYOBBasuBfMOmJEKTUiphqtpfbTVHCXrCtyfOqklfz"
+    "nD6HSDjkvdmW2rqVhE8wLMKHNQbrEBAZw+KlMKTaRloBSOtYqzC6kwqIhpIt0jCSUP2Ek5/POoTtj0OlkziMdPlDs13Ri12KAjYvDrJgfz2t6n"
+    "VkV+ov6ZI5z32lg32lBFHKJWgrBRev9MiYI/+d6DqMAzylDKI8K3WYaQEwQDXP5ZwgjGSxEBJutjkxJMLpQAcWIXEI4TgaLkMdIieGUaT0O8CT"
+    "MMa/Iq//SIoP8dfs8lUV91QMXt2Go/ffJwtDr4vNAxNsvxJST3xPyb8j5BAuRshSJ9lWwn6eaIMM5yaXRXM6f81lYVxvBnKFVNTtK0H0iXN8TL"
+    "CJP98l9TdstFUJWTie8F4ZLn+Hbg7vEA326lmVxrOK0DAtu95DeJUA4VhzSsy9f20qHi55JT+24yRbwmiu5t4CKuDrr515H76dBSeENWOomJp8"
+    "/uqrpY4LeF0B70DBaoB6+lA+9dTdG8ac93zu2csFelV10TZU7hT4QPY7L6qcsKYLkD1fb3Py7sYChrr/xnl14frD9kXguZdtmNITbUin8+50yK"
+    "1RExdmT9St8AmwY1NiOjdUcJ5JhhC6CKFvY9YBKoM5PhbZ+9vB0mtpJZtwJVFZ2OGe92HVST3kaiDwp7A5eulNg3qngbkE6s8x0FBDMGU1uhA4"
+    'b/Mud9/cBe3qlZgf1Vm9Pv7hTWR16y22t2lSrq2du8eEdt29Y+1mnxTcLQ2I5bVFkiDYhEkWBMRp00PfDtXqfn4Kcvgn"),-15))'
 )

@@ -1,7 +1,7 @@
 """Artifacts of a run: files and folders that it has made, by name, where they are, and what is to be said of them.
 
-Kept in the layout of ``backend``, one file for each registration, so that ``torchx.tracker.AppRun`` reads and writes the
-same. A stage that declares them hands them on to KFP (``publisher``).
+Kept in the layout of ``backend``, one file for each registration, so that ``torchx.tracker.AppRun`` reads and writes
+the same. A stage that declares them hands them on to KFP (``publisher``).
 """
 
 from __future__ import annotations
