@@ -4,10 +4,14 @@
 # ruff: noqa: UP006, UP035, UP045
 # No annotations from __future__: TorchX and KFP read those of functions.
 
+import copy
 import functools
 import json
+import re
+import shlex
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Dict, List, Optional
@@ -350,6 +354,157 @@ def as_key(name: str) -> specs.AppDef:
     return show("x", env={f"{name}": "1"})
 
 
+OPTIONS = {"adam": "fast", "sgd": "slow"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "show(*shlex.split(x))",
+        "show(OPTIONS.get(x, 'none'))",
+        "show('known' if x in {'adam'} else 'unknown')",
+        "show(*str(x).split(','))",
+        "show(*(x + ',b').split(','))",
+        "show(str(x).replace('-', '_'))",
+        "show(f' {x}'.strip().title())",
+        "show('yes' if isinstance(x, Path) or type(x) is str else 'no')",
+        "show(f'{x!r}')",
+        "show(f'{[x]}')",
+        "show('%.3s' % (x,))",
+        "show(f'{x!s:>60}')",
+        "show(re.sub(r'[^a-z0-9]', '-', x))",
+        "show('digits' if re.match(r'\\d+', x) else 'none')",
+        "show(Path(x).name)",
+        "show(bytes(x, 'utf8').hex())",
+        "show(urllib.parse.quote(x))",
+        "show(str(hash(x)))",
+        "show(json.dumps({'x': x}))",
+        "show(swallow(x))",
+        "show(swallow_value_error(x))",
+        "show(image='a:1' if str(x) == '7' else 'b:1')",
+    ],
+)
+def test_nothing_is_silently_built_of_a_placeholder(body: str) -> None:
+    """Whatever does not go through as text is refused, however it is asked for."""
+    names = {**globals(), "shlex": shlex, "re": re, "urllib": urllib}
+    exec(f"def function(x: str):\n    return {body}", names)  # noqa: S102 - the bodies above
+    with pytest.raises(AppDefError, match=r"- 'x': |It was called with stand-ins for its inputs \(x\)"):
+        component_from_function(names["function"])
+
+
+def swallow(x: Any) -> str:
+    try:
+        return str(x * 2)
+    except Exception:
+        return "1"
+
+
+def swallow_value_error(x: Any) -> str:
+    try:
+        return str(int(str(x)))
+    except ValueError:
+        return "1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("int", "show(f'{n!r}')"),
+        ("int", "show(f'{[n]}')"),
+        ("int", "show({1: 'one'}.get(n, 'many'))"),
+        ("float", "show('float' if isinstance(n, float) else 'other')"),
+        ("bool", "show('yes' if n is True else 'no')"),
+        ("bool", "show('yes' if str(n) == 'True' else 'no')"),
+        ("int", "show(swallow(n))"),
+        ("float", "show(json.dumps({'n': n}))"),
+        ("list", "show(*map(str, n))"),
+        ("dict", "show(env=n)"),
+    ],
+)
+def test_nor_of_other_types(kind: str, body: str) -> None:
+    names = dict(globals())
+    exec(f"def function(n: {kind}):\n    return {body}", names)  # noqa: S102 - the bodies above
+    with pytest.raises(AppDefError, match=r"- 'n': |It was called with stand-ins for its inputs \(n\)"):
+        component_from_function(names["function"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "show(x, f'--x={x}', '--x=' + x, '--x=%s' % x, '{}'.format(x), ''.join([x, '/y']), str(x))",
+        "show(copy.deepcopy([x])[0])",
+        "show(env={'X': x}, image='repo/app:' + x)",
+        "utils.sh('echo', x, f'--x={x}')",
+        "specs.AppDef('a', roles=[specs.Role('a', 'i', entrypoint='sh', args=['-c', f'echo {x} && echo \"{x}\"'])])",
+        "specs.AppDef('a', roles=[specs.Role('a', 'i', entrypoint='sh', args=['-c', 'echo ' + shlex.quote(x)])])",
+    ],
+)
+def test_text_in_every_way(body: str) -> None:
+    names = {**globals(), "shlex": shlex, "copy": copy}
+    exec(f"def function(x: str):\n    return {body}", names)  # noqa: S102 - the bodies above
+    assert "x" in inputs_of(component_from_function(names["function"]))
+
+
+def test_an_image_in_text(tmp_path: Path) -> None:
+    def tagged(tag: str = "1") -> specs.AppDef:
+        return show("x", image=f"repo/app:{tag}")
+
+    component = component_from_function(tagged)
+    path = tmp_path / "tagged.yaml"
+    compiler.Compiler().compile(component, str(path))
+    loaded = components.load_component_from_file(str(path))
+    assert inputs_of(loaded) == {"tag": ("String", "1")}
+    for use in (component, loaded):
+
+        def pipeline(tag: str) -> None:
+            use(tag=tag)  # noqa: B023
+
+        done = local.run(dsl.pipeline(pipeline), {"tag": "7"}, output_dir=tmp_path / "runs", quiet=True)
+        done.raise_for_failure()
+    spec, _ = load(compile_pipeline(lambda: component(tag="7") and None))
+    task = spec["root"]["dag"]["tasks"]["show"]["inputs"]["parameters"]
+    assert task["image_tag"]["runtimeValue"]["constant"] == "repo/app:{{$.inputs.parameters['tag']}}"
+    (executor,) = spec["deploymentSpec"]["executors"].values()
+    assert executor["container"]["image"] == "{{$.inputs.parameters['image_tag']}}"
+
+
+def test_types_come_from_defaults_too() -> None:
+    def untyped(a, b=3, c=0.5, d=True, e="x"):  # type: ignore[no-untyped-def]
+        return show(f"{a}{b}{c}{d}{e}")
+
+    assert {name: kind for name, (kind, _) in inputs_of(component_from_function(untyped)).items()} == {
+        "a": "String",
+        "b": "Integer",
+        "c": "Float",
+        "d": "Boolean",
+        "e": "String",
+    }
+
+
+@pytest.mark.parametrize(
+    "default", ["float = float('nan')", "float = float('-inf')", "int = 2**70", "int = 'x'", "str = 5", "bool = 1"]
+)
+def test_defaults_that_kfp_cannot_pass_on(default: str) -> None:
+    names = dict(globals())
+    exec(f"def function(a: {default}):\n    return show(f'{{a}}')", names)  # noqa: S102 - the defaults above
+    with pytest.raises(
+        AppDefError, match=r"The parameter 'a' of the function 'function' has the default .*, which KFP"
+    ):
+        component_from_function(names["function"])
+
+
+def test_what_a_function_raises_is_said_with_its_line() -> None:
+    def fails(x: str) -> specs.AppDef:
+        return show({"a": "b"}["c"], x)
+
+    with pytest.raises(
+        AppDefError,
+        match=rf"The function 'fails' failed with KeyError: 'c' \({__file__}:\d+\)\. It was called with stand-ins for "
+        r"its inputs \(x\), .* component_from_function\(fails, NAME=\.\.\.\)",
+    ):
+        component_from_function(fails)
+
+
 @pytest.mark.parametrize(
     ("function", "parameter", "what", "line"),
     [
@@ -358,7 +513,7 @@ def as_key(name: str) -> specs.AppDef:
         (comparison, "mode", "the operation eq", 'return show("a" if mode == "fast" else "b")'),
         (truth, "flag", "the operation bool", 'return show(*(["--flag"] if flag else []))'),
         (pieces, "image", r"its \.split\(\)", 'return show("x", image=image.split(":")[0])'),
-        (cut, "path", "in pieces", "return show(str(Path(path).name), str(path)[3:])"),
+        (cut, "path", "what is built is not its text", "return show(str(Path(path).name), str(path)[3:])"),
         (formatted, "lr", r"the format '\.3f'", 'return show(f"{lr:.3f}")'),
         (iterated, "items", "the operation iter", "return show(*[str(item) for item in items])"),
         (named, "name", "in the name or the metadata of the AppDef", "app.name = name"),

@@ -122,6 +122,7 @@ def test_no_value_is_ever_a_part_of_the_program(before: str, after: str) -> None
         ("sh -c 'echo {}'", "in 'sh -c'"),
         ("true && timeout 5 /bin/bash -eu -c {}", "in 'bash -eu -c'"),
         ("python3 -c 'print(\"{}\")'", "in 'python3 -c'"),
+        ("sh -c 'echo '{}", "in 'sh -c'"),
     ],
 )
 def test_places_without_quotes_are_refused(program: str, place: str) -> None:
@@ -143,6 +144,8 @@ def test_places_without_quotes_are_refused(program: str, place: str) -> None:
         "x=a; echo \"${x/ #/_}\" >/dev/null; printf '%s|' '{}'",
         "printf '%s|' \"$(case a in a) printf '%s' '{}';; esac)\"",
         "case b in a) ;; b) x=$(echo y); printf '%s|' {};; esac",
+        "python3 -c 'import sys; sys.stdout.write(sys.argv[1] + \"|\")' {}",
+        'sh -c \'printf "%s|" "$1"\' sh {}',
         "[[ a == a ]] && printf '%s|' {}",
         "while read -r line; do :; done </dev/null; printf '%s|' {}",
         "python3 --version >/dev/null; printf '%s|' '{}' # -c",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.pipelines import regenerate
 from torchx_kfp import local
@@ -47,8 +48,16 @@ def test_sized(tmp_path: Path, rows: int, memory: str, cpu: str, gpus: str, imag
 
 
 def test_sized_asks_for_what_is_decided() -> None:
-    """What KFP compiles the channels to: a type of accelerator without a count would vanish."""
+    """What KFP compiles the channels to: an accelerator whose count is no str would vanish."""
     text = regenerate.compile_text(regenerate.REPOSITORY / "pipelines" / "sized.py")
-    for name in ("cpu", "memory", "gpus"):
-        assert f"{{{{$.inputs.parameters['pipelinechannel--size-{name}']}}}}" in text.replace("''", "'")
-    assert "resourceCount: " in text or "acceleratorCount" in text or "count: " in text
+    executors = next(iter(yaml.safe_load_all(text)))["deploymentSpec"]["executors"]
+    resources = executors["exec-fit"]["container"]["resources"]
+    asked = (
+        resources["resourceCpuLimit"],
+        resources["resourceMemoryLimit"],
+        resources["accelerator"]["resourceCount"],
+    )
+    assert asked == tuple(
+        f"{{{{$.inputs.parameters['pipelinechannel--size-{name}']}}}}" for name in ("cpu", "memory", "gpus")
+    )
+    assert executors["exec-fit"]["container"]["image"] == "{{$.inputs.parameters['size_image']}}"

@@ -12,7 +12,7 @@ from torchx import specs
 
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.names import is_input_name
-from torchx_kfp.adapter.outputs import read_publication
+from torchx_kfp.adapter.outputs import METRICS, read_publication
 from torchx_kfp.adapter.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.adapter.reads import (
     RUN_ID,
@@ -25,7 +25,7 @@ from torchx_kfp.adapter.reads import (
     stage_of,
 )
 from torchx_kfp.adapter.references import Reference, parameter
-from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
 Results = Mapping[str, type]
 Artifacts = Mapping[str, type[dsl.Artifact]]
@@ -275,6 +275,10 @@ def plan_component(
             raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage an alias of its own.")
         sources[alias] = parameter(alias, "STRING")
     taken = {RUN_ID, *sources, *own}
+    if METRICS in own and (results is not None or artifacts is not None):
+        raise OutputsError(
+            f"The input {METRICS!r} of the component has the name of the artifact that shows its results. Rename it."
+        )
     tracked = bool(tracked or sources or results is not None or artifacts is not None)
     if tracked:
         if own & {TRACKER_BASE, RUN_ID}:
@@ -292,7 +296,7 @@ def plan_component(
         **options,
     )
     for key, planned in plan.inputs.items():
-        if planned.argument is not None:
+        if planned.argument is not None and not isinstance(planned.argument, str):
             raise ChannelError(
                 f"AppDef {app.name!r} holds the pipeline channel {key!r}. A component is made of a static AppDef, to "
                 "be used in any pipeline: call task_from_app in the pipeline function instead."

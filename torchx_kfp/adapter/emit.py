@@ -39,7 +39,7 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
         # The backend of KFP 2.17 fills no placeholder of an input that is left to its default.
-        task = super().__call__(*args, **{**_defaults(self._plan), **inputs})
+        task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
         return _configure(task, self._plan, inputs.get(TRACKER_BASE))
 
     @property
@@ -86,12 +86,19 @@ def _pipeline_of(plan: StagePlan) -> Any:
     def body(*inputs: Any) -> Any:
         # Another name than the pipeline's, or KFP loads the file as the bare container.
         component = _container_component(plan, f"{plan.component}-stage")
-        task = _configure(component(**dict(zip(plan.inputs, inputs, strict=True))), plan)
+        given = dict(zip((parameter.name for parameter in parameters), inputs, strict=True))
+        task = _configure(component(**_fixed(plan), **given), plan)
         return outputs(**{name: task.outputs[name] for name in plan.outputs}) if plan.outputs else None
 
+    parameters = [parameter for parameter in _inputs(plan) if parameter.name not in _fixed(plan)]
     returns = outputs if plan.outputs else inspect.Signature.empty
-    function = _function(plan.component, plan.description, _inputs(plan), body, returns)
+    function = _function(plan.component, plan.description, parameters, body, returns)
     return dsl.pipeline(name=plan.component)(function)
+
+
+def _fixed(plan: StagePlan) -> dict[str, str]:
+    """What every task of the component passes: text that KFP makes of its other inputs."""
+    return {key: planned.argument for key, planned in plan.inputs.items() if isinstance(planned.argument, str)}
 
 
 def _defaults(plan: StagePlan) -> dict[str, Any]:

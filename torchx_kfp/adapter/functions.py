@@ -1,8 +1,8 @@
 """TorchX component functions as KFP components: the function's parameters become the component's inputs.
 
 The function is called with stand-ins for what is known at run time only. As text, a stand-in is KFP's placeholder of
-that input; whatever else is asked of it is refused, with the line that asks. So the AppDef that the function builds is
-the one that it would build of any value.
+that input; what else is asked of it is refused, with the line that asks. Then the function is called with a few real
+values for each input: what it builds of them has to be what it has built, with their text in place of the placeholder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import copy
 import dataclasses
 import functools
 import inspect
-import re
+import math
+import shlex
 import textwrap
 import traceback
 import types
@@ -26,7 +27,8 @@ from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.authoring import Artifacts, Results, plan_component
 from torchx_kfp.adapter.inputs import NO_DEFAULT
 from torchx_kfp.adapter.names import is_input_name
-from torchx_kfp.adapter.references import Reference, parameter, parameters_in
+from torchx_kfp.adapter.references import Reference, fill_parameters, parameter, parameters_in
+from torchx_kfp.adapter.shell import find_program
 from torchx_kfp.adapter.standins import MoreThanTextError, Text, Value
 from torchx_kfp.errors import AppDefError
 
@@ -38,8 +40,15 @@ _IR_TYPES = {
     list: "LIST",
     dict: "STRUCT",
 }
-#: What is left of a stand-in that was cut to pieces.
-_CUT = re.compile(r"(?:r:input=|input=(?=\w+;kind))(\w+)", re.IGNORECASE)
+#: Values that a function is tried with, of each type: it has to build the same of them as of their text.
+_PROBES: dict[str, tuple[object, ...]] = {
+    "STRING": ("Probe-A,b c:1/x.Y_", 'it\'s "2" ${h} %s', "7"),
+    "NUMBER_INTEGER": (7, 12),
+    "NUMBER_DOUBLE": (0.25, 3.5),
+    "BOOLEAN": (True, False),
+    "LIST": ([1, 2], ["a"]),
+    "STRUCT": ({"k": 1}, {"a": "b"}),
+}
 
 
 def component_from_function(
@@ -60,7 +69,8 @@ def component_from_function(
     that are given as constants. An input is text to the function: it may go into the entrypoint, the args, the values
     of env and the image, also inside of other text, and its value is filled in when the component runs, as KFP writes
     it (``true``, ``0.1``, JSON). What the function asks a parameter's value for (arithmetic, a comparison, a number of
-    replicas) must be a constant. A parameter with the default None stays None, unless it is given.
+    replicas) must be a constant. A parameter with the default None stays None, unless it is given. The function is
+    called several times.
 
     Args:
         fn: such as ``torchx.components.utils.echo``.
@@ -133,7 +143,7 @@ def _inputs(
             continue
         if declared.default is None:
             continue
-        kind = hints.get(name, str)
+        kind = hints.get(name, str if declared.default is declared.empty else type(declared.default))
         kind = _IR_TYPES.get(typing.get_origin(kind) or kind) or _IR_TYPES.get(_not_none(kind))
         if kind is None or not is_input_name(name):
             raise AppDefError(
@@ -141,7 +151,20 @@ def _inputs(
                 f"KFP components have others (str, int, float, bool, list, dict). Give it as a constant: "
                 f"component_from_function({_name(fn)}, {name}=...)."
             )
+        if declared.default is not declared.empty and not _is_of_type(declared.default, kind):
+            raise AppDefError(
+                f"The parameter {name!r} of the function {_name(fn)!r} has the default {declared.default!r}, which KFP "
+                f"cannot pass on as its type. Give it as a constant: component_from_function({_name(fn)}, {name}=...)."
+            )
         yield name, parameter(name, kind)
+
+
+def _is_of_type(value: object, kind: str) -> bool:
+    if kind == "NUMBER_DOUBLE":
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    if kind == "NUMBER_INTEGER":
+        return type(value) is int and abs(value) <= 2**53
+    return isinstance(value, {ir: python for python, ir in _IR_TYPES.items()}[kind])
 
 
 def _not_none(kind: Any) -> Any:
@@ -178,8 +201,20 @@ def _call(
             app = fn(*bound.args, **bound.kwargs)
         except MoreThanTextError as error:
             found = {error.name: f"{error.what}, {_line_of(fn, error)}"}
+        except Exception as error:
+            raise AppDefError(
+                f"{_title(fn)} failed with {type(error).__name__}: {error} ({_line_of(fn, error)}). It was called with "
+                f"stand-ins for its inputs ({', '.join(values) or 'none'}), whose values are known at run time only: "
+                f"give what it needs to know as a constant, component_from_function({_name(fn)}, NAME=...)."
+            ) from error
         else:
             found = {name: f"{place}, {_lines_with(fn, name)}" for name, place in _misplaced(app).items()}
+            if not found and isinstance(app, specs.AppDef):
+                left = {name: inputs[name] for name in inputs if name not in wrong}
+                found = {
+                    name: f"what is built is not its text, {_lines_with(fn, name)}"
+                    for name in _values_that_matter(fn, bound, _plain(app), left)
+                }
         wrong.update(found)
         fixed = {name for name in found if signature.parameters[name].default is not inspect.Parameter.empty}
         if fixed != set(found) or not found:
@@ -209,17 +244,66 @@ def _refuse_inputs(
     ) from None
 
 
+def _values_that_matter(
+    fn: Callable[..., Any], bound: inspect.BoundArguments, app: specs.AppDef, inputs: Mapping[str, Reference]
+) -> Iterator[str]:
+    """The inputs of which the function builds something else than of their text: tried with a few values."""
+    for name, reference in inputs.items():
+        default = inspect.signature(fn).parameters[name].default
+        probes = _PROBES[reference.type] + (() if default is inspect.Parameter.empty else (default,))
+        for value in probes:
+            arguments = copy.copy(bound)
+            arguments.arguments = {**bound.arguments, name: value}
+            try:
+                built = fn(*arguments.args, **arguments.kwargs)
+            except (Exception, MoreThanTextError):
+                continue  # a value that it does not take
+            if not isinstance(built, specs.AppDef) or not _is_same(_plain(built), app, {name: str(value)}):
+                yield name
+                break
+
+
+def _is_same(built: specs.AppDef, app: specs.AppDef, texts: Mapping[str, str]) -> bool:
+    """Whether the one AppDef is the other, with these texts for inputs; programs for a shell by their words."""
+    built = _plain(built)
+    for role, other in zip(built.roles, app.roles, strict=False):
+        words = [(str(arg),) for arg in other.args]
+        index = find_program((str(other.entrypoint),), words)
+        if index is not None and index < len(role.args):
+            program = _content(other.args[index], texts)
+            if role.args[index] != program and _words(role.args[index]) == _content(_words(other.args[index]), texts):
+                role.args[index] = program
+    return _content(built) == _content(app, texts)
+
+
+def _words(program: str) -> list[str]:
+    try:
+        return shlex.split(program)
+    except ValueError:  # quotes that are open
+        return [program]
+
+
+def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
+    """The AppDef as plain data, with these texts for inputs."""
+    if isinstance(value, str):
+        return fill_parameters(str(value), texts or {})
+    if dataclasses.is_dataclass(value):
+        return {item.name: _content(getattr(value, item.name), texts) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _content(item, texts) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_content(item, texts) for item in value]
+    return value
+
+
 def _misplaced(app: object) -> dict[str, str]:
-    """The inputs that the AppDef has elsewhere than in its text, or not whole, and where."""
+    """The inputs that the AppDef has elsewhere than in its text, and where."""
     if not isinstance(app, specs.AppDef):
         return {}
     found = dict.fromkeys(_stand_ins([app.name, app.metadata]), "in the name or the metadata of the AppDef")
     for role in app.roles:
         texts = [role.entrypoint, role.image, *role.args, *role.env.values()]
         found.update(dict.fromkeys(_stand_ins([text for text in texts if not isinstance(text, str)]), "no text"))
-        for text in texts:
-            if isinstance(text, str):
-                found.update(dict.fromkeys(_CUT.findall(parameters_in(text)[1]), "in pieces"))
         for item in dataclasses.fields(role):
             value = getattr(role, item.name)
             if item.name == "env":
@@ -234,7 +318,7 @@ def _stand_ins(value: object) -> list[str]:
     if isinstance(value, Value):
         return [value.input_name]
     if isinstance(value, str):
-        return [*parameters_in(value)[0], *_CUT.findall(parameters_in(value)[1])]
+        return parameters_in(value)
     if dataclasses.is_dataclass(value):
         value = [getattr(value, item.name) for item in dataclasses.fields(value)]
     if isinstance(value, Mapping):

@@ -77,10 +77,10 @@ def read_publication(
             if not is_type(kind):
                 raise OutputsError(f"{what}[{name!r}] is {kind!r}. Write {what}={example}.")
             output = output_name(name)
-            if output in (METRICS, UI_METADATA, *taken):
+            if output in (METRICS, UI_METADATA, "Output", *taken):
                 raise OutputsError(
-                    f"{what} has the name {name!r}, and the stage has an input or output {output!r} of its own. Record "
-                    "it under another name."
+                    f"{what} has the name {name!r}, and the stage or KFP has an input or output {output!r} of its own. "
+                    "Record it under another name."
                 )
             if output in outputs:
                 raise OutputsError(

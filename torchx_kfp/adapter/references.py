@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: Stands for an input of the component, in text that a component function makes: see ``parameter_text``.
@@ -46,6 +47,11 @@ def parameter_text(reference: Reference) -> str:
     return f"{{{{parameter:input={reference.name};kind={reference.type};}}}}"
 
 
-def parameters_in(text: str) -> tuple[list[str], str]:
-    """The names of the inputs that stand in the text, and the text without them."""
-    return [found["input"] for found in PARAMETER.finditer(text)], PARAMETER.sub("", text)
+def parameters_in(text: str) -> list[str]:
+    """The names of the inputs that stand in the text."""
+    return [found["input"] for found in PARAMETER.finditer(text)]
+
+
+def fill_parameters(text: str, values: Mapping[str, str]) -> str:
+    """The text with these values in place of the inputs that stand in it; others stay."""
+    return PARAMETER.sub(lambda found: values.get(found["input"], found[0]), text)

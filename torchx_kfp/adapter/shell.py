@@ -74,6 +74,9 @@ _READS_CODE = re.compile(
 )
 
 
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+
+
 def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
     """The index of the argument that a shell takes for its program; None where there is none.
 
@@ -138,6 +141,12 @@ def lift_channels(program: Parts, where: str, taken: Iterable[str] = ()) -> tupl
     return text, {name: reference for reference, name in variables.items()}
 
 
+def _is_past_a_word(text: str) -> bool:
+    """Whether the text has a whole word, so that what follows it is part of a later one."""
+    unquoted = _QUOTED.sub("Q", text).lstrip()
+    return re.search(r"\s", re.split("['\"]", unquoted)[0]) is not None
+
+
 @dataclass
 class _Place:
     kind: str
@@ -164,8 +173,10 @@ class _Position:
                 return f"in {place.kind}"
         if self.place in ("plain", "double") and re.search(r"(?<!\\)(?:\\\\)*[\\$]$", text):
             return f"behind {text[-1]!r}"
-        if found := _READS_CODE.search(self.command):
-            return f"in {(found[1] or found[2]).strip()!r}"
+        for found in _READS_CODE.finditer(self.command):
+            # Of an interpreter's arguments the first is the program.
+            if found[1] or not _is_past_a_word(self.command[found.end() :]):
+                return f"in {(found[1] or found[2]).strip()!r}"
         return None
 
     def follow(self, text: str) -> None:

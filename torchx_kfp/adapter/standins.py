@@ -9,73 +9,21 @@ from typing import Any, NoReturn
 from torchx_kfp.adapter.references import Reference, parameter_text
 
 #: What text may be made of a stand-in: these are not refused.
-_TEXT = {"__add__", "__class__", "__doc__", "__init__", "__new__", "__str__", "__hash__", "__format__", "__repr__"}
+_TEXT = {"__add__", "__class__", "__doc__", "__init__", "__new__", "__str__", "__format__", "__radd__", "__rmod__"}
 _TEXT |= {"__getattribute__", "__setattr__", "__delattr__", "__init_subclass__", "__subclasshook__", "__dir__"}
-_TEXT |= {"__getnewargs__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__module__", "__radd__"}
+_TEXT |= {"__getnewargs__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__module__"}
 #: Operations of numbers, lists and dicts.
-_OPERATIONS = [
-    "abs",
-    "add",
-    "and",
-    "bool",
-    "call",
-    "ceil",
-    "complex",
-    "contains",
-    "delitem",
-    "divmod",
-    "enter",
-    "eq",
-    "float",
-    "floor",
-    "floordiv",
-    "ge",
-    "getitem",
-    "gt",
-    "index",
-    "int",
-    "invert",
-    "iter",
-    "le",
-    "len",
-    "lshift",
-    "lt",
-    "matmul",
-    "mod",
-    "mul",
-    "ne",
-    "neg",
-    "next",
-    "or",
-    "pos",
-    "pow",
-    "radd",
-    "rand",
-    "rdivmod",
-    "reversed",
-    "rfloordiv",
-    "rlshift",
-    "rmatmul",
-    "rmod",
-    "rmul",
-    "ror",
-    "round",
-    "rpow",
-    "rrshift",
-    "rshift",
-    "rsub",
-    "rtruediv",
-    "rxor",
-    "setitem",
-    "sub",
-    "truediv",
-    "trunc",
-    "xor",
-]
+_OPERATIONS = """
+abs add and bool call ceil complex contains delitem divmod enter eq float floor floordiv ge getitem gt hash index int
+invert iter le len lshift lt matmul mod mul ne neg next or pos pow radd rand repr reversed rdivmod rfloordiv rlshift
+rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv trunc xor
+""".split()  # noqa: SIM905
+#: What text has not by itself, and Python asks of it all the same.
+_OF_TEXT = {"__bool__", "__complex__", "__float__", "__index__", "__int__"}
 
 
-class MoreThanTextError(Exception):
-    """A function asks of a parameter what only its value could tell."""
+class MoreThanTextError(BaseException):
+    """A function asks of a parameter what only its value could tell. No Exception: functions catch those."""
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(name, what)
@@ -106,8 +54,6 @@ class Value:
             raise AttributeError(name)  # what Python and its libraries look for by themselves
         _refuse(self._reference.name, f"its .{name}")
 
-    __hash__ = object.__hash__
-
 
 class Text(str):
     """Stands for text that is known at run time only."""
@@ -127,7 +73,11 @@ class Text(str):
     def __str__(self) -> str:
         return parameter_text(self._reference)
 
-    __hash__ = str.__hash__
+    def __copy__(self) -> Text:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Text:
+        return self
 
 
 def _refuse(name: str, what: str) -> NoReturn:
@@ -148,5 +98,5 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 for _operation in _OPERATIONS:
     setattr(Value, f"__{_operation}__", _refusal(f"__{_operation}__"))
-for _operation in {*dir(str), "__bool__"} - _TEXT:
+for _operation in ({*dir(str)} | _OF_TEXT) - _TEXT:
     setattr(Text, _operation, _refusal(_operation))
