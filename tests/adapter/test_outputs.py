@@ -89,6 +89,23 @@ def take(values: list):
     return dsl.ContainerSpec(image="busybox", command=["echo"], args=[values])
 
 
+def test_outputs_by_the_name_that_is_recorded() -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        train = task_from_app(make_app("train"), tracker_base=tracker_base, results=RESULTS)
+        assert train.outputs["l2norm/mean"] is train.outputs["l2norm_mean"]
+        with pytest.raises(
+            KeyError,
+            match=r"The task has no output 'acuracy'\. It has 'run_id', 'accuracy', .*'metrics'; results and artifacts "
+            r"are outputs where the stage declares them: task_from_app\(\.\.\., results=",
+        ):
+            train.outputs["acuracy"]
+        task_from_app(make_app("use", args=[f"{train.outputs['l2norm/mean']}"]))
+
+    spec, _ = load(compile_pipeline(pipeline))
+    (source,) = spec["root"]["dag"]["tasks"]["use"]["inputs"]["parameters"].values()
+    assert source["taskOutputParameter"]["outputParameterKey"] == "l2norm_mean"
+
+
 @pytest.mark.parametrize("make", [component_from_app, component_spec_from_app])
 def test_components_have_them_too(make: Callable[..., Any]) -> None:
     made = make(make_app("train"), reads=["prepare"], results=RESULTS, artifacts=ARTIFACTS)

@@ -39,6 +39,22 @@ def test_compile_to_stdout_and_to_a_file(call: Call, project: Path) -> None:
     assert (project / "two.yaml").read_text() == printed.stdout
 
 
+def test_compile_refuses_what_kfp_writes_wrongly(call: Call, project: Path) -> None:
+    (project / "broken.py").write_text(
+        "from kfp import dsl\n"
+        "@dsl.container_component\n"
+        "def show(x: str):\n    return dsl.ContainerSpec(image='i', command=['echo'], args=[x])\n"
+        "@dsl.pipeline\n"
+        "def broken(text: str = 'a\\nb'):\n    show(x=text)\n"
+    )
+    done = call("compile", "broken.py", "-o", "broken.yaml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "Error: KFP compiles broken.py to a file that is not valid YAML. It writes parameters"
+    )
+    assert not (project / "broken.yaml").exists()
+
+
 def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, project: Path) -> None:
     done = call("run", "pipelines.py:two", "--tracker-base", "results", "-p", "value=2.5", "-p", 'names=["a", "b"]')
     assert done.returncode == 0, done.stderr

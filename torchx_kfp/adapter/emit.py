@@ -12,6 +12,7 @@ from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class
 
 from torchx_kfp.adapter.inputs import NO_DEFAULT
+from torchx_kfp.adapter.names import output_name
 from torchx_kfp.adapter.plan import StagePlan
 from torchx_kfp.adapter.reads import TRACKER_BASE, Stage, remember_stage
 
@@ -51,6 +52,18 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
     def platform_spec(self) -> Any:
         """That pipeline's settings for Kubernetes."""
         return _pipeline_of(self._plan).platform_spec
+
+
+class Outputs(dict[str, Any]):
+    """A task's outputs, which take the name under which a result is recorded as well as KFP's."""
+
+    def __missing__(self, name: object) -> Any:
+        if isinstance(name, str) and output_name(name) in self:
+            return self[output_name(name)]
+        raise KeyError(
+            f"The task has no output {name!r}. It has {', '.join(map(repr, self))}; results and artifacts are outputs "
+            "where the stage declares them: task_from_app(..., results={'accuracy': float})."
+        )
 
 
 def make_task(plan: StagePlan, tracker_base: object = None) -> dsl.PipelineTask:
@@ -146,6 +159,7 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: object = N
     if task.state.name == "FINAL":
         # Called outside of a pipeline, under kfp.local: it has run already, and nothing of this applies there.
         return task
+    task._outputs = Outputs(task._outputs)
     if plan.resources.cpu:
         task.set_cpu_request(plan.resources.cpu).set_cpu_limit(plan.resources.cpu)
     if plan.resources.memory:

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import click
+import yaml
 
 from torchx_kfp.cli.output import print_text
 from torchx_kfp.errors import PipelineFileError
@@ -43,4 +44,12 @@ def compile_pipeline(target: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(function, str(path))
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+    try:
+        list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise PipelineFileError(
+            f"KFP compiles {target} to a file that is not valid YAML. It writes parameters' defaults and descriptions "
+            f"into comments, where a line break does harm: leave it out of them. ({error})"
+        ) from None
+    return text
