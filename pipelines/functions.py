@@ -13,10 +13,10 @@ from torchx.components import utils
 from components.digits import component as apps
 from torchx_kfp import component_from_function
 
-booth = component_from_function(utils.booth)
+booth = component_from_function(utils.booth, image=apps.IMAGE)
 prepare = component_from_function(apps.prepare, results={"train_size": int})
 # What a function needs to know itself is given here.
-echo = component_from_function(utils.echo, num_replicas=1)
+echo = component_from_function(utils.echo, image="busybox:1.36", num_replicas=1)
 
 
 @dsl.pipeline(name="functions", description="TorchX component functions as KFP components")

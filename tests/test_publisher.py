@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 import zlib
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from tests import carry
 from torchx_kfp.adapter.carried import PROGRAM, SOURCE
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
-RUN_ID = "run/train/1"
+#: Of this process alone: what a stage leaves running is found by it, also beside another run of the tests.
+RUN_ID = f"run/train/{uuid.uuid4()}"
 LARGEST = sys.float_info.max
 
 METRICS = {"type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"}, "metadata": {}}
@@ -198,7 +200,7 @@ def test_an_int_that_would_arrive_changed_is_refused(program: list[str], tmp_pat
     stage.record(json.dumps({"seed": value}))
     done = stage.run("true")
     assert done.returncode == 1
-    assert f"torchx-kfp: result seed must be int in {RUN_ID} which has {{'seed': {value}}}\n" in done.stderr
+    assert f"torchx-kfp: result seed must be int in {RUN_ID} with {{'seed': {value}}}\n" in done.stderr
     assert not (tmp_path / "out" / "seed").exists()
 
 
@@ -240,7 +242,7 @@ def test_another_type_or_no_result_fails_the_stage(
     done = stage.run("true")
     assert done.returncode == 1
     results = json.loads(Path(stage.base, RUN_ID).read_text())
-    assert done.stderr == (f"torchx-kfp: result accuracy must be {kind} in {RUN_ID} which has {results}\n"), (
+    assert done.stderr == (f"torchx-kfp: result accuracy must be {kind} in {RUN_ID} with {results}\n"), (
         "which, its type, under which run id, and what was recorded"
     )
     assert (tmp_path / "out" / "good").read_text() == "true", "the others are there"
@@ -250,7 +252,7 @@ def test_nothing_recorded_at_all(program: list[str], tmp_path: Path) -> None:
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr.endswith(f"must be float in {RUN_ID} which has {{}}\n")
+    assert done.stderr.endswith(f"must be float in {RUN_ID} with {{}}\n")
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '"x"', "\xff"])
@@ -259,7 +261,7 @@ def test_what_is_no_result_is_named(program: list[str], tmp_path: Path, text: st
     stage.record(text)
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"torchx-kfp: cannot publish {RUN_ID} in {stage.base}: ")
+    assert done.stderr.startswith(f"torchx-kfp: cannot publish {stage.base}/{RUN_ID}: ")
     assert "Traceback" not in done.stderr
 
 
@@ -568,7 +570,7 @@ def test_an_artifact_that_is_not_registered(stage: Stage) -> None:
     stage.register("confusion", "")
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr == f"torchx-kfp: artifact train/notes must be in {RUN_ID} which has model confusion metrics\n"
+    assert done.stderr == f"torchx-kfp: artifact train/notes must be in {RUN_ID} with model confusion metrics\n"
 
 
 def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -> None:
@@ -576,7 +578,7 @@ def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -
     stage.register("notes", "/nowhere/notes.md")
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"torchx-kfp: cannot publish {RUN_ID} in {stage.base}: FileNotFoundError")
+    assert done.stderr.startswith(f"torchx-kfp: cannot publish {stage.base}/{RUN_ID}: FileNotFoundError")
     assert "/nowhere/notes.md" in done.stderr
 
 

@@ -6,8 +6,9 @@ results looks.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 import fsspec
@@ -16,7 +17,7 @@ from torchx.tracker.api import TrackerSource
 from torchx.tracker.backend.fsspec import FsspecTracker
 
 from torchx_kfp import protocol
-from torchx_kfp.tracking.artifacts import TRACKER_FOLDER, folder_name, unique_name
+from torchx_kfp.tracking.artifacts import TRACKER_FOLDER, absolute, folder_name, unique_name
 from torchx_kfp.tracking.store import open_store
 
 _KEEP = f"{TRACKER_FOLDER}/.keep"
@@ -48,9 +49,20 @@ class StageTracker(FsspecTracker):  # type: ignore[misc]
         super().__init__(filesystem, folder)
         self._path_builder = _Path(folder)
 
+    def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
+        """Register an artifact; a local path is made absolute: who reads it may be in another folder."""
+        super().add_artifact(run_id, name, absolute(path), metadata)
+
+    def _load(self, run_id: str, category: str) -> Iterable[Mapping[str, object]]:
+        # In the order in which they were written, so that the last one counts.
+        folder = self._path_builder.with_run_id(run_id).with_subpath(category).path()
+        if not self.fs.exists(folder):
+            return []
+        return [json.loads(self.fs.cat_file(file)) for file in sorted(self.fs.ls(folder, detail=False))]
+
     def _read_source_file(self, source_file: str, artifact_name: str | None = None) -> Iterable[TrackerSource]:
         run_id = unquote(source_file.rpartition("/")[2])
-        names = [line for line in self.fs.cat_file(source_file).decode().split() if line]
+        names = [line.strip() for line in self.fs.cat_file(source_file).decode().splitlines() if line.strip()]
         if not names:
             return [] if artifact_name else [TrackerSource(run_id, None)]
         return [TrackerSource(run_id, name) for name in names if artifact_name in (None, name)]

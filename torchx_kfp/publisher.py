@@ -141,7 +141,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             write(outputs["parameters"][output]["outputFile"], result if kind == "str" else json.dumps(result))
         else:
             failed = True
-            say("result", name, "must be", kind, "in", run_id, "which has", results)
+            say("result", name, "must be", kind, "in", run_id, "with", results)
 
     # The layout of ``backend`` and ``tracking.artifacts``.
     folder = f"{root}/.torchx_kfp/tracker/{run_id.replace('/', '%2F')}/artifacts"
@@ -155,7 +155,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
         artifact = outputs["artifacts"][output]["artifacts"][0]
         if name not in entries:
             failed = True
-            say("artifact", name, "must be", "in", run_id, "which has", *entries)
+            say("artifact", name, "must be", "in", run_id, "with", *entries)
             continue
         path = entries[name]["path"]
         artifact["metadata"] = entries[name]["metadata"] or {}
@@ -169,8 +169,9 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             source, path = fsspec.core.url_to_fs(path)
             # One by one, or a name with brackets is a pattern.
             for file in source.find(path) or [path]:
-                write(target + file[len(path) :], "")
-                source.get_file(file, target + file[len(path) :])
+                copy = target + file[len(path) :]
+                os.makedirs(os.path.dirname(copy), exist_ok=True)
+                source.get_file(file, copy)
         else:  # KFP's local cache takes an artifact without a file for one that is gone
             write(target, json.dumps(artifact["metadata"]))
     write(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
@@ -193,7 +194,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     try:
         sys.exit(publish(spec, json.loads(executor_input)["outputs"], words, base, run_id))
     except Exception as error:
-        sys.exit(f"torchx-kfp: cannot publish {run_id} in {base}: {error!r}")
+        sys.exit(f"torchx-kfp: cannot publish {base}/{run_id}: {error!r}")
 
 
 if __name__ == "__main__":

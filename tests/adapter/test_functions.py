@@ -382,6 +382,12 @@ OPTIONS = {"adam": "fast", "sgd": "slow"}
         "show(swallow(x))",
         "show(swallow_value_error(x))",
         "show(image='a:1' if str(x) == '7' else 'b:1')",
+        "show(OPTIONS.get(f'{x}', x))",
+        "show('prod' if f'{x}' == 'production' else 'dev')",
+        "show(str(x).replace('s3://', 's3a://'), f'{x}'[:63])",
+        "show(f'--x={x}'.strip(), f'--x={x}'.replace('ü', 'u'))",
+        "show(str(PurePosixPath('/data') / x))",
+        "show([x, str(len(x))][f'{x}' == 'a'])",
     ],
 )
 def test_nothing_is_silently_built_of_a_placeholder(body: str) -> None:
@@ -443,6 +449,56 @@ def test_text_in_every_way(body: str) -> None:
     names = {**globals(), "shlex": shlex, "copy": copy}
     exec(f"def function(x: str):\n    return {body}", names)  # noqa: S102 - the bodies above
     assert "x" in inputs_of(component_from_function(names["function"]))
+
+
+ENV = {"A": "1"}
+ROLE = specs.Role("shared", image="i", entrypoint="e")
+
+
+def changes_a_constant(x: str, *, env: Dict[str, str]) -> specs.AppDef:
+    env["X"] = x
+    return specs.AppDef("a", roles=[specs.Role("a", image="i", entrypoint="e", env=env)])
+
+
+def changes_a_list(x: str, *, args: List[str]) -> specs.AppDef:
+    args += ["--x", x]
+    return show(*args)
+
+
+def changes_a_module(x: str) -> specs.AppDef:
+    ENV["X"] = x
+    return specs.AppDef("a", roles=[specs.Role("a", image="i", entrypoint="e", env=ENV)])
+
+
+def changes_a_role(x: str) -> specs.AppDef:
+    ROLE.args = ["--x", x]
+    return specs.AppDef("a", roles=[ROLE])
+
+
+def test_a_function_may_change_what_it_is_given() -> None:
+    """It is called several times, and no value that it was tried with is left in the component."""
+    for function, constants in (
+        (changes_a_constant, {"env": {"A": "1"}}),
+        (changes_a_list, {"args": ["a"]}),
+        (changes_a_module, {}),
+        (changes_a_role, {}),
+    ):
+        before = copy.deepcopy(constants)
+        command = component_from_function(function, **constants).component_spec.implementation.container.command
+        assert any("{{$.inputs.parameters['x']}}" in word for word in command), command
+        assert constants == before
+
+
+def test_a_function_that_builds_something_else_each_time_is_refused() -> None:
+    count = iter(range(1000))
+
+    def counts(x: str) -> specs.AppDef:
+        return show(x, str(next(count)))
+
+    with pytest.raises(
+        AppDefError, match=r"'counts' builds something else each time|- 'x': what is built is not its text"
+    ):
+        component_from_function(counts)
 
 
 def test_an_image_in_text(tmp_path: Path) -> None:
@@ -513,12 +569,12 @@ def test_what_a_function_raises_is_said_with_its_line() -> None:
         (comparison, "mode", "the operation eq", 'return show("a" if mode == "fast" else "b")'),
         (truth, "flag", "the operation bool", 'return show(*(["--flag"] if flag else []))'),
         (pieces, "image", r"its \.split\(\)", 'return show("x", image=image.split(":")[0])'),
-        (cut, "path", "what is built is not its text", "return show(str(Path(path).name), str(path)[3:])"),
+        (cut, "path", "the operation bool", "return show(str(Path(path).name), str(path)[3:])"),
         (formatted, "lr", r"the format '\.3f'", 'return show(f"{lr:.3f}")'),
         (iterated, "items", "the operation iter", "return show(*[str(item) for item in items])"),
         (named, "name", "in the name or the metadata of the AppDef", "app.name = name"),
         (resource, "memory", "the field resource of a role", None),
-        (as_key, "name", "a name in env", 'return show("x", env={f"{name}": "1"})'),
+        (as_key, "name", "the operation hash", 'return show("x", env={f"{name}": "1"})'),
     ],
 )
 def test_more_than_text_is_refused(

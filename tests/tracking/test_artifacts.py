@@ -90,6 +90,18 @@ def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
     assert (source.source_run_id, source.artifact_name) == ("kubernetes://default/app", "model")
     assert list(backend.sources(run.id, "plot")) == []
     assert set(run.artifacts()) == {"model", "plot"}
+    backend.add_source(run.id, "run/other/1", "my model")
+    (source,) = backend.sources(run.id, "my model")
+    assert source.artifact_name == "my model"
+
+
+def test_the_last_one_counts_in_torchxs_backend_too(base: str) -> None:
+    backend = create(base)
+    for number in range(12):
+        backend.add_metadata("p1/train/e1", number=number)
+        backend.add_artifact("p1/train/e1", "model", f"s3://models/{number}")
+    assert backend.metadata("p1/train/e1") == {"number": 11}
+    assert backend.artifacts("p1/train/e1")["model"].path == "s3://models/11"
 
 
 def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +113,8 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
         "relative": f"{tmp_path}/models/1",
         "path": f"{tmp_path}/models/2",
     }
+    create(str(tmp_path / "results")).add_artifact(run.id, "torchx", "models/3")
+    assert run.artifacts()["torchx"].path == f"{tmp_path}/models/3"
 
 
 @pytest.mark.parametrize(

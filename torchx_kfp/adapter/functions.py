@@ -42,9 +42,20 @@ _IR_TYPES = {
 }
 #: Values that a function is tried with, of each type: it has to build the same of them as of their text.
 _PROBES: dict[str, tuple[object, ...]] = {
-    "STRING": ("Probe-A,b c:1/x.Y_", 'it\'s "2" ${h} %s', "7"),
-    "NUMBER_INTEGER": (7, 12),
-    "NUMBER_DOUBLE": (0.25, 3.5),
+    "STRING": (
+        "Probe-A,b c:1/x.Y_",
+        'it\'s "2" ${h} %s',
+        "7",
+        "",
+        " pad\t",
+        "/abs//b/",
+        "../x",
+        "-1",
+        "s3://b/ü\n1",
+        "long" * 80,
+    ),
+    "NUMBER_INTEGER": (7, 12, 0, -3, 10**6),
+    "NUMBER_DOUBLE": (0.25, 3.5, -1.5, 1e9),
     "BOOLEAN": (True, False),
     "LIST": ([1, 2], ["a"]),
     "STRUCT": ({"k": 1}, {"a": "b"}),
@@ -198,7 +209,7 @@ def _call(
                 bound.arguments[name] = values[name]
         bound.apply_defaults()
         try:
-            app = fn(*bound.args, **bound.kwargs)
+            app = _build(fn, bound)
         except MoreThanTextError as error:
             found = {error.name: f"{error.what}, {_line_of(fn, error)}"}
         except Exception as error:
@@ -213,8 +224,14 @@ def _call(
                 left = {name: inputs[name] for name in inputs if name not in wrong}
                 found = {
                     name: f"what is built is not its text, {_lines_with(fn, name)}"
-                    for name in _values_that_matter(fn, bound, _plain(app), left)
+                    for name in _values_that_matter(fn, bound, app, left)
                 }
+                if not found and _content(_build(fn, bound)) != _content(app):
+                    raise AppDefError(
+                        f"{_title(fn)} builds something else each time that it is called, even of the same arguments "
+                        "(a time, a random number, an object that it changes). A component is made once: give what "
+                        f"changes as a constant, component_from_function({_name(fn)}, NAME=...)."
+                    )
         wrong.update(found)
         fixed = {name for name in found if signature.parameters[name].default is not inspect.Parameter.empty}
         if fixed != set(found) or not found:
@@ -225,7 +242,15 @@ def _call(
         _refuse_inputs(fn, signature, constants, wrong)
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"{_title(fn)} returned {app!r}, and a TorchX component returns an AppDef.")
-    return _plain(app)
+    return app
+
+
+def _build(fn: Callable[..., Any], bound: inspect.BoundArguments, **values: object) -> Any:
+    """What the function returns, an AppDef as plain text: of copies, so that it can change none of its arguments."""
+    call = copy.copy(bound)
+    call.arguments = {**copy.deepcopy(bound.arguments), **values}
+    app = fn(*call.args, **call.kwargs)
+    return _plain(app) if isinstance(app, specs.AppDef) else app
 
 
 def _refuse_inputs(
@@ -252,20 +277,21 @@ def _values_that_matter(
         default = inspect.signature(fn).parameters[name].default
         probes = _PROBES[reference.type] + (() if default is inspect.Parameter.empty else (default,))
         for value in probes:
-            arguments = copy.copy(bound)
-            arguments.arguments = {**bound.arguments, name: value}
             try:
-                built = fn(*arguments.args, **arguments.kwargs)
-            except (Exception, MoreThanTextError):
-                continue  # a value that it does not take
-            if not isinstance(built, specs.AppDef) or not _is_same(_plain(built), app, {name: str(value)}):
+                built = _build(fn, bound, **{name: value})
+            except MoreThanTextError:  # of another input, on a way that this value opens
+                yield name
+                break
+            except Exception:  # a value that it does not take
+                continue
+            if not isinstance(built, specs.AppDef) or not _is_same(built, app, {name: str(value)}):
                 yield name
                 break
 
 
 def _is_same(built: specs.AppDef, app: specs.AppDef, texts: Mapping[str, str]) -> bool:
     """Whether the one AppDef is the other, with these texts for inputs; programs for a shell by their words."""
-    built = _plain(built)
+    built = _plain(built)  # a copy, to be changed
     for role, other in zip(built.roles, app.roles, strict=False):
         words = [(str(arg),) for arg in other.args]
         index = find_program((str(other.entrypoint),), words)
@@ -286,11 +312,11 @@ def _words(program: str) -> list[str]:
 def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
     """The AppDef as plain data, with these texts for inputs."""
     if isinstance(value, str):
-        return fill_parameters(str(value), texts or {})
+        return fill_parameters(value, texts or {})
     if dataclasses.is_dataclass(value):
         return {item.name: _content(getattr(value, item.name), texts) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _content(item, texts) for key, item in value.items()}
+        return {_plain_text(key): _content(item, texts) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_content(item, texts) for item in value]
     return value
@@ -327,18 +353,17 @@ def _stand_ins(value: object) -> list[str]:
 
 
 def _plain(app: specs.AppDef) -> specs.AppDef:
-    """The AppDef with its text as nothing but text."""
-    plain = copy.copy(app)
-    plain.roles = [copy.copy(role) for role in app.roles]
+    """A copy of the AppDef, its text as nothing but text."""
+    plain = copy.deepcopy(app)
     for role in plain.roles:
-        role.entrypoint, role.image = str(role.entrypoint), str(role.image)
+        role.entrypoint, role.image = _plain_text(role.entrypoint), _plain_text(role.image)
         role.args = [_plain_text(arg) for arg in role.args]
-        role.env = {name: _plain_text(value) for name, value in role.env.items()}
+        role.env = {_plain_text(name): _plain_text(value) for name, value in role.env.items()}
     return plain
 
 
 def _plain_text(value: Any) -> Any:
-    return str(value) if isinstance(value, str) else value
+    return "".join([value]) if isinstance(value, str) else value
 
 
 def _line_of(fn: Callable[..., Any], error: BaseException) -> str:

@@ -17,6 +17,9 @@ from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.errors import ChannelError
 
 _SHELLS = ("sh", "bash", "rbash", "dash", "ash", "ksh", "mksh", "yash", "zsh")
+#: Programs that start another one in the same environment, and options of ``env`` with which it does not.
+_WRAPPERS = ("env", "timeout", "nohup", "nice", "stdbuf", "setsid", "time", "tini", "dumb-init", "busybox", "toybox")
+_OTHER_ENVIRONMENTS = ("-i", "-", "-u", "-S", "--ignore-environment", "--unset", "--split-string")
 #: Options of shells that the next word belongs to.
 _WITH_VALUE = ("--rcfile", "--init-file")
 
@@ -66,14 +69,16 @@ _ENDS = {
     "${...}": ("}",),
     "[[ ]]": ("]]",),
 }
-#: Commands that read their arguments as code or as arithmetic.
-_READS_CODE = re.compile(
-    r"(?:^|\s)(?:builtin\s+|command\s+)?(eval|trap|let|read|unset|declare|typeset|printf\s+-v|test\s+-v)(?=\s)"
-    r"|(?:^|[\s/'\"])((?:sh|bash|rbash|dash|ash|ksh|mksh|yash|zsh|python[\d.]*|perl|ruby|node)"
-    r"(?:\s+-[\w-]+)*\s+-\w*[ce])(?=\s)"
+#: Commands that read their arguments as code or as arithmetic, where a command begins.
+_BUILTINS = re.compile(
+    r"\s*(?:(?:if|while|until|then|do|else|elif|!|\{|builtin|command|exec|\w+=\S*)\s+)*[\\'\"]?"
+    r"(eval|trap|let|read|unset|declare|typeset|local|source|\.|printf\s+-v|test\s+-v|\[\s+-v|\w+\[)(?![\w=.-])"
 )
-
-
+#: Interpreters whose next word is a program.
+_PROGRAMS = re.compile(
+    r"(?<![\w.-])((?:sh|bash|rbash|dash|ash|ksh|mksh|yash|zsh|python[\d.]*|perl|ruby|node|su|script|flock)['\"]?"
+    r"(?:\s+(?:[-+]\w*[oOWX]|--rcfile|--init-file)\s+\S+|\s+[-+][\w-]+|\s+\\\n)*\s+-\w*[ce])(?=[\s'\"]|$)"
+)
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 
@@ -86,10 +91,13 @@ def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
     """
     words = [parts[0] if len(parts) == 1 and isinstance(parts[0], str) else None for parts in (entrypoint, *args)]
     for start, word in enumerate(words):
-        if word and word.rpartition("/")[2] in _SHELLS:
+        if word is None:
+            return None
+        if word.rpartition("/")[2] in _SHELLS:
             found = _program_of(words[start + 1 :])
-            if found is not None:
-                return start + found
+            return None if found is None else start + found
+        if (start == 0 and word.rpartition("/")[2] not in _WRAPPERS) or word in _OTHER_ENVIRONMENTS:
+            return None
     return None
 
 
@@ -137,56 +145,75 @@ def lift_channels(program: Parts, where: str, taken: Iterable[str] = ()) -> tupl
             variables[part] = input_name(f"TORCHX_KFP_{part.name.upper()}", {*taken, *variables.values()})
         expansion = _EXPANSIONS[here.place].format(variables[part])
         text += expansion
-        here.command += expansion
+        here.append(expansion)
+    if not here.is_outside:
+        raise ChannelError(
+            f"{where} is a shell program with a pipeline channel that ends inside of {here.place!r}: how its quotes "
+            f"pair cannot be told. Close them, or pass the channel as an argument of its own: {text[:500]!r}."
+        )
     return text, {name: reference for reference, name in variables.items()}
 
 
 def _is_past_a_word(text: str) -> bool:
     """Whether the text has a whole word, so that what follows it is part of a later one."""
     unquoted = _QUOTED.sub("Q", text).lstrip()
+    unquoted = re.sub(r"\\.", "Q", unquoted.removeprefix("-- "))
     return re.search(r"\s", re.split("['\"]", unquoted)[0]) is not None
 
 
 @dataclass
 class _Place:
     kind: str
+    #: What there is so far of the simple command, in a plain place.
+    command: str = ""
     #: How many ``case`` are open: their patterns end in a parenthesis that closes nothing.
     cases: int = 0
 
 
 class _Position:
-    """Where a program has come to: the quotes and brackets that are open, the innermost last, and the command."""
+    """Where a program has come to: the quotes and brackets that are open, the innermost last."""
 
     def __init__(self) -> None:
         self._places = [_Place("plain")]
-        #: What there is so far of the simple command.
-        self.command = ""
 
     @property
     def place(self) -> str:
         return self._places[-1].kind
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether nothing is open."""
+        return len(self._places) == 1
 
     def problem(self, text: str) -> str | None:
         """Why no channel may follow the text, as words before 'of a shell program'."""
         for place in self._places:
             if place.kind not in _EXPANSIONS:
                 return f"in {place.kind}"
-        if self.place in ("plain", "double") and re.search(r"(?<!\\)(?:\\\\)*[\\$]$", text):
+            if found := _BUILTINS.match(place.command):
+                return f"in {found[1].strip()!r}"
+            for found in _PROGRAMS.finditer(place.command):
+                if not _is_past_a_word(place.command[found.end() :]):
+                    return f"in {found[1].strip()!r}"
+        if self.place != "single" and re.search(r"(?<!\\)(?:\\\\)*[\\$]$", text):
             return f"behind {text[-1]!r}"
-        for found in _READS_CODE.finditer(self.command):
-            # Of an interpreter's arguments the first is the program.
-            if found[1] or not _is_past_a_word(self.command[found.end() :]):
-                return f"in {(found[1] or found[2]).strip()!r}"
         return None
+
+    def append(self, text: str) -> None:
+        """Add text to the command that is being written."""
+        next(place for place in reversed(self._places) if place.kind == "plain").command += text
 
     def follow(self, text: str) -> None:
         """Go through a piece of the program."""
         position = 0
         while found := _TOKENS[self.place].search(text, position):
-            self.command += text[position : found.end()]
+            self.append(text[position : found.end()])
             position = found.end()
-            self._take(found.group())
-        self.command += text[position:]
+            if found.group() == "<<" and (end := _end_of_document(text, position)) is not None:
+                position = end
+            else:
+                self._take(found.group())
+        self.append(text[position:])
 
     def _take(self, token: str) -> None:
         top = self._places[-1]
@@ -197,8 +224,20 @@ class _Position:
         elif top.kind != "plain" or token in _BEGINS:
             self._places.append(_Place("arithmetic" if top.kind == "arithmetic" else _BEGINS[token]))
         elif token in ("case", "esac"):
-            top.cases = max(0, top.cases + (1 if token == "case" else -1))
+            if _KEYWORDS.fullmatch(top.command.removesuffix(token)):
+                top.cases = max(0, top.cases + (1 if token == "case" else -1))
         elif token == ")" and not top.cases and len(self._places) > 1:
             self._places.pop()
-        if token in (";", "&", "|", "\n", "(", "$(", ")"):
-            self.command = ""
+        else:  # a separator, or a pattern's end: another command
+            top.command = ""
+
+
+#: What may stand before a command.
+_KEYWORDS = re.compile(r"\s*(?:(?:if|while|until|then|do|else|elif|!|\{)\s+)*")
+
+
+def _end_of_document(text: str, position: int) -> int | None:
+    """The end of the here-document that begins here, if it is in this piece."""
+    word = re.compile(r"-?[ \t]*\\?['\"]?([\w.]+)['\"]?").match(text, position)
+    end = word and re.compile(rf"\n[ \t]*{re.escape(word[1])}(?=\n|$)").search(text, word.end())
+    return end.end() if end else None

@@ -42,12 +42,15 @@ class Value:
         return self._reference.name
 
     def __str__(self) -> str:
-        return parameter_text(self._reference)
+        return Text(self._reference)
 
     def __format__(self, how: str) -> str:
         if how:
             _refuse(self._reference.name, f"the format {how!r}")
-        return str(self)
+        return Text(self._reference)
+
+    def __deepcopy__(self, memo: object) -> Value:
+        return self
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") and name.endswith("__"):
@@ -68,10 +71,10 @@ class Text(str):
     def __format__(self, how: str) -> str:
         if how:
             _refuse(self._reference.name, f"the format {how!r}")
-        return str(self)
+        return self
 
     def __str__(self) -> str:
-        return parameter_text(self._reference)
+        return self
 
     def __copy__(self) -> Text:
         return self
@@ -90,7 +93,7 @@ def _refusal(name: str) -> Callable[..., Any]:
     def refuse(self: Any, *args: Any, **options: Any) -> Any:
         if isinstance(self, Text) and sys._getframe(1).f_globals.get("__name__") == "shlex":
             # Quotes around a stand-in are what the adapter looks for in shell programs.
-            return getattr(str(self), name)(*args, **options) if name != "__bool__" else True
+            return getattr("".join([self]), name)(*args, **options) if name != "__bool__" else True
         _refuse(self._reference.name, what)
 
     return refuse

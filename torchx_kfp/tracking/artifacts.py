@@ -38,6 +38,11 @@ def folder_name(run_id: str) -> str:
     return quote(run_id, safe="")
 
 
+def absolute(path: str) -> str:
+    """The path, absolute where it is a local one: who reads it may be in another folder."""
+    return os.path.abspath(path) if path and "://" not in path else path
+
+
 def unique_name() -> str:
     """A name for the file of one entry, which sorts by time; two that are written at once get two names."""
     return f"{time.time_ns()}-{os.urandom(4).hex()}"
@@ -57,10 +62,8 @@ def add_artifact(store: Store, run_id: str, artifact: Artifact) -> None:
         raise ResultRefusedError(
             f"The path of the artifact {artifact.name!r} is text: a local path or an fsspec URL. Got: {shown(path)}."
         )
-    if path and "://" not in path:
-        path = os.path.abspath(path)  # who reads it may be in another folder
     try:
-        text = json.dumps({"name": artifact.name, "path": path, "metadata": dict(artifact.metadata)})
+        text = json.dumps({"name": artifact.name, "path": absolute(path), "metadata": dict(artifact.metadata)})
         content = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ResultRefusedError(
