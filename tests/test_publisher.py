@@ -598,7 +598,7 @@ def test_an_image_without_fsspec_is_told_before_the_application_starts(program: 
     stage = Stage(bare, tmp_path)
     done = stage.run("echo", "started", PYTHONPATH=str(carry.REPOSITORY))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "torchx-kfp: the image has no fsspec\n"
+    assert done.stderr == "torchx-kfp: fsspec is missing\n"
 
 
 def test_stores_over_http(program: list[str], tmp_path: Path, s3_base: str) -> None:

@@ -185,7 +185,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     base = os.environ["TORCHX_TRACKER_BASE"]
     application = words[len(spec["artifacts"]) :]
     if not any(finder.find_spec("fsspec", None) for finder in sys.meta_path):
-        sys.exit("torchx-kfp: the image has no fsspec")
+        sys.exit("torchx-kfp: fsspec is missing")
     if application:
         code = run(application)
         end_leftovers(run_id)

@@ -1,28 +1,27 @@
 """``torchx_kfp.publisher`` as an argument of ``python3 -c``. Written by ``make goldens``."""
 
 #: What it was made of: the SHA-256 of that module's text.
-SOURCE = "439a045e38f2028c717b55c5b6d1dfdd01f2ac9510f59a2ea0b2b8e9266a8f81"
+SOURCE = "29ba32af3af96f74a9f086c931095998a5007890703d64a35c4a80807ab9be71"
 
 PROGRAM = (
     'import sys;sys.path=[*filter(None,sys.path)];from zlib import*;from base64 import*;exec(decompress(b64decode("'
-    "jVbpcqs6Ev4dPwXnbpJyFbLMjq+mBmOwnX1PTjwuioCwOcZASXKWcfndpyXZTnxm/QONWurl+7pbPLG8rBPVumElr1rXTL03vNVjRaVaxayphX"
-    "K+ybpyEul0aS31u0NlMa6SUss+le9mMWhdsMA1puKiymt3lry1Mp47x7hPvNZOyBa+ezPoBf3TLjVS/+7SCoPzWytc3Q1W0m14fWalu5vrw410"
-    "tGz7rnWOv7MWd6NT0o6Y7zZqIniSxbBvlsgpturO6UVwQkPSDljHzWsxxaS1U+ROVSsn8Dqu5EoWGSbfObgcXIafHWxrH6Obp23tv3d+E96e+T"
-    "cnNCLtjsvfePrSYCQniA7NE+2l8NDrzg8//e0HkPXqbn8EIb5OipI7t2LOAcSdHjMBvCaFwiFodQa9L2yDBSQyLcoSB7SntZAnHtAuKSqnUFzg"
-    "Mpk9Zwls0gYaSHfvkHbch/OLvn/eIxQf0AOiyTJ2B4wF3v+RkeBqLirn8OjPv3Z/hqcDZ63AS8md7v7+0R/+aErhBEdgXUfldB2ISSTVmOM/Hh"
-    "iXITuwETuB1nXcspAqKwRG+42oU2TjUuLdvHdeCzVx6oZXOP/BbNhfBMt9Xr0Uoq5+oEg8IwJl2fcGrO/qBDBxZVMCbs/o728HBwjwsXnmP9xe"
-    "XAf9x/j4ohMPumwRLX9weZXWGccauYGTVJnTwwH5AqUz5gY4skZar9MDm/MfDmzKfzGfVj78A2mH7FA7428pbxS+uAmFqAW9T8o5NyLxIPV1MY"
-    "aeBRRWDNeqmPHMEI4JdQ+JQfIS+zTQiHSgz6YcYJK44zaJmrggV8mMY59Q/gYQxvWU6fIhrU+Y+RS9WoC6Xtd9FVAdONgkbX1c4V2feI2ASYCR"
-    "qkU6edub5o0HlenTHKoS+h0Y4kLY/af4lvZpQb/RgY5sNTxyKRuoa/CUtO9YlAAm7WP6zBI3rQV356KMVR3nEn8jLcPuCeu6MEUyiY/dFIaJ9g"
-    "QcL56X+4vB8gcIbgWkE4HmvFZRPa8ygyOcXSxbO/fwbD9o0TSAT0NN44kLSc4kMGexvsZ6Gffok62sh6E/Yk8Yxhbeu6AzUF3AQULaKTva3f3D"
-    "75z1Gen0LLUXtlH20t9Y+BtLvXttIdSLWu1daZQLiWhIEXRxOnFOoksnTSrN8qQuMw/4dmZciSKlTj1XzVwhqsMgNvBHik+pT3Twt0MkuJyXSq"
-    "LR5zy+sgUyMxd5D+Csgvf9UtconDwhRvDJOt+vxI1jXRtxzNipd4n7Q9QkAhYUF2B4+DgaIhuHhhaN6Fed9CljSCqBbDe72XzWSLAFZm2ed6a8"
-    "2ld4FSKikPdsLpXzzBE91WEhOqBIVx+iJ3AuY5ZP11ZVDFW1r0SSTrkAjqFbmzJJOTQ+oujnowiR5X4iVJEnqZI/tCPDLAR2gwGWjQKNyF8PTa"
-    "seu6bwJc6ItxopZ3qkSKhHnkFZlaCiphQJ8fi/q7czQgEZyeO0rqRKKsUAAbhehnyINIJoNGK8tRMNkeUPvAMTuv+QhxDVq0mWqETTYcnUbJaA"
-    "zJQQmmtK/1E02/FviKWFifuc9bfUQM/298HIMuubuQEmow8uNhu32djmYhemNySoimrOwVTAIii+oU1j1D4ffqQxsqpPC7UAFjZDa6qBR97+Pj"
-    "hwgtUNsv4GQ3NRoJEXsOCDXPk7rabwTrRAPjRjaTXjVAt2UK9tsMCUHbi1XsY0+NdREpgjG97Hbl5UGazWYhiMvAnLfz0b3sC3N2r/5/k5+X5+"
-    "tsfQT+v6oJNN/V/inK7bYgsz3SLQZNs9tdm6+MSlt830kmxu1TszWkNweE53Q10X0aZez0jbhxtpdecN0dY1BgT2/o3y9toPTsLruOPfhLClz0"
-    "JAItryDrBs/oyS6h37Br5Yj3GM7DhH9LyuONEI+xrhwNVZxxo/4gW6/bavDEdNuFPMkjF3JonUY29lhxhPfU3lgOk/xfbJZmAN1pYG9mZYf57i"
-    'iK4hOCdrdCFwGtIe9T9dEKF5Ffbv9WJ9Pv/hU2TredzMn8tCTpxFD64Zf+k5i4svAm6bFgTyMTRRHM+Soopj5IV4N3ATMX4ZHnoj8k8="),-'
-    "15))"
+    "jVbnkrM6Ev09fgq+myTN1TBhM77aWozB9uScvC6KAWHzGQMl4Qnr8rtvNxombfwDjVpSd59z1OJepHkZ1Z0Lkcuicy7ql0p2BiIr6k62qEpVW9"
+    "91WViRtvq81PjucZ1NiyhH2+X6pRn0OifCs5utwqxIS3sRPXcSmVr7dMiczoYvVq59MRp4w8M+b6zh1akxRseXxji7Gr1al/75kbGuLs5336y9"
+    "dde1TXD6ZbewHxyybiBcu6pnSkZJCPMWkZ5T4+4dnngH3GddT/TstFRzyjobWWoVZW15Ts/WstZZQtmXAKejU/89wFfvbXBx/9n774Nf+JdH7s"
+    "UBD1i3Z8tnGT9WlOgZ4ePmSbZieOC49cNPf/sBbBzdHE4gxadZlkvrUi0lgLgxEE0CT1FWUx+8WMHgm3jDAgqZZ3lOPT5AL9RJR7zPssLKaqlo"
+    "Hi0ekggm4QYVlLu1y3v2zfHJ0D0eME53+A5Dspp9R0J4zv9RkZL1UhXW7t6ff+3/DE8L1hpD5lpa/e3tvT/8sZHCAQ1gd8zK6luQk4qKqaR/3G"
+    "lC+mLHZGx56OvZeabrJFOUbFeqjInJq1YvzXvjKatnVlnJgqY/NBO2V956WxaPmSqLHzhRD4SBLIfOSAxtLIAyW1c54PZA/v68s0MAH1Nn+sPl"
+    "ybk3vA33T3rhqC9WwfoHWxZxmUiKyI2sqEisAfXYN5DOVDbAsRZpHOc7puY/7JiS/9J8Gnv3D6zri10MJp9jWdX05MJXqlT8OsqXsjGZA6W3Yv"
+    "QdAyiMNFzX2UImDeGUcXuXNUieUpd7iEgPztlcAkya9uwqqmc22EW0kNRlXD4DhGE5FygfqPcdM5eTJwNQ3+nbTwrUQb23ok2MM7rpMqdS0Ako"
+    "qUsVz5635mnlgDJdnoIqhWcDQ1IpM/+QXvIhz/h3PsLMXptHqnUlY+wQUfdKBBFg0t3nDyKy41JJe6nysC7DVNPvkCCyeyD6NnSRRNN9O4Zmgp"
+    "GA49XDens1Wv8Ayb0CaQXgOS7roFwWSYMjrF2tOxvX8OzeoIlyglp9pPHAhiIXGpgzWJ9THKYDfm+UdTN2J+KeQtuiWyd8Aa4TWMhYNxZ7m5t/"
+    "+J3VrtHWwFB7Yg7KVvyb8H8TsXONO/g4iG7nDFHONOE+gD3L4pl1EJxacVQgy7MyTxzg21rIWmUxt8plXS1rwjENZhK/5fSQuwyTvxwTJfUyrz"
+    "WZfKzjTqxI03OJcwPBCnhfr1GjsPKANYbL2nrvmB2GqI0wFOLQOaXDMakiBQO1VLDx+HYyJiYPhJZM+B0WfSgE0bUi5jTbyXJRaXqHPJg6rxp5"
+    "dc/oa4qEQ92Lpa6tB0n4IaZF+IgTVB/hB7AuEYZP26gqBFVt1yqK51IBx7aSVR7FEg4+4eTnvYCw9Xak6iyN4lr/0A2QWazoggIsrQPyZ3/dbY"
+    "7qvt0IX9OEOa8t5QhbigY9ygRklYOLN1KEbif/nd6OGAdktAzjstB1VNQCEIDrZSzHBBEkk4mQnY1gTAx/EB2YwPNHHEI4jkZJVEdIhyET2cwB"
+    "mTljPEVK/5FVX/JvieVZk/exGH5yAz2fv3cmhlkX+wYWGLxz0U78zMYXLjahe0OBdVYsJWzliQDENzZlTLrH4/cyJsb1YaBUyELbtOYIPHG2tw"
+    "mk4b3eIO03bLRUGZk4nvDeydW/QzeHd4QGe/dMtfFMYzRMo273EF4jOwhroky596+txMMl77xP7TQrEhgt1dibODOR/no0voBvZ9L9z/1z9rV/"
+    "dqdwnlp98Nmb/k9pyttj8QkzPCJ4yD6fqXbq6gOXzmem1+ztVr1qWqsPAY/5po+6CFq9gki7LtxIr3femHy6xoDAwb9xXp673oF/HvbcCx+mDI"
+    "UPSASfogMsnZbXqHihbgNfiG2cEtPOCT8uC8kQYddCxm2sOkT8mOPh8ft8ZbS3APTORaZ1VkwJa2IMkcSRwH/E7sFbqxq1e4zMndB+HtKAt8Uf"
+    'sxZXSJn7fMDdD1eD37wy89960q5Pf/iQU9uJq+VDnumZtRrABeOuHWt18k3BPdOBRN7bJQnDRZQVYUgcn256dqSmj+NdZ8L+CQ=="),-15))'
 )
