@@ -17,6 +17,7 @@
 ``emit``       StagePlan -> KFP component and task
 ``authoring``  the public functions
 ``standins``   what a component function is called with
+``probes``     whether it makes nothing but text of its inputs
 ``functions``  TorchX component functions as KFP components
 """
 

@@ -8,12 +8,9 @@ values for each input: what it builds of them has to be what it has built, with 
 from __future__ import annotations
 
 import ast
-import copy
-import dataclasses
 import functools
 import inspect
 import math
-import shlex
 import textwrap
 import traceback
 import types
@@ -27,8 +24,8 @@ from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.authoring import Artifacts, Results, plan_component
 from torchx_kfp.adapter.inputs import NO_DEFAULT
 from torchx_kfp.adapter.names import is_input_name
-from torchx_kfp.adapter.references import Reference, fill_parameters, parameter, parameters_in
-from torchx_kfp.adapter.shell import find_program
+from torchx_kfp.adapter.probes import build, content, misplaced_inputs, values_that_matter
+from torchx_kfp.adapter.references import Reference, parameter
 from torchx_kfp.adapter.standins import MoreThanTextError, Text, Value
 from torchx_kfp.errors import AppDefError
 
@@ -39,26 +36,6 @@ _IR_TYPES = {
     bool: "BOOLEAN",
     list: "LIST",
     dict: "STRUCT",
-}
-#: Values that a function is tried with, of each type: it has to build the same of them as of their text.
-_PROBES: dict[str, tuple[object, ...]] = {
-    "STRING": (
-        "Probe-A,b c:1/x.Y_",
-        'it\'s "2" ${h} %s',
-        "7",
-        "",
-        " pad\t",
-        "/abs//b/",
-        "../x",
-        "-1",
-        "s3://b/ü\n1",
-        "long" * 80,
-    ),
-    "NUMBER_INTEGER": (7, 12, 0, -3, 10**6),
-    "NUMBER_DOUBLE": (0.25, 3.5, -1.5, 1e9),
-    "BOOLEAN": (True, False),
-    "LIST": ([1, 2], ["a"]),
-    "STRUCT": ({"k": 1}, {"a": "b"}),
 }
 
 
@@ -209,7 +186,7 @@ def _call(
                 bound.arguments[name] = values[name]
         bound.apply_defaults()
         try:
-            app = _build(fn, bound)
+            app = build(fn, bound)
         except MoreThanTextError as error:
             found = {error.name: f"{error.what}, {_line_of(fn, error)}"}
         except Exception as error:
@@ -219,14 +196,14 @@ def _call(
                 f"give what it needs to know as a constant, component_from_function({_name(fn)}, NAME=...)."
             ) from error
         else:
-            found = {name: f"{place}, {_lines_with(fn, name)}" for name, place in _misplaced(app).items()}
+            found = {name: f"{place}, {_lines_with(fn, name)}" for name, place in misplaced_inputs(app).items()}
             if not found and isinstance(app, specs.AppDef):
                 left = {name: inputs[name] for name in inputs if name not in wrong}
                 found = {
                     name: f"what is built is not its text, {_lines_with(fn, name)}"
-                    for name in _values_that_matter(fn, bound, app, left)
+                    for name in values_that_matter(fn, bound, app, left)
                 }
-                if not found and _content(_build(fn, bound)) != _content(app):
+                if not found and content(build(fn, bound)) != content(app):
                     raise AppDefError(
                         f"{_title(fn)} builds something else each time that it is called, even of the same arguments "
                         "(a time, a random number, an object that it changes). A component is made once: give what "
@@ -245,14 +222,6 @@ def _call(
     return app
 
 
-def _build(fn: Callable[..., Any], bound: inspect.BoundArguments, **values: object) -> Any:
-    """What the function returns, an AppDef as plain text: of copies, so that it can change none of its arguments."""
-    call = copy.copy(bound)
-    call.arguments = {**copy.deepcopy(bound.arguments), **values}
-    app = fn(*call.args, **call.kwargs)
-    return _plain(app) if isinstance(app, specs.AppDef) else app
-
-
 def _refuse_inputs(
     fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any], wrong: Mapping[str, str]
 ) -> NoReturn:
@@ -267,103 +236,6 @@ def _refuse_inputs(
         + "\n".join(lines)
         + f"\nGive them as constants: component_from_function({_name(fn)}, {', '.join(given)})."
     ) from None
-
-
-def _values_that_matter(
-    fn: Callable[..., Any], bound: inspect.BoundArguments, app: specs.AppDef, inputs: Mapping[str, Reference]
-) -> Iterator[str]:
-    """The inputs of which the function builds something else than of their text: tried with a few values."""
-    for name, reference in inputs.items():
-        default = inspect.signature(fn).parameters[name].default
-        probes = _PROBES[reference.type] + (() if default is inspect.Parameter.empty else (default,))
-        for value in probes:
-            try:
-                built = _build(fn, bound, **{name: value})
-            except MoreThanTextError:  # of another input, on a way that this value opens
-                yield name
-                break
-            except Exception:  # a value that it does not take
-                continue
-            if not isinstance(built, specs.AppDef) or not _is_same(built, app, {name: str(value)}):
-                yield name
-                break
-
-
-def _is_same(built: specs.AppDef, app: specs.AppDef, texts: Mapping[str, str]) -> bool:
-    """Whether the one AppDef is the other, with these texts for inputs; programs for a shell by their words."""
-    built = _plain(built)  # a copy, to be changed
-    for role, other in zip(built.roles, app.roles, strict=False):
-        words = [(str(arg),) for arg in other.args]
-        index = find_program((str(other.entrypoint),), words)
-        if index is not None and index < len(role.args):
-            program = _content(other.args[index], texts)
-            if role.args[index] != program and _words(role.args[index]) == _content(_words(other.args[index]), texts):
-                role.args[index] = program
-    return _content(built) == _content(app, texts)
-
-
-def _words(program: str) -> list[str]:
-    try:
-        return shlex.split(program)
-    except ValueError:  # quotes that are open
-        return [program]
-
-
-def _content(value: object, texts: Mapping[str, str] | None = None) -> object:
-    """The AppDef as plain data, with these texts for inputs."""
-    if isinstance(value, str):
-        return fill_parameters(value, texts or {})
-    if dataclasses.is_dataclass(value):
-        return {item.name: _content(getattr(value, item.name), texts) for item in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {_plain_text(key): _content(item, texts) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_content(item, texts) for item in value]
-    return value
-
-
-def _misplaced(app: object) -> dict[str, str]:
-    """The inputs that the AppDef has elsewhere than in its text, and where."""
-    if not isinstance(app, specs.AppDef):
-        return {}
-    found = dict.fromkeys(_stand_ins([app.name, app.metadata]), "in the name or the metadata of the AppDef")
-    for role in app.roles:
-        texts = [role.entrypoint, role.image, *role.args, *role.env.values()]
-        found.update(dict.fromkeys(_stand_ins([text for text in texts if not isinstance(text, str)]), "no text"))
-        for item in dataclasses.fields(role):
-            value = getattr(role, item.name)
-            if item.name == "env":
-                found.update(dict.fromkeys(_stand_ins(list(value)), "a name in env"))
-            elif item.name not in ("entrypoint", "image", "args"):
-                found.update(dict.fromkeys(_stand_ins(value), f"the field {item.name} of a role"))
-    return found
-
-
-def _stand_ins(value: object) -> list[str]:
-    """The inputs whose stand-ins are anywhere in the value."""
-    if isinstance(value, Value):
-        return [value.input_name]
-    if isinstance(value, str):
-        return parameters_in(value)
-    if dataclasses.is_dataclass(value):
-        value = [getattr(value, item.name) for item in dataclasses.fields(value)]
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    return [name for item in value for name in _stand_ins(item)] if isinstance(value, list | tuple | set) else []
-
-
-def _plain(app: specs.AppDef) -> specs.AppDef:
-    """A copy of the AppDef, its text as nothing but text."""
-    plain = copy.deepcopy(app)
-    for role in plain.roles:
-        role.entrypoint, role.image = _plain_text(role.entrypoint), _plain_text(role.image)
-        role.args = [_plain_text(arg) for arg in role.args]
-        role.env = {_plain_text(name): _plain_text(value) for name, value in role.env.items()}
-    return plain
-
-
-def _plain_text(value: Any) -> Any:
-    return "".join([value]) if isinstance(value, str) else value
 
 
 def _line_of(fn: Callable[..., Any], error: BaseException) -> str:
