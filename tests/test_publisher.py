@@ -338,6 +338,12 @@ def test_signals_reach_the_application_once(program: list[str], tmp_path: Path, 
     assert (process.returncode, out, error) == (41, f"got {name}\n", "")
 
 
+def test_the_application_has_a_session_of_its_own(program: list[str], tmp_path: Path) -> None:
+    """Two signals that come at once may be taken as one, so the test above does not always tell."""
+    done = Stage(program, tmp_path).run(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())")
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
 def test_a_signal_ends_an_application_without_a_handler(program: list[str], tmp_path: Path) -> None:
     process = Stage(program, tmp_path).start("sh", "-c", "echo ready; exec sleep 30")
     assert process.stdout is not None
