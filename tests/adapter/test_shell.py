@@ -226,6 +226,16 @@ def test_arguments_that_are_called_like_builtins(tmp_path: Path) -> None:
     assert run_stage(tmp_path, compiled, "sh", ckpt="it's").stdout == b"eval --mode read --ckpt it's\n"
 
 
+def test_a_channel_before_the_shell_hides_no_program(tmp_path: Path) -> None:
+    def pipeline(seconds: int = 5, text: str = "") -> None:
+        args = [f"{seconds}", "sh", "-c", f"echo {text}"]
+        task_from_app(make_app("run", entrypoint="timeout", args=args))
+
+    compiled = compile_pipeline(pipeline)
+    done = run_stage(tmp_path, compiled, "run", seconds_int="5", text="$(echo INJECTED); echo INJECTED")
+    assert done.stdout == b"$(echo INJECTED); echo INJECTED\n"
+
+
 def run_stage(tmp: Path, compiled: str, name: str, **inputs: str) -> Any:
     return Container(
         containers(compiled)[name]["command"],

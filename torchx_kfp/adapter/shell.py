@@ -91,12 +91,11 @@ def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
     """
     words = [parts[0] if len(parts) == 1 and isinstance(parts[0], str) else None for parts in (entrypoint, *args)]
     for start, word in enumerate(words):
-        if word is None:
-            return None
-        if word.rpartition("/")[2] in _SHELLS:
+        program = (word or "").rpartition("/")[2]
+        if program in _SHELLS:
             found = _program_of(words[start + 1 :])
             return None if found is None else start + found
-        if (start == 0 and word.rpartition("/")[2] not in _WRAPPERS) or word in _OTHER_ENVIRONMENTS:
+        if (start == 0 and program not in _WRAPPERS) or word in _OTHER_ENVIRONMENTS:
             return None
     return None
 
