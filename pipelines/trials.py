@@ -22,7 +22,7 @@ HYPERPARAMETERS = [
 
 
 @dsl.pipeline(name="trials", description="One training for each pair of hyperparameters")
-def trials(tracker_base: str, prepared: str) -> List[str]:  # noqa: UP006 (likewise)
+def trials(tracker_base: str, prepared: str) -> List[str]:  # noqa: UP006 (KFP's name for the type)
     with dsl.ParallelFor(HYPERPARAMETERS) as trial:
         app = apps.train(trial.C, trial.gamma)
         trained = task_from_app(

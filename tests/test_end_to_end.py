@@ -1,11 +1,15 @@
 """Stages made of AppDefs under the local runner: what arrives in applications, and what they find in the tracker."""
 
+# Defaults of KFP pipelines are constants of their signature; typing's names of generic types are what KFP's text of
+# channels cannot read back, which is what is tested.
+# ruff: noqa: B006, UP006, UP035
+
 import functools
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, List  # noqa: UP035 - the spellings that KFP's text of channels cannot read back
+from typing import Any, Dict, List
 
 import pytest
 from kfp import components, dsl
@@ -62,8 +66,8 @@ def test_parameters_of_every_type(tmp_path: Path) -> None:
         i: int = 3,
         f: float = 0.1,
         b: bool = True,
-        li: List[int] = [1, 2],  # noqa: B006, UP006
-        d: Dict[str, int] = {"a": 1},  # noqa: B006, UP006
+        li: List[int] = [1, 2],
+        d: Dict[str, int] = {"a": 1},
     ) -> None:
         task_from_app(
             app("use", f"{s}", f"--i={i}", f"[{f}]", f"{b}", f"{li}", f"{d}", i, env={"VARIABLE": f"{i}-{s}"}),
@@ -77,12 +81,12 @@ def test_parameters_of_every_type(tmp_path: Path) -> None:
 
 def test_items_and_fields_in_loops_conditions_and_nested_pipelines(tmp_path: Path) -> None:
     @dsl.pipeline(name="inner")
-    def inner(tracker_base: str, lr: float, words: List[str]) -> str:  # noqa: UP006
+    def inner(tracker_base: str, lr: float, words: List[str]) -> str:
         with dsl.ParallelFor(words) as word:
             task_from_app(app("deep", f"{lr}-{word}"), tracker_base=tracker_base)
         return task_from_app(app("last", f"{lr}"), tracker_base=tracker_base).outputs["run_id"]
 
-    def pipeline(tracker_base: str, mode: str = "a", points: List[Dict[str, float]] = [{"lr": 0.5}]) -> None:  # noqa: B006, UP006
+    def pipeline(tracker_base: str, mode: str = "a", points: List[Dict[str, float]] = [{"lr": 0.5}]) -> None:
         stage = functools.partial(task_from_app, tracker_base=tracker_base)
         with dsl.ParallelFor([{"lr": 0.1, "kind": "x", "n": 2}, {"lr": 1e-5, "kind": "y z", "n": 3}]) as item:
             stage(app("fields", f"--lr={item.lr}", f"{item.kind}", item.n, f"{item}"))
@@ -146,7 +150,7 @@ def test_a_retry_has_a_run_id_of_its_own(tmp_path: Path) -> None:
 
 
 def test_fan_ins(tmp_path: Path) -> None:
-    def pipeline(tracker_base: str, empty: List[int] = []) -> None:  # noqa: B006, UP006
+    def pipeline(tracker_base: str, empty: List[int] = []) -> None:
         stage = functools.partial(task_from_app, tracker_base=tracker_base)
         with dsl.ParallelFor(["c", "a", "b"]) as letter, dsl.ParallelFor([1, 2]) as number:
             trial = stage(app("trial", f"{letter}{number}"))
@@ -292,7 +296,7 @@ def record(name: str, results: str, then: str = "true") -> AppDef:
 
 def test_outputs_in_conditions_arguments_fan_ins_and_nested_pipelines(tmp_path: Path) -> None:
     @dsl.container_component
-    def collect(values: List[float], out: dsl.OutputPath(str)):  # noqa: UP006
+    def collect(values: List[float], out: dsl.OutputPath(str)):
         return dsl.ContainerSpec(image="image", command=["sh", "-c", 'printf %s "$1" >"$0"', out, values])
 
     @dsl.pipeline(name="inner")

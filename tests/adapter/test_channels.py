@@ -1,12 +1,13 @@
 """Pipeline channels in AppDefs: of every type, in text and alone, in loops, conditions and nested pipelines."""
 
-# Defaults of KFP pipelines are constants of their signature.
-# ruff: noqa: B006
+# Defaults of KFP pipelines are constants of their signature; typing's names of generic types are what KFP's text of
+# channels cannot read back, which is what is tested.
+# ruff: noqa: B006, UP006, UP035
 
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Dict, List  # noqa: UP035 - the spellings that KFP's text of channels cannot read back
+from typing import Any, Dict, List
 
 import pytest
 from kfp import dsl
@@ -20,7 +21,7 @@ def parameters(s: str, i: int = 1, f: float = 0.1, b: bool = True, li: list = [1
     use(s, f"{s}", f"--s={s}", f"--i={i}", f"--f={f}", f"--b={b}", f"--l={li}", f"--d={d}", f"{i}{f}")
 
 
-def generic_parameters(li: List[int] = [1], d: Dict[str, int] = {}, n: List[Dict[str, float]] = []) -> None:  # noqa: UP006
+def generic_parameters(li: List[int] = [1], d: Dict[str, int] = {}, n: List[Dict[str, float]] = []) -> None:
     use(f"{li} {d} {n}", f"{li}")
 
 
@@ -45,7 +46,7 @@ def loop_of_dicts() -> None:
         use(f"--lr={item.lr}", f"{item.kind}-{item.n}", item.n, f"{item}")
 
 
-def loop_of_parameter(points: List[Dict[str, float]] = []) -> None:  # noqa: UP006
+def loop_of_parameter(points: List[Dict[str, float]] = []) -> None:
     with dsl.ParallelFor(points) as item:
         use(f"--lr={item.lr}", f"{item}", item.lr)
 
@@ -77,7 +78,7 @@ def conditions(mode: str) -> None:
 
 
 @dsl.pipeline(name="inner")
-def inner(lr: float, names: List[str]) -> str:  # noqa: UP006
+def inner(lr: float, names: List[str]) -> str:
     with dsl.ParallelFor(names) as name:
         use(f"{lr} {name}")
     return produce().outputs["text"]

@@ -253,7 +253,7 @@ def test_the_error_has_the_call_that_works(function: Callable[..., specs.AppDef]
     with pytest.raises(AppDefError) as error:
         component_from_function(function, **needed)
     call = str(error.value).rpartition("Give them as constants: ")[2].rstrip(".")
-    assert eval(call, {"component_from_function": component_from_function, function.__name__: function})  # noqa: S307
+    assert eval(call, {"component_from_function": component_from_function, function.__name__: function})  # noqa: S307 - the error's own text
 
 
 def test_booth_runs(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_nothing_is_silently_built_of_a_placeholder(body: str) -> None:
 def swallow(x: Any) -> str:
     try:
         return str(x * 2)
-    except Exception:
+    except Exception:  # what component functions do
         return "1"
 
 
@@ -513,7 +513,7 @@ def test_an_image_in_text(tmp_path: Path) -> None:
     for use in (component, loaded):
 
         def pipeline(tag: str) -> None:
-            use(tag=tag)  # noqa: B023
+            use(tag=tag)  # noqa: B023 - it is compiled before the next one
 
         done = local.run(dsl.pipeline(pipeline), {"tag": "7"}, output_dir=tmp_path / "runs", quiet=True)
         done.raise_for_failure()

@@ -452,6 +452,14 @@ def test_publish_results_refuses(args: list[Any], options: dict[str, Any], error
         published(*args, **options)
 
 
+def test_publish_results_needs_an_image() -> None:
+    def pipeline() -> None:
+        publish_results("a/b/c", {}, image="", tracker_base="/tmp/results")
+
+    with pytest.raises(AppDefError, match=r"publish_results has no image\. Name one with python3 and fsspec"):
+        compile_pipeline(pipeline)
+
+
 def test_publish_results_needs_a_pipeline() -> None:
     assert config.LocalExecutionConfig.instance is None
     with pytest.raises(AppDefError, match="publish_results makes a task of a pipeline, and none is being defined here"):

@@ -71,7 +71,7 @@ def outputs(tracker_base: str, folder: str, rate: float = 0.125) -> Outputs:
 
 
 @dsl.pipeline(name="trials")
-def trials(tracker_base: str, folder: str) -> List[float]:  # noqa: UP006 (likewise)
+def trials(tracker_base: str, folder: str) -> List[float]:  # noqa: UP006 (what KFP 2.14 knows)
     with dsl.ParallelFor([0.125, 0.25, 0.5]) as rate:
         trained = task_from_app(
             python("train", TRAIN, f"{rate}", folder), tracker_base=tracker_base, results={"accuracy": float}

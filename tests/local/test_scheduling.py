@@ -1,30 +1,17 @@
 """What runs at the same time, and in which order."""
 
 # The oldest kfp that is supported knows typing's names of generic types only.
-# ruff: noqa: UP006, UP035, UP045
+# ruff: noqa: UP006, UP035
 
 import threading
 import time
-from typing import Dict, List, Optional
+from typing import List
 
 import pytest
 from kfp import dsl
 
-from tests.local.components import shell, text_of, write
+from tests.local.components import shell, write
 from torchx_kfp.local import StageFinished, StageStarted, State, run
-
-texts = {
-    "STRING": text_of(str, "text-of-str"),
-    "INT": text_of(int, "text-of-int"),
-    "DOUBLE": text_of(float, "text-of-float"),
-    "BOOL": text_of(bool, "text-of-bool"),
-    "LIST": text_of(List[int], "text-of-list"),
-    "STRUCT": text_of(Dict[str, float], "text-of-dict"),
-}
-
-
-OptionalStr = Optional[str]
-FIVE = [("i", int), ("d", float), ("b", bool), ("li", List[int]), ("st", Dict[str, float])]
 
 
 def test_independent_stages_run_at_the_same_time(execute, tmp_path):

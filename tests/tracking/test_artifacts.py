@@ -95,6 +95,16 @@ def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
     assert source.artifact_name == "my model"
 
 
+@pytest.mark.parametrize("run_id", ["local_cwd://torchx/app-1", "a/100%/b", "ü/2/3"])
+def test_run_ids_of_others_are_read_back(tmp_path: Path, run_id: str) -> None:
+    backend = create(str(tmp_path))
+    backend.add_metadata(run_id, a=1)
+    assert list(backend.run_ids()) == [run_id]
+    assert backend.metadata(run_id) == {"a": 1}
+    stage(tmp_path, run_id).add_artifact("model", "s3://models/1")
+    assert backend.artifacts(run_id)["model"].path == "s3://models/1"
+
+
 def test_the_last_one_counts_in_torchxs_backend_too(base: str) -> None:
     backend = create(base)
     for number in range(12):

@@ -11,19 +11,10 @@ from typing import Any, NamedTuple
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class
 
-from torchx_kfp.adapter.inputs import NO_DEFAULT
+from torchx_kfp.adapter.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.names import output_name
 from torchx_kfp.adapter.plan import StagePlan
 from torchx_kfp.adapter.reads import TRACKER_BASE, Stage, remember_stage
-
-_PYTHON_TYPES = {
-    "STRING": str,
-    "NUMBER_INTEGER": int,
-    "NUMBER_DOUBLE": float,
-    "BOOLEAN": bool,
-    "LIST": list,
-    "STRUCT": dict,
-}
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
@@ -121,7 +112,7 @@ def _defaults(plan: StagePlan) -> dict[str, Any]:
 def _inputs(plan: StagePlan) -> list[inspect.Parameter]:
     defaults = _defaults(plan)
     return [
-        _parameter(key, _PYTHON_TYPES[planned.type], defaults.get(key, inspect.Parameter.empty))
+        _parameter(key, PYTHON_TYPES[planned.type], defaults.get(key, inspect.Parameter.empty))
         for key, planned in plan.inputs.items()
     ]
 

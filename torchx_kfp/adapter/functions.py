@@ -22,21 +22,14 @@ from torchx import specs
 
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.authoring import Artifacts, Results, plan_component
-from torchx_kfp.adapter.inputs import NO_DEFAULT
+from torchx_kfp.adapter.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.names import is_input_name
 from torchx_kfp.adapter.probes import build, content, misplaced_inputs, values_that_matter
 from torchx_kfp.adapter.references import Reference, parameter
 from torchx_kfp.adapter.standins import MoreThanTextError, Text, Value
 from torchx_kfp.errors import AppDefError
 
-_IR_TYPES = {
-    str: "STRING",
-    int: "NUMBER_INTEGER",
-    float: "NUMBER_DOUBLE",
-    bool: "BOOLEAN",
-    list: "LIST",
-    dict: "STRUCT",
-}
+_IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
 
 
 def component_from_function(
@@ -152,7 +145,7 @@ def _is_of_type(value: object, kind: str) -> bool:
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
     if kind == "NUMBER_INTEGER":
         return type(value) is int and abs(value) <= 2**53
-    return isinstance(value, {ir: python for python, ir in _IR_TYPES.items()}[kind])
+    return isinstance(value, PYTHON_TYPES[kind])
 
 
 def _not_none(kind: Any) -> Any:

@@ -11,6 +11,15 @@ from torchx_kfp.adapter import command, names
 from torchx_kfp.adapter.reads import RUN_ID, FanIn, Source
 from torchx_kfp.adapter.references import Parts, Reference
 
+#: Type of a parameter in the IR -> in Python.
+PYTHON_TYPES = {
+    "STRING": str,
+    "NUMBER_INTEGER": int,
+    "NUMBER_DOUBLE": float,
+    "BOOLEAN": bool,
+    "LIST": list,
+    "STRUCT": dict,
+}
 #: Type of an input -> what its name ends in.
 _SUFFIXES = {
     "NUMBER_INTEGER": "_int",

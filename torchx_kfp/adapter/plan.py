@@ -162,6 +162,8 @@ def plan_publisher(
         cache: whether KFP may use an earlier execution's outputs.
     """
     fields.check_name(alias, "The stage's name")
+    if image == "":
+        raise AppDefError("publish_results has no image. Name one with python3 and fsspec, such as images/publisher.")
     parts = parse_checked(image, "image")
     outputs = {RUN_ID: str, **publication.types}
     inputs = name_inputs({}, {"stage": source}, [*tracker_base, *parts], outputs)

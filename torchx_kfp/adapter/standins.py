@@ -17,7 +17,7 @@ _OPERATIONS = """
 abs add and bool call ceil complex contains delitem divmod enter eq float floor floordiv ge getitem gt hash index int
 invert iter le len lshift lt matmul mod mul ne neg next or pos pow radd rand repr reversed rdivmod rfloordiv rlshift
 rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv trunc xor
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905 - a list of them is sixty lines
 #: What text has not by itself, and Python asks of it all the same.
 _OF_TEXT = {"__bool__", "__complex__", "__float__", "__index__", "__int__"}
 

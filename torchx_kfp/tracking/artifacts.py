@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import quote
 
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.keys import PRIVATE, shown
@@ -34,8 +33,9 @@ def folder_name(run_id: str) -> str:
     """The run's folder in the backend's: one name, that ``urllib.parse.unquote`` reads back.
 
     TorchX's own backend has base32, which is more than a file system takes (255 bytes) for run ids of a cluster.
+    ``publisher`` has the same rule, for run ids that a stage makes: those have no ``%``.
     """
-    return quote(run_id, safe="")
+    return run_id.replace("%", "%25").replace("/", "%2F")
 
 
 def absolute(path: str) -> str:
