@@ -60,6 +60,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "TorchxKfpError",
         "NotInStageError",
         "TrackerError",
+        "MissingArtifactError",
         "MissingResultsError",
         "LocalRunError",
         "StageFailedError",

@@ -1,87 +1,116 @@
-"""The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage: TorchX's, but for folders' names.
+"""The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage.
 
-Artifacts, metadata and sources are kept below the tracker base, where the results' keys cannot be and no listing of
-results looks.
+What it keeps is what ``current_run()`` of ``torchx_kfp.tracking`` keeps: artifacts, metadata and sources, below the
+tracker base like the results. TorchX loads it through the entry point ``torchx_kfp`` of the group ``torchx.tracker``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
-from urllib.parse import unquote
 
-import fsspec
-from fsspec.core import url_to_fs
-from torchx.tracker.api import TrackerSource
-from torchx.tracker.backend.fsspec import FsspecTracker
+from torchx.tracker import api
 
 from torchx_kfp import protocol
-from torchx_kfp.tracking.artifacts import TRACKER_FOLDER, absolute, folder_name, unique_name
-from torchx_kfp.tracking.store import open_store
-
-_KEEP = f"{TRACKER_FOLDER}/.keep"
-
-
-class _Path:
-    """TorchX's path builder, with names that file systems take for any run id."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def with_run_id(self, run_id: str) -> _Path:
-        return self.with_subpath(folder_name(run_id))
-
-    def with_subpath(self, name: str) -> _Path:
-        return _Path(f"{self._path}/{name}")
-
-    def with_unique_filename(self) -> _Path:
-        return self.with_subpath(unique_name())
-
-    def path(self) -> str:
-        return self._path
+from torchx_kfp.errors import NotInStageError
+from torchx_kfp.tracking import entries
+from torchx_kfp.tracking.artifacts import add_artifact, read_artifacts
+from torchx_kfp.tracking.keys import run_id_parts
+from torchx_kfp.tracking.lineage import Lineage, read_lineage
+from torchx_kfp.tracking.metadata import add_metadata, read_metadata, read_metadata_of
+from torchx_kfp.tracking.results import FsspecResultTracker
+from torchx_kfp.tracking.run import declare_parents
+from torchx_kfp.tracking.sources import Source, add_source, read_sources, read_sources_of
 
 
-class StageTracker(FsspecTracker):  # type: ignore[misc]
-    """TorchX's backend on a tracker base."""
+class AppLineage(Lineage, api.Lineage):  # type: ignore[misc]
+    """A run's lineage, to TorchX as well."""
 
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, folder: str) -> None:
-        super().__init__(filesystem, folder)
-        self._path_builder = _Path(folder)
+
+class StageTracker(api.TrackerBase):  # type: ignore[misc]
+    """TorchX's tracker interface on a tracker base.
+
+    All processes of a run can write at once. Of artifacts, and of metadata, the last one under a name counts.
+
+    Args:
+        tracker_base: fsspec URL or local directory.
+
+    Raises:
+        TrackerError: the base cannot be used; also by the methods, where the store fails.
+    """
+
+    def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
+        self._tracker = FsspecResultTracker(tracker_base)
+        self._store = self._tracker.store
+
+    @property
+    def tracker(self) -> FsspecResultTracker:
+        """The tracker of the results under the same base."""
+        return self._tracker
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
         """Register an artifact; a local path is made absolute: who reads it may be in another folder."""
-        super().add_artifact(run_id, name, absolute(path), metadata)
+        add_artifact(self._store, run_id, name, path, metadata)
 
-    def _load(self, run_id: str, category: str) -> Iterable[Mapping[str, object]]:
-        # In the order in which they were written, so that the last one counts.
-        folder = self._path_builder.with_run_id(run_id).with_subpath(category).path()
-        if not self.fs.exists(folder):
-            return []
-        return [json.loads(self.fs.cat_file(file)) for file in sorted(self.fs.ls(folder, detail=False))]
+    def artifacts(self, run_id: str) -> Mapping[str, api.TrackerArtifact]:
+        """The run's artifacts by name; one without metadata has None there."""
+        found = read_artifacts(self._store, run_id)
+        return {name: api.TrackerArtifact(name, it.path, dict(it.metadata) or None) for name, it in found.items()}
 
-    def _read_source_file(self, source_file: str, artifact_name: str | None = None) -> Iterable[TrackerSource]:
-        run_id = unquote(source_file.rpartition("/")[2])
-        names = [line.strip() for line in self.fs.cat_file(source_file).decode().splitlines() if line.strip()]
-        if not names:
-            return [] if artifact_name else [TrackerSource(run_id, None)]
-        return [TrackerSource(run_id, name) for name in names if artifact_name in (None, name)]
+    def add_metadata(self, run_id: str, **kwargs: object) -> None:
+        """Say these of the run: whatever JSON can hold."""
+        add_metadata(self._store, run_id, kwargs)
 
-    def run_ids(self, parent_run_id: str | None = None, **_: object) -> Iterable[str]:
-        """The ids of all runs that have anything here, or of those with this parent."""
-        found = []
-        for entry in self.fs.ls(self._path_builder.path(), detail=True):
-            name = entry["name"].rstrip("/").rpartition("/")[2]
-            parent = f"{entry['name'].rstrip('/')}/sources/{folder_name(parent_run_id or '')}"
-            if entry["type"] == "directory" and (not parent_run_id or self.fs.exists(parent)):
-                found.append(unquote(name))
-        return found
+    def metadata(self, run_id: str) -> Mapping[str, object]:
+        """What was said of the run, by name."""
+        return read_metadata(self._store, run_id)
+
+    def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
+        """Say that the run uses another one, or something outside, and which artifact of it."""
+        add_source(self._store, run_id, Source(source_id, artifact_name or None))
+
+    def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:
+        """What the run uses, each once; with a name, that with this artifact alone."""
+        found = read_sources(self._store, run_id)
+        return [api.TrackerSource(it.run_id, it.artifact) for it in found if artifact_name in (None, "", it.artifact)]
+
+    def lineage(self, run_id: str) -> AppLineage:
+        """All that the run was made of and all that was made of it, also in other pipelines, with the artifacts."""
+        return AppLineage(**vars(read_lineage(self._store, [run_id])))
+
+    def run_ids(
+        self, parent_run_id: str | None = None, run: str | None = None, stage: str | None = None, **metadata: object
+    ) -> Iterable[str]:
+        """The runs of which anything is said here, sorted.
+
+        Args:
+            parent_run_id: only those that use this run.
+            run: only those of this pipeline run.
+            stage: only those of this stage.
+            metadata: only those with these values; numbers and others are compared by their text, too.
+        """
+        found: Iterable[str] = entries.run_ids(self._store)
+        for value, place in ((run, 0), (stage, 1)):
+            if value is not None:
+                found = [run_id for run_id in found if (run_id_parts(run_id) or (None, None))[place] == value]
+        if parent_run_id:
+            sources = read_sources_of(self._store, found)
+            found = [key for key in found if any(it.run_id == parent_run_id for it in sources.get(key, ()))]
+        if metadata:
+            known = read_metadata_of(self._store, found)
+            found = [key for key in found if _has(known.get(key, {}), metadata)]
+        return list(found)
+
+    def __repr__(self) -> str:
+        return f"StageTracker({self._tracker.tracker_base!r})"
+
+
+def _has(known: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
+    return all(name in known and value in (known[name], str(known[name])) for name, value in wanted.items())
 
 
 def create(config: str | None = None) -> StageTracker:
-    """The backend of this process.
-
-    TorchX calls it through the entry point ``torchx_kfp`` of the group ``torchx.tracker``.
+    """The backend of this process. In a stage, all that it reads is recorded as its sources.
 
     Args:
         config: the tracker base; ``TORCHX_TRACKER_BASE`` otherwise.
@@ -90,9 +119,11 @@ def create(config: str | None = None) -> StageTracker:
         TrackerError: there is no tracker base, or one that cannot be used.
     """
     base = config or os.environ.get(protocol.TRACKER_BASE, "")
-    store = open_store(base)
-    # TorchX's backend looks for its folder, and on object stores a folder is what it holds.
-    if store.read(_KEEP) is None:
-        store.write(_KEEP, b"")
-    filesystem, path = url_to_fs(base)
-    return StageTracker(filesystem, f"{path.rstrip('/')}/{TRACKER_FOLDER}")
+    backend = StageTracker(base)
+    try:
+        context = protocol.decode(os.environ)
+    except NotInStageError:
+        return backend
+    if context.tracker_base == base:
+        declare_parents(backend.tracker, context)
+    return backend

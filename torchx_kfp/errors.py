@@ -12,7 +12,8 @@
     │   ├── KeyRefusedError      a key that would leave the base or cannot be stored
     │   ├── ResultRefusedError   a result of a type or size that trackers do not take
     │   ├── CorruptResultError   what is stored under a key is not a result
-    │   └── MissingResultsError  a run that was read has recorded no results
+    │   ├── MissingResultsError  a run that was read has recorded no results
+    │   └── MissingArtifactError a run has registered no artifact of that name
     └── LocalRunError        running a compiled pipeline on this machine
         ├── UnsupportedPipelineError  the pipeline asks for what cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
@@ -32,6 +33,7 @@ __all__ = [
     "CorruptResultError",
     "KeyRefusedError",
     "LocalRunError",
+    "MissingArtifactError",
     "MissingResultsError",
     "NotInStageError",
     "OutputsError",
@@ -101,6 +103,10 @@ class CorruptResultError(TrackerError, ValueError):
 
 class MissingResultsError(TrackerError, LookupError):
     """The run that was read has recorded no results."""
+
+
+class MissingArtifactError(TrackerError, LookupError):
+    """The run has registered no artifact of that name."""
 
 
 class LocalRunError(TorchxKfpError):

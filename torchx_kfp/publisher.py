@@ -143,8 +143,8 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             failed = True
             say("result", name, "must be", kind, "in", run_id, "with", results)
 
-    # The layout of ``backend`` and ``tracking.artifacts``.
-    folder = f"{root}/.torchx_kfp/tracker/{run_id.replace('/', '%2F')}/artifacts"
+    # The layout of ``tracking.entries``.
+    folder = f"{root}/.torchx_kfp/artifacts/{run_id.replace('/', '%2F')}"
     entries = {}
     if len(spec["artifacts"]) > 1 and store.exists(folder):
         for file in sorted(store.ls(folder, False)):

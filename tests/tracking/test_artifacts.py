@@ -150,5 +150,5 @@ def test_what_is_no_artifact_is_named(tmp_path: Path, content: str) -> None:
     run.add_artifact("model", "s3://models/1")
     (entry,) = [file for file in tmp_path.rglob("*") if file.is_file()]
     entry.write_text(content)
-    with pytest.raises(CorruptResultError, match=rf"{entry} is not an artifact's entry: .*Something else wrote it"):
+    with pytest.raises(CorruptResultError, match=rf"{entry} is no entry of artifacts: .*Something else wrote it"):
         run.artifacts()

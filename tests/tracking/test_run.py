@@ -26,7 +26,7 @@ from torchx_kfp.errors import (
     UnknownAliasError,
 )
 from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
-from torchx_kfp.tracking.store import survives_fork
+from torchx_kfp.tracking.objects import survives_fork
 
 
 def stage(base: object, run_id: str = "p1/eval/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
@@ -190,7 +190,7 @@ class TestParents:
         for name in ("parent", "parents"):
             with pytest.raises(ReadsError, match=r"What the run 'p1/train/e1' reads is not known here"):
                 getattr(parent, name)
-        assert os.listdir(tmp_path) == []
+        assert FsspecResultTracker(tmp_path).keys() == []
 
     def test_the_parent_of_torchx_alone(self, tmp_path: Path) -> None:
         """TorchX's runner gives app handles, and knows one parent."""

@@ -1,27 +1,27 @@
 """``torchx_kfp.publisher`` as an argument of ``python3 -c``. Written by ``make goldens``."""
 
 #: What it was made of: the SHA-256 of that module's text.
-SOURCE = "29ba32af3af96f74a9f086c931095998a5007890703d64a35c4a80807ab9be71"
+SOURCE = "0e0685bae40b1cc74052a0e59f1346361f533d6a397cd14c786291bb8250a081"
 
 PROGRAM = (
     'import sys;sys.path=[*filter(None,sys.path)];from zlib import*;from base64 import*;exec(decompress(b64decode("'
-    "jVbnkrM6Ev09fgq+myTN1TBhM77aWozB9uScvC6KAWHzGQMl4Qnr8rtvNxombfwDjVpSd59z1OJepHkZ1Z0Lkcuicy7ql0p2BiIr6k62qEpVW9"
-    "91WViRtvq81PjucZ1NiyhH2+X6pRn0OifCs5utwqxIS3sRPXcSmVr7dMiczoYvVq59MRp4w8M+b6zh1akxRseXxji7Gr1al/75kbGuLs5336y9"
-    "dde1TXD6ZbewHxyybiBcu6pnSkZJCPMWkZ5T4+4dnngH3GddT/TstFRzyjobWWoVZW15Ts/WstZZQtmXAKejU/89wFfvbXBx/9n774Nf+JdH7s"
-    "UBD1i3Z8tnGT9WlOgZ4ePmSbZieOC49cNPf/sBbBzdHE4gxadZlkvrUi0lgLgxEE0CT1FWUx+8WMHgm3jDAgqZZ3lOPT5AL9RJR7zPssLKaqlo"
-    "Hi0ekggm4QYVlLu1y3v2zfHJ0D0eME53+A5Dspp9R0J4zv9RkZL1UhXW7t6ff+3/DE8L1hpD5lpa/e3tvT/8sZHCAQ1gd8zK6luQk4qKqaR/3G"
-    "lC+mLHZGx56OvZeabrJFOUbFeqjInJq1YvzXvjKatnVlnJgqY/NBO2V956WxaPmSqLHzhRD4SBLIfOSAxtLIAyW1c54PZA/v68s0MAH1Nn+sPl"
-    "ybk3vA33T3rhqC9WwfoHWxZxmUiKyI2sqEisAfXYN5DOVDbAsRZpHOc7puY/7JiS/9J8Gnv3D6zri10MJp9jWdX05MJXqlT8OsqXsjGZA6W3Yv"
-    "QdAyiMNFzX2UImDeGUcXuXNUieUpd7iEgPztlcAkya9uwqqmc22EW0kNRlXD4DhGE5FygfqPcdM5eTJwNQ3+nbTwrUQb23ok2MM7rpMqdS0Ako"
-    "qUsVz5635mnlgDJdnoIqhWcDQ1IpM/+QXvIhz/h3PsLMXptHqnUlY+wQUfdKBBFg0t3nDyKy41JJe6nysC7DVNPvkCCyeyD6NnSRRNN9O4Zmgp"
-    "GA49XDens1Wv8Ayb0CaQXgOS7roFwWSYMjrF2tOxvX8OzeoIlyglp9pPHAhiIXGpgzWJ9THKYDfm+UdTN2J+KeQtuiWyd8Aa4TWMhYNxZ7m5t/"
-    "+J3VrtHWwFB7Yg7KVvyb8H8TsXONO/g4iG7nDFHONOE+gD3L4pl1EJxacVQgy7MyTxzg21rIWmUxt8plXS1rwjENZhK/5fSQuwyTvxwTJfUyrz"
-    "WZfKzjTqxI03OJcwPBCnhfr1GjsPKANYbL2nrvmB2GqI0wFOLQOaXDMakiBQO1VLDx+HYyJiYPhJZM+B0WfSgE0bUi5jTbyXJRaXqHPJg6rxp5"
-    "dc/oa4qEQ92Lpa6tB0n4IaZF+IgTVB/hB7AuEYZP26gqBFVt1yqK51IBx7aSVR7FEg4+4eTnvYCw9Xak6iyN4lr/0A2QWazoggIsrQPyZ3/dbY"
-    "7qvt0IX9OEOa8t5QhbigY9ygRklYOLN1KEbif/nd6OGAdktAzjstB1VNQCEIDrZSzHBBEkk4mQnY1gTAx/EB2YwPNHHEI4jkZJVEdIhyET2cwB"
-    "mTljPEVK/5FVX/JvieVZk/exGH5yAz2fv3cmhlkX+wYWGLxz0U78zMYXLjahe0OBdVYsJWzliQDENzZlTLrH4/cyJsb1YaBUyELbtOYIPHG2tw"
-    "mk4b3eIO03bLRUGZk4nvDeydW/QzeHd4QGe/dMtfFMYzRMo273EF4jOwhroky596+txMMl77xP7TQrEhgt1dibODOR/no0voBvZ9L9z/1z9rV/"
-    "dqdwnlp98Nmb/k9pyttj8QkzPCJ4yD6fqXbq6gOXzmem1+ztVr1qWqsPAY/5po+6CFq9gki7LtxIr3femHy6xoDAwb9xXp673oF/HvbcCx+mDI"
-    "UPSASfogMsnZbXqHihbgNfiG2cEtPOCT8uC8kQYddCxm2sOkT8mOPh8ft8ZbS3APTORaZ1VkwJa2IMkcSRwH/E7sFbqxq1e4zMndB+HtKAt8Uf"
-    'sxZXSJn7fMDdD1eD37wy89960q5Pf/iQU9uJq+VDnumZtRrABeOuHWt18k3BPdOBRN7bJQnDRZQVYUgcn256dqSmj+NdZ8L+CQ=="),-15))'
+    "jVZnd7M6Ev4c/wre2yTlKqRsx1d7FmOwnd6b14dDQNi8xsCRcMr6+L/vDAppW7/AoDpP0Yh7keZlVHcuRC6LzrmoXyrZGYisqDvZoipVbX3XZW"
+    "FF2urzUuO7x3U2LaIcY5frl6bR65wIz26WCrMiLe1F9NxJZGrt0yFzOhu+WLn2xWjgDQ/7vImGV6cmGB1fmuDsavQaXfrnRya6ujjffYv21l3X"
+    "NpvTL6uF/eCQdQPh2lU9UzJKQhi3iPScmu7e4Yl3wH3W9UTPTks1p6yzkaVWUdaW5/RsLWudJZR92eB0dOq/b/C19za4uP/U+x82v/Avj9yLAx"
+    "6wbs+WzzJ+rCjRM8LHzZNsxfDAduuHn/72A8TYujmcQIpPsyyX1qVaSiBxYyCaBJ6irKY+9CKCwTfxxgUAmWd5Tj0+wF7ASUe8z7LCymqpaB4t"
+    "HpIIBuECFcDd2uU9++b4ZOgeDxinO3yHoVjNuiMhPOf/QKRkvVSFtbv351/7P8PTgrkmkLmWVn97e+8Pf2yscEADWB2zsvoW5KSiYirpH3eaLX"
+    "2xYzK2POzr2Xmm6yRTlGxXqoyJyatWL8174ymrZ1ZZyYKmPzQDtlfeelsWj5kqix84UQ+EgS2HzkgMbQRAma2rHHh7IH9/3tkhwI/Bmf5weXLu"
+    "DW/D/ZNeOOqLVbD+wZZFXCaSInMjKyoSa0A99g2sM5UNcaxlGtv5jsH8hx0D+S/Np4l3/8C6vtjFzeRzLKuanlz4SpWKX0f5UjYhcwB6a0bfMY"
+    "RCS6N1nS1k0ghOGbd3WcPkKXW5h4z04JzNJdCkac+uonpmQ1xEC0ldxuUzUBiWc4H2AbzvnLmcPBmC+k7fflLgDuq9gTZ7nNFNlzmVgkpASV2q"
+    "ePa8NU8rB5zp8hRcKTwbFJJKmfGH9JIPeca/8xFm9lo8Uq0rGWOFiLpXIoiAk+4+fxCRHZdK2kuVh3UZppp+hwRR3QPRt6GKJJru2zEUE9wJNF"
+    "49rLdXo/UPkNwrkVYAPcdlHZTLIml4hLmrdWfjGp7dGwzRToDVRxkPbAC50KCc4fqcYjMd8HvjrJuxOxH3FMoW3TrhC+g6gYmMdWOxt7n5h99Z"
+    "7RxtDYy0J+agbMW/Cf83ETvXuIKPjdjtnCHLmSbcB7JnWTyzDoJTK44KVHlW5okDelsLWass5la5rKtlTTimwUzit5wecpdh8pdjoqRe5rUmk4"
+    "847sSKNDWXODewWQHv6zV6FGYesCZwWYv3jtlhiN4IQyEOnVM6HJMqUtAAtQEWHt9OxsTkgdSSCb9D0IdCEF0rYk6znSwXlaZ3qIPBedXYq3tG"
+    "X1MkHHAvlrq2HiThh5gW4SNO0H2EH8C8RBg9beOqEFy1Hak6S6O41qCyrWSVR7GEo084+XkvIGz9QzdARRHJBQU62vGQN/vrbnNE9+3G8JomzH"
+    "ktJUdYSjT4UCZgpxy6eGNBqHLy3/nsiHFgRMswLgtdR0UtADlcK2M5JsgcmUyE7GwEY2J0g91BATx3xCGEY2uURHWEMhgRUcUcGJkzxlOU8h9Z"
+    "9SX/VlCeNXkfi+GnbpDl8/fOxCjqYr1AgMG7Bu3ALyp81mATqjYArLNiKWEpTwRgurGBMekej99hTEzXh4ZSoQptsZoj8cTZ3iaQhvd6c7TfsN"
+    "BSZWTieMJ7l1T/Drs5vCMM2HvPVJueaYyBKdDtGsJr7Abbml2m3PvXEuLhlHfdp3aaFQm0lmrsTZyZSH89Gl/AtzPp/ue6OftaN7tTOEetP/js"
+    "zfenNOXtcfjEGR4NOFxfzlI7dPVBS+ez0mv2dpteNSXVhw2P+aaPvghav4JJuy7cRK933Zh8ur5AwMG/6bw8d70D/zzsuRc+DBkKH5gIPu0OtH"
+    "RaXaPihboNfSGWb0pMGSf8uCwkQ4ZdCxW3EXWI/DHHw+P3+apoqz/UzEWmdVZMCWv2GKKII4H/ht2DtxI1atcYmbug/TykAW/BH7OWV0iZ+3zA"
+    '3Q9Xgt+8MvO/etLOT3/4kFNbgavlQ57pmbUawMXirh1rdfJNwf3SgUTeyyQJw0WUFWFIHJ9uenakpo/jXWfC/gk="),-15))'
 )

@@ -13,17 +13,23 @@ from __future__ import annotations
 
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.keys import Key
+from torchx_kfp.tracking.lineage import Lineage, Link
 from torchx_kfp.tracking.results import FsspecResultTracker, ResultTracker
-from torchx_kfp.tracking.run import Parents, Run, current_run
+from torchx_kfp.tracking.run import FanIn, Parents, Run, current_run
+from torchx_kfp.tracking.sources import Source
 from torchx_kfp.tracking.values import Result
 
 __all__ = [
     "Artifact",
+    "FanIn",
     "FsspecResultTracker",
     "Key",
+    "Lineage",
+    "Link",
     "Parents",
     "Result",
     "ResultTracker",
     "Run",
+    "Source",
     "current_run",
 ]

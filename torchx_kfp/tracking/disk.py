@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import TypeVar
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.atomic import write_file
+from torchx_kfp.tracking.each import Concurrency, each
+from torchx_kfp.tracking.files import File
 from torchx_kfp.tracking.keys import PRIVATE, shown
+from torchx_kfp.tracking.retry import retried
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Bytes that Linux's file systems take for one name.
 _MAX_NAME = 255
+#: For network file systems; a local one answers before a thread has been switched to, so that each does a few.
+_CONCURRENCY = Concurrency(threads=8, batch=16)
 
 
 class DiskStore:
@@ -20,10 +29,12 @@ class DiskStore:
     Args:
         base: the tracker base as the user gave it.
         folder: the absolute path that it stands for.
+        patience: seconds for which what fails for a moment is tried again, as network file systems do.
     """
 
-    def __init__(self, base: str, folder: str) -> None:
+    def __init__(self, base: str, folder: str, patience: float) -> None:
         self.base = base
+        self._patience = patience
         self._folder = folder.rstrip("/")
         # Names are UTF-8 on disk, whatever the locale of the process says.
         self._prefix = os.fsencode(self._folder) + b"/"
@@ -35,8 +46,7 @@ class DiskStore:
     def read(self, key: str) -> bytes | None:
         """The content of the key's file; None where there is none."""
         try:
-            with open(self._prefix + key.encode(), "rb", buffering=0) as file:
-                return file.read()
+            return self._tried("read", key, lambda: _read(self._prefix + key.encode()))
         except FileNotFoundError:
             if any(len(name.encode()) > _MAX_NAME for name in key.split("/")):
                 raise self._too_long(key) from None
@@ -47,27 +57,63 @@ class DiskStore:
     def write(self, key: str, content: bytes) -> None:
         """Make this the content of the key's file, atomically and durably."""
         try:
-            write_file(self._prefix + key.encode(), content)
+            self._tried("write", key, lambda: write_file(self._prefix + key.encode(), content))
         except OSError as error:
             raise self._problem("write", key, error) from error
+
+    def remove(self, key: str) -> None:
+        """Remove the key's file, if there is one, and the folders that are empty then."""
+        path = self._prefix + key.encode()
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._problem("remove", key, error) from error
+        while len(path := os.path.dirname(path)) > len(self._prefix):
+            try:
+                os.rmdir(path)
+            except OSError:  # not empty, or somebody else was faster
+                return
+
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """The function's value for each item, in order, for some at once."""
+        return each(function, items, _CONCURRENCY)
 
     def keys(self, prefix: str | None) -> list[str]:
         """The keys that are, or lie below, the prefix; all keys without one."""
         try:
-            return sorted(_walk(self._prefix, b"" if prefix is None else prefix.encode()))
+            return sorted(_walk(self._prefix, b"" if prefix is None else prefix.encode(), {PRIVATE.encode()}))
         except OSError as error:
             raise self._problem("list", prefix or "", error) from error
 
-    def names(self) -> list[str]:
-        """What is directly below the base, sorted: keys, and folders of keys with a slash behind."""
+    def names(self, prefix: str | None = None) -> list[str]:
+        """What is directly below the prefix or the base, sorted: keys, and folders of keys with a slash behind."""
         try:
-            with os.scandir(self._prefix) as entries:
+            with os.scandir(self._prefix + (prefix or "").encode()) as entries:
                 there = [entry for entry in entries if entry.name != PRIVATE.encode()]
                 return sorted(os.fsdecode(entry.name) + "/" * entry.is_dir() for entry in there)
         except FileNotFoundError:
             return []
         except OSError as error:
+            raise self._problem("list", prefix or "", error) from error
+
+    def files(self) -> list[File]:
+        """All files below the base, the tracker's own included."""
+        found = []
+        try:
+            for key in sorted(_walk(self._prefix, b"", set())):
+                try:
+                    state = os.stat(self._prefix + key.encode())
+                except FileNotFoundError:  # removed since, or a temporary file
+                    continue
+                found.append(File(key, state.st_size, state.st_mtime))
+        except OSError as error:
             raise self._problem("list", "", error) from error
+        return found
+
+    def _tried(self, action: str, key: str, function: Callable[[], T]) -> T:
+        return retried(function, self._patience, lambda: f"{action} {self.location(key)}")
 
     def _problem(self, action: str, key: str, error: OSError) -> TrackerError:
         if error.errno == errno.ENAMETOOLONG:
@@ -115,7 +161,12 @@ class DiskStore:
         return TrackerError(f"Cannot {action} {self.location(key)}: {error.strerror or error}.")
 
 
-def _walk(folder: bytes, prefix: bytes) -> Iterator[str]:
+def _read(path: bytes) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+def _walk(folder: bytes, prefix: bytes, left_out: Container[bytes]) -> Iterator[str]:
     waiting = [prefix]  # no recursion: a key may have more parts than Python's stack
     while waiting:
         key = waiting.pop()
@@ -137,7 +188,7 @@ def _walk(folder: bytes, prefix: bytes) -> Iterator[str]:
                 continue  # no key of a tracker
             below = key + b"/" + entry.name if key else entry.name
             if entry.is_dir(follow_symlinks=False):
-                if entry.name != PRIVATE.encode():
+                if entry.name not in left_out:
                     waiting.append(below)
             elif os.path.isfile(entry.path):  # a link may lead nowhere, or to itself
                 yield below.decode()

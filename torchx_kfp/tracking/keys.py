@@ -48,6 +48,12 @@ def shown(value: object, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
+def run_id_parts(key: str) -> tuple[str, str, str] | None:
+    """Pipeline run, stage and execution in the run id of a stage; None for another key."""
+    parts = key.split("/")
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None
+
+
 def _problem(text: str) -> str | None:
     if not text:
         return "is empty: name what the results belong to, for example a run id"

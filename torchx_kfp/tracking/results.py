@@ -5,12 +5,17 @@ from __future__ import annotations
 import abc
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking.keys import Key, key_text
+from torchx_kfp.tracking.retry import PATIENCE
 from torchx_kfp.tracking.store import Store, open_store
 from torchx_kfp.tracking.values import Result, check_results, decode_results, encode_results
+
+if TYPE_CHECKING:
+    import pandas
 
 _logger = logging.getLogger(__name__)
 
@@ -50,17 +55,19 @@ class FsspecResultTracker(ResultTracker):
     On a local file system a put is atomic and durable: readers see the old results or the new ones, and what
     was put survives a crash of the machine. On an object store a put is one request and a get is one; such
     stores hold ``a`` and ``a/b`` side by side, while a file system (and ``memory://``) refuses the second of them.
+    What fails for a moment is tried again, with a warning in the log; a put that has returned is there.
 
     Args:
         tracker_base: fsspec URL or local directory; made when something is first put below it. A relative
             directory belongs to the current directory of the time of this call.
+        patience: seconds for which a call tries again before it raises.
 
     Raises:
         TrackerError: the base cannot be used; also by put and get where the store fails.
     """
 
-    def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
-        self._store = open_store(tracker_base)
+    def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
+        self._store = open_store(tracker_base, patience)
 
     @property
     def store(self) -> Store:
@@ -113,8 +120,66 @@ class FsspecResultTracker(ResultTracker):
             old = {}
         self._store.write(text, encode_results({**old, **new}))
 
+    def get_many(
+        self, keys: Iterable[Key], *, corrupt: Callable[[CorruptResultError], object] | None = None
+    ) -> dict[str, dict[str, Result]]:
+        """The results recorded under each of the keys, in their order; ``{}`` where there are none.
+
+        They are fetched many at once: from an object store that takes a tenth of the time or less.
+
+        Args:
+            keys: the keys.
+            corrupt: is called for what is no JSON object, which is then left out.
+
+        Raises:
+            KeyRefusedError: a key would leave the tracker base, or the store cannot hold it.
+            CorruptResultError: what is stored under a key is not a JSON object, and ``corrupt`` is not given.
+        """
+        texts = dict.fromkeys(map(key_text, keys))
+        return dict(self.get_each(texts, corrupt=corrupt))
+
+    def get_each(
+        self, keys: Iterable[str], *, corrupt: Callable[[CorruptResultError], object] | None = None
+    ) -> Iterator[tuple[str, dict[str, Result]]]:
+        """Each of the keys and its results, as ``get_many`` gives them, fetched a little ahead of what is taken."""
+
+        def read(key: str) -> tuple[str, bytes | None]:
+            return key, self._store.read(key)
+
+        for key, content in self._store.each(read, keys):
+            try:
+                yield key, {} if content is None else decode_results(content, self._store.location(key))
+            except CorruptResultError as error:
+                if corrupt is None:
+                    raise
+                corrupt(error)
+
+    def items(
+        self, prefix: Key | None = None, *, corrupt: Callable[[CorruptResultError], object] | None = None
+    ) -> Iterator[tuple[str, dict[str, Result]]]:
+        """Each key that has results, or each below a prefix such as ``<pipeline run>``, and its results; sorted.
+
+        They are fetched many at once, a little ahead of what is taken: memory does not grow with their number. What is
+        removed meanwhile is left out. Arguments and errors are those of ``get_many``.
+        """
+        return ((key, results) for key, results in self.get_each(self.keys(prefix), corrupt=corrupt) if results)
+
+    def to_frame(self, prefix: Key | None = None) -> pandas.DataFrame:
+        """All results, or those below a prefix, as a pandas DataFrame: a row for each key, a column for each name.
+
+        Its index is the key, ``run_id``. Of run ids of stages there are columns ``run``, ``stage`` and ``execution``
+        before those of the results, unless a result has that name. What has no value is NaN (or NA).
+
+        Raises:
+            TrackerError: pandas is not installed, or the store failed.
+            CorruptResultError: what is stored under a key is not a JSON object.
+        """
+        from torchx_kfp.tracking.frame import frame
+
+        return frame(self.items(prefix))
+
     def keys(self, prefix: Key | None = None) -> list[str]:
-        """All keys that have results, or those below a prefix such as ``<pipeline run>``; sorted."""
+        """All keys that have results, or those below a prefix such as ``<pipeline run>``; sorted. None is read."""
         return self._store.keys(None if prefix is None else key_text(prefix))
 
     def names(self) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import (
     CorruptResultError,
     KeyRefusedError,
+    MissingArtifactError,
     MissingResultsError,
     ProtocolError,
     ReadsError,
@@ -18,14 +21,24 @@ from torchx_kfp.errors import (
     UnknownAliasError,
 )
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact, read_artifacts
+from torchx_kfp.tracking.batch import Batch
 from torchx_kfp.tracking.keys import key_text, shown
+from torchx_kfp.tracking.lineage import Lineage, read_lineage
+from torchx_kfp.tracking.metadata import add_metadata, read_metadata
+from torchx_kfp.tracking.nearby import recorded_nearby, some
 from torchx_kfp.tracking.results import FsspecResultTracker
+from torchx_kfp.tracking.sources import Source, add_source, declare_sources, read_sources
 from torchx_kfp.tracking.values import Result, check_results
+
+if TYPE_CHECKING:
+    import pandas
+
+_logger = logging.getLogger(__name__)
 
 #: Seconds between two looks at the store: the first wait, and the longest.
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
-#: Run ids that a message lists.
-_LISTED = 5
+#: What this process has said already of what its stage reads: tracker base, run id, and the source.
+_said: set[tuple[str, str, object]] = set()
 
 
 class Run:
@@ -35,11 +48,19 @@ class Run:
     """
 
     def __init__(
-        self, run_id: str, tracker: FsspecResultTracker, reads: Mapping[str, protocol.RunIds] | None = None
+        self,
+        run_id: str,
+        tracker: FsspecResultTracker,
+        reads: Mapping[str, protocol.RunIds] | None = None,
+        *,
+        reader: str | None = None,
+        batch: Batch | None = None,
     ) -> None:
         self._id = run_id
         self._tracker = tracker
         self._reads = reads  # None: a run that another one reads
+        self._reader = reader  # which one
+        self._batch = batch
 
     @property
     def id(self) -> str:
@@ -80,7 +101,8 @@ class Run:
             raise ValueError(f"timeout is a number of seconds, 0 or more. Got: {timeout!r}.")
         deadline = time.monotonic() + timeout
         wait = _FIRST_WAIT
-        while True:
+        found = self._batch.take(self.id) if self._batch else None
+        while not found:
             try:
                 found = self._tracker.get(self.id)
             except CorruptResultError:  # other writers than this tracker show their files half written
@@ -95,6 +117,27 @@ class Run:
         if not found and self._reads is None:
             raise MissingResultsError(self._missing(timeout))
         return found
+
+    def add_metadata(self, metadata: Mapping[str, object] | None = None, /, **named: object) -> None:
+        """Say of this run what is no result: configuration, environment, notes; of any size, and not for other stages.
+
+        All processes of a stage can; of several values under one name, the last one counts.
+
+        Raises:
+            ResultRefusedError: JSON cannot hold a value, or this is a run that the stage reads. Nothing was written.
+            TrackerError: the store failed.
+        """
+        self._refuse_others("records metadata", "add_metadata")
+        add_metadata(self._tracker.store, self.id, {**(metadata or {}), **named})
+
+    def metadata(self) -> dict[str, object]:
+        """What this run has said of itself, by name.
+
+        Raises:
+            CorruptResultError: what is stored is no metadata.
+            TrackerError: the store failed.
+        """
+        return read_metadata(self._tracker.store, self.id)
 
     def add_artifact(self, name: str, path: str | os.PathLike[str], /, **metadata: object) -> None:
         """Register a file or folder that this run has made.
@@ -113,7 +156,7 @@ class Run:
             TrackerError: the store failed.
         """
         self._refuse_others("registers artifacts", "add_artifact")
-        add_artifact(self._tracker.store, self.id, Artifact(name, path, metadata))  # type: ignore[arg-type]
+        add_artifact(self._tracker.store, self.id, name, path, metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
         """The artifacts that this run has registered, by name.
@@ -123,6 +166,44 @@ class Run:
             TrackerError: the store failed.
         """
         return read_artifacts(self._tracker.store, self.id)
+
+    def artifact(self, name: str) -> Artifact:
+        """The artifact of that name; of a run that this stage reads, the lineage then shows that it was used.
+
+        Raises:
+            MissingArtifactError: the run has registered none of that name.
+            CorruptResultError: what is stored is no artifact.
+            TrackerError: the store failed.
+        """
+        there = self.artifacts()
+        if name not in there:
+            others = f"It has {some(list(there))}." if there else "It has none."
+            raise MissingArtifactError(
+                f"The run {self.id!r} has registered no artifact {shown(name)}. {others} A stage registers artifacts "
+                "with current_run().add_artifact(name, path)."
+            )
+        if self._reader is not None:
+            reader, source = self._reader, Source(self.id, name)
+            _say_once(self._tracker, reader, source, lambda: add_source(self._tracker.store, reader, source))
+        return there[name]
+
+    def sources(self) -> list[Source]:
+        """What this run was made of: the runs that it reads, in order, with the artifacts that it has used.
+
+        Raises:
+            CorruptResultError: what is stored are no sources.
+            TrackerError: the store failed.
+        """
+        return read_sources(self._tracker.store, self.id)
+
+    def lineage(self) -> Lineage:
+        """All runs that this one was made of, all that were made of it, and the artifacts between them.
+
+        Raises:
+            CorruptResultError: what is stored are no sources or no artifacts.
+            TrackerError: the store failed.
+        """
+        return read_lineage(self._tracker.store, [self.id])
 
     @property
     def parent(self) -> Run:
@@ -134,7 +215,7 @@ class Run:
         run_id = protocol.first_run_id(self._declared())
         if run_id is None:
             raise ReadsError(self._no_parent())
-        return Run(run_id, self._tracker)
+        return Run(run_id, self._tracker, reader=self.id)
 
     @property
     def parents(self) -> Parents:
@@ -172,26 +253,9 @@ class Run:
         waited = f" after {timeout:g} s" if timeout > 0 else ""
         return (
             f"The run {self.id!r} has recorded no results{waited} under the tracker base "
-            f"{self._tracker.tracker_base!r}. {self._recorded_nearby()} Does that stage record any "
+            f"{self._tracker.tracker_base!r}. {recorded_nearby(self._tracker, self.id)} Does that stage record any "
             "(current_run().put(...))? Where the store is slow to show them, wait: results(timeout=60)."
         )
-
-    def _recorded_nearby(self) -> str:
-        """Which runs have results: of the same stage, or else of the same pipeline run, or else any."""
-        folder = self.id
-        try:
-            while (above := folder.rpartition("/")[0]) and not above.endswith("/"):
-                folder = above
-                there = self._tracker.keys(folder)
-                if there:
-                    return f"These runs under {folder!r} have: {_some(there)}."
-            names = self._tracker.names()
-        except TrackerError as error:
-            return f"Which runs have results cannot be told: {error}"
-        if not names:
-            return "Nothing at all is there."
-        none = f"No run under {folder!r} has. " if folder != self.id else ""
-        return f"{none}What is there: {_some(names)}."
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self._identity() == other._identity()
@@ -206,7 +270,32 @@ class Run:
         return f"Run({self.id!r})"
 
 
-class Parents(Mapping[str, Run | list[Run]]):
+class FanIn(list[Run]):
+    """The runs of a fan-in, in loop order. To read their results one after the other fetches them many at once."""
+
+    def __init__(self, run_ids: Iterable[str], tracker: FsspecResultTracker, reader: str) -> None:
+        self._ids = tuple(run_ids)
+        self._tracker = tracker
+        super().__init__(Run(run_id, tracker, reader=reader) for run_id in self._ids)
+
+    def __iter__(self) -> Iterator[Run]:
+        batch = Batch(self._tracker, self._ids)
+        for run in super().__iter__():
+            yield Run(run.id, self._tracker, reader=run._reader, batch=batch)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Their results as a pandas DataFrame, a row for each run; see ``FsspecResultTracker.to_frame``.
+
+        Raises:
+            MissingResultsError: a run has recorded nothing.
+            TrackerError: pandas is not installed, or the store failed.
+        """
+        from torchx_kfp.tracking.frame import frame
+
+        return frame((run.id, run.results()) for run in self)
+
+
+class Parents(Mapping[str, Run | FanIn]):
     """The runs that a stage reads, by alias; a fan-in is the list of its runs, in loop order."""
 
     def __init__(self, run_id: str, reads: Mapping[str, protocol.RunIds], tracker: FsspecResultTracker) -> None:
@@ -214,7 +303,7 @@ class Parents(Mapping[str, Run | list[Run]]):
         self._reads = reads
         self._tracker = tracker
 
-    def __getitem__(self, alias: str) -> Run | list[Run]:
+    def __getitem__(self, alias: str) -> Run | FanIn:
         ids = self._reads.get(alias)
         if ids is None:
             there = f"It reads {', '.join(map(repr, self._reads))}." if self._reads else "It reads no other stage."
@@ -222,7 +311,9 @@ class Parents(Mapping[str, Run | list[Run]]):
                 f"The stage {self._run_id!r} reads nothing under the alias {shown(alias)}. {there} Aliases are "
                 "declared in the pipeline: task_from_app(..., reads={alias: task})."
             )
-        return Run(ids, self._tracker) if isinstance(ids, str) else [Run(run_id, self._tracker) for run_id in ids]
+        if isinstance(ids, str):
+            return Run(ids, self._tracker, reader=self._run_id)
+        return FanIn(ids, self._tracker, self._run_id)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reads)
@@ -234,13 +325,11 @@ class Parents(Mapping[str, Run | list[Run]]):
         return f"Parents({dict(self)!r})"
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(map(repr, names[:_LISTED])) + more
-
-
 def current_run(environ: Mapping[str, str] = os.environ) -> Run:
     """The run of the stage that this process is.
+
+    What the pipeline declares that it reads is recorded as its sources, with one request; where the store does not take
+    that, a warning is logged.
 
     Raises:
         NotInStageError: the process was not started as a tracked stage; the message says what is missing.
@@ -252,4 +341,30 @@ def current_run(environ: Mapping[str, str] = os.environ) -> Run:
         key_text(context.run_id)
     except KeyRefusedError as error:
         raise ProtocolError(f"{protocol.JOB_ID} is no run id. {error}") from None
-    return Run(context.run_id, FsspecResultTracker(context.tracker_base), context.parents)
+    tracker = FsspecResultTracker(context.tracker_base)
+    declare_parents(tracker, context)
+    return Run(context.run_id, tracker, context.parents)
+
+
+def declare_parents(tracker: FsspecResultTracker, context: protocol.StageContext) -> None:
+    """Record what the stage reads as its sources, once in a process."""
+    parents = context.parents
+    if parents:
+        _say_once(
+            tracker,
+            context.run_id,
+            protocol.encode_parents(parents),
+            lambda: declare_sources(tracker.store, context.run_id, parents),
+        )
+
+
+def _say_once(tracker: FsspecResultTracker, run_id: str, what: object, say: Callable[[], None]) -> None:
+    """Record a part of the lineage. A stage that can read shall not fail where it may not write that."""
+    saying = (tracker.tracker_base, run_id, what)
+    if saying in _said:
+        return
+    try:
+        say()
+    except TrackerError as error:
+        _logger.warning("The lineage of the run %r lacks what it reads: %s", run_id, error)
+    _said.add(saying)

@@ -1,0 +1,104 @@
+"""Lineage: what a run was made of, what was made of it, and the artifacts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from torchx_kfp.tracking.artifacts import Artifact, read_artifacts_of
+from torchx_kfp.tracking.sources import Source, read_sources_of
+from torchx_kfp.tracking.store import Store
+
+ArtifactsOf = Callable[[Iterable[str]], Mapping[str, Mapping[str, Artifact]]]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One run uses another one.
+
+    ``artifacts`` are those of the source that were named as used, or all that it has where none was named. ``alias`` is
+    the name under which the pipeline declares the source, if it does.
+    """
+
+    source: str
+    run_id: str
+    alias: str | None = None
+    artifacts: tuple[Artifact, ...] = ()
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The lineage of runs.
+
+    ``ancestors`` are the runs, and what else was named as a source, that they were made of, directly or through
+    others, the nearest first; ``descendants`` the runs that were made of them, likewise. ``links`` are all links among
+    these and the runs themselves, from the farthest ancestor on.
+    """
+
+    run_ids: tuple[str, ...]
+    ancestors: tuple[str, ...] = ()
+    descendants: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+
+
+def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
+    """The lineage of these runs, over all pipelines that use this tracker base.
+
+    Every run's sources are read for it: who uses a run is written with the user, so that a stage with a thousand
+    sources writes one file and not a thousand.
+
+    Raises:
+        CorruptResultError: what is stored are no sources.
+        TrackerError: the store failed.
+    """
+    sources = read_sources_of(store)
+    return trace(run_ids, sources, lambda wanted: read_artifacts_of(store, wanted))
+
+
+def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts_of: ArtifactsOf) -> Lineage:
+    """The lineage of runs whose sources are known.
+
+    Args:
+        run_ids: the runs.
+        sources: run id -> its sources, of all runs.
+        artifacts_of: gives the artifacts of runs.
+    """
+    starts = tuple(dict.fromkeys(run_ids))
+    above = {run_id: list(dict.fromkeys(source.run_id for source in its)) for run_id, its in sources.items()}
+    below: dict[str, list[str]] = {}
+    for run_id, found in above.items():
+        for source in found:
+            below.setdefault(source, []).append(run_id)
+    ancestors = _reachable(starts, above)
+    descendants = _reachable(starts, below)
+    inside = {*starts, *ancestors, *descendants}
+    used = {source for run_id in inside for source in above.get(run_id, ()) if source in inside}
+    artifacts = artifacts_of(sorted(used))
+    order = {run_id: place for place, run_id in enumerate([*reversed(ancestors), *starts, *descendants])}
+    links = [
+        _link(run_id, source, sources[run_id], artifacts.get(source, {}))
+        for run_id in sorted(inside & above.keys(), key=order.__getitem__)
+        for source in above[run_id]
+        if source in inside
+    ]
+    return Lineage(starts, ancestors, descendants, tuple(links))
+
+
+def _reachable(starts: Iterable[str], neighbours: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """What can be reached from the starts, the nearest first; circles are left at what was seen."""
+    seen = dict.fromkeys(starts)
+    own = len(seen)
+    waiting = list(seen)
+    for run_id in waiting:  # grows on the way
+        for found in neighbours.get(run_id, ()):
+            if found not in seen:
+                seen[found] = None
+                waiting.append(found)
+    return tuple(waiting[own:])
+
+
+def _link(run_id: str, source: str, sources: Iterable[Source], artifacts: Mapping[str, Artifact]) -> Link:
+    between = [found for found in sources if found.run_id == source]
+    named = [found.artifact for found in between if found.artifact]
+    used = [artifacts.get(name, Artifact(name, "")) for name in named] if named else list(artifacts.values())
+    return Link(source, run_id, next((found.alias for found in between if found.alias), None), tuple(used))

@@ -1,0 +1,45 @@
+"""Metadata of a run: by name, whatever JSON holds. Unlike results of any size and type, and not for other stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torchx_kfp.tracking.entries import METADATA, add_entry, corrupt, read_entries, read_entries_of
+from torchx_kfp.tracking.store import Store
+
+
+def add_metadata(store: Store, run_id: str, metadata: Mapping[str, object]) -> None:
+    """Say these of the run. All processes of a run can; of several values under one name, the last one counts.
+
+    Raises:
+        ResultRefusedError: JSON cannot hold it. Nothing was written.
+        TrackerError: the store failed.
+    """
+    add_entry(store, METADATA, run_id, {"metadata": dict(metadata)}, f"metadata of the run {run_id!r}")
+
+
+def read_metadata(store: Store, run_id: str) -> dict[str, object]:
+    """What was said of the run, by name.
+
+    Raises:
+        CorruptResultError: what is stored is no metadata.
+        TrackerError: the store failed.
+    """
+    return _decode(store, read_entries(store, METADATA, run_id))
+
+
+def read_metadata_of(store: Store, run_ids: Iterable[str] | None = None) -> dict[str, dict[str, object]]:
+    """The metadata of each of these runs that has any, or of all runs."""
+    found = read_entries_of(store, METADATA, run_ids)
+    return {run_id: _decode(store, entries) for run_id, entries in found.items()}
+
+
+def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> dict[str, object]:
+    metadata: dict[str, object] = {}
+    for entry in entries:
+        try:
+            metadata.update(entry["metadata"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise corrupt(store, entry["_key"], error) from None
+    return metadata

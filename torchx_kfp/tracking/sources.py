@@ -1,0 +1,87 @@
+"""Sources of a run: the runs that it reads, and other things that it was made of. They make the lineage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.protocol import RunIds
+from torchx_kfp.tracking.entries import SOURCES, add_entry, corrupt, read_entries, read_entries_of
+from torchx_kfp.tracking.store import Store
+
+#: Name of the entry with what the pipeline declares. It sorts before those that are named by the time.
+_DECLARED = "0-declared"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a run was made of.
+
+    ``run_id`` is that of another run, or names something outside, such as a dataset. ``artifact`` is the name of the
+    artifact that was used, where that was said; ``alias`` the name under which the pipeline declares the source.
+    """
+
+    run_id: str
+    artifact: str | None = None
+    alias: str | None = None
+
+
+def add_source(store: Store, run_id: str, source: Source) -> None:
+    """Say that the run uses the source. To say it again changes nothing.
+
+    Raises:
+        TrackerError: the store failed.
+    """
+    add_entry(store, SOURCES, run_id, _encode([source]), "source")
+
+
+def declare_sources(store: Store, run_id: str, parents: Mapping[str, RunIds]) -> None:
+    """Say what the pipeline declares that this stage reads: all of it in one entry, however many processes say it.
+
+    Args:
+        parents: alias -> run id, or the run ids of a fan-in; empty run ids are left out.
+
+    Raises:
+        TrackerError: the store failed.
+    """
+    sources = [
+        Source(source, alias=alias)
+        for alias, ids in parents.items()
+        for source in ([ids] if isinstance(ids, str) else ids)
+        if source
+    ]
+    if sources:
+        add_entry(store, SOURCES, run_id, _encode(sources), "sources", _DECLARED)
+
+
+def read_sources(store: Store, run_id: str) -> list[Source]:
+    """The sources of the run, in the order in which they were said, each once.
+
+    Raises:
+        CorruptResultError: what is stored are no sources.
+        TrackerError: the store failed.
+    """
+    return _decode(store, read_entries(store, SOURCES, run_id))
+
+
+def read_sources_of(store: Store, run_ids: Iterable[str] | None = None) -> dict[str, list[Source]]:
+    """The sources of each of these runs that has any, or of all runs."""
+    found = read_entries_of(store, SOURCES, run_ids)
+    return {run_id: _decode(store, entries) for run_id, entries in found.items()}
+
+
+def _encode(sources: Iterable[Source]) -> dict[str, object]:
+    return {"sources": [{"run_id": s.run_id, "artifact": s.artifact, "alias": s.alias} for s in sources]}
+
+
+def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> list[Source]:
+    sources: dict[tuple[str, str | None], Source] = {}
+    for entry in entries:
+        try:
+            for found in entry["sources"]:
+                source = Source(str(found["run_id"]), found.get("artifact") or None, found.get("alias"))
+                sources.setdefault((source.run_id, source.artifact), source)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise corrupt(store, entry["_key"], error) from None
+    return list(sources.values())
