@@ -19,11 +19,6 @@ def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, proto
     return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
 
 
-@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
-def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path) if request.param == "local" else str(request.getfixturevalue(f"{request.param}_base"))
-
-
 def test_what_is_registered_is_read(base: str) -> None:
     run = stage(base)
     assert run.artifacts() == {}

@@ -6,6 +6,7 @@ import enum
 import json
 import math
 import pickle
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -271,6 +272,93 @@ class TrackerContract:
         assert base.partition("://")[2].lstrip("/") in str(caught.value)
         tracker["run/bad/1"] = {"x": 1}
         assert tracker["run/bad/1"] == {"x": 1}
+
+    def test_many_at_once(self, tracker: FsspecResultTracker) -> None:
+        keys = [f"run/train/{number:02}" for number in range(40)]
+        for number, key in enumerate(keys):
+            tracker.put(key, number=number)
+        asked = ["run/missing", *reversed(keys), "run/missing", 5]
+        found = tracker.get_many(asked)
+        assert list(found) == ["run/missing", *reversed(keys), "5"], (
+            "in the order in which they were asked for, each once"
+        )
+        assert found == {"run/missing": {}, "5": {}, **{key: {"number": number} for number, key in enumerate(keys)}}
+        assert tracker.get_many([]) == {}
+        with pytest.raises(KeyRefusedError, match=r"'a/\.\./b' would leave its place"):
+            tracker.get_many([*keys, "a/../b"])
+
+    def test_iterates_over_a_run(self, tracker: FsspecResultTracker) -> None:
+        for key in ("p1/train/2", "p1/train/1", "p1/prepare/1", "p10/train/1", "p2/train/1"):
+            tracker.put(key, key=key)
+        assert list(tracker.items("p1")) == [
+            (key, {"key": key}) for key in ("p1/prepare/1", "p1/train/1", "p1/train/2")
+        ]
+        assert [key for key, _ in tracker.items()] == tracker.keys()
+        assert list(tracker.items("none")) == []
+        items = tracker.items()
+        assert next(items)[0] == "p1/prepare/1", "one by one"
+
+    def test_what_is_no_result_among_many(self, tracker: FsspecResultTracker, base: str) -> None:
+        tracker.put("run/1", x=1)
+        tracker.put("run/3", x=3)
+        self.store(base, "run/2", b"{")
+        with pytest.raises(CorruptResultError, match="run/2 is not valid JSON"):
+            tracker.get_many(["run/1", "run/2", "run/3"])
+        with pytest.raises(CorruptResultError, match="run/2 is not valid JSON"):
+            list(tracker.items())
+        errors: list[CorruptResultError] = []
+        assert tracker.get_many(["run/1", "run/2", "run/3"], corrupt=errors.append) == {
+            "run/1": {"x": 1},
+            "run/3": {"x": 3},
+        }
+        assert dict(tracker.items("run", corrupt=errors.append)) == {"run/1": {"x": 1}, "run/3": {"x": 3}}
+        assert [type(error) for error in errors] == [CorruptResultError] * 2
+
+    def test_a_frame(self, tracker: FsspecResultTracker) -> None:
+        pandas = pytest.importorskip("pandas")
+        tracker.put("p1/train/1", accuracy=0.5, epochs=3, note="a")
+        tracker.put("p1/train/2", accuracy=0.75, stage=7)
+        tracker.put("other", loss=math.nan)
+        table = tracker.to_frame()
+        assert list(table.index) == ["other", "p1/train/1", "p1/train/2"]
+        assert table.index.name == "run_id"
+        assert list(table.columns) == ["run", "stage", "execution", "loss", "accuracy", "epochs", "note"]
+        assert table.loc["p1/train/1", ["run", "stage", "execution", "accuracy", "epochs", "note"]].to_list() == [
+            "p1", "train", "1", 0.5, 3, "a",
+        ]  # fmt: skip
+        assert table.loc["p1/train/2", "stage"] == 7, "a result of that name comes first"
+        assert table["accuracy"].mean() == 0.625
+        assert pandas.isna(table.loc["other", "run"])
+        assert list(tracker.to_frame("p1").index) == ["p1/train/1", "p1/train/2"]
+        assert tracker.to_frame("none").empty
+        # Where no row lacks a value, types stay as they were recorded.
+        assert tracker.to_frame("p1/train/1").dtypes["epochs"].kind == "i"
+
+    def test_removes_and_tells_of_files(self, tracker: FsspecResultTracker) -> None:
+        before = time.time()
+        tracker.put("p1/train/1", x=1)
+        tracker.put("p1/train/2", x=1)
+        tracker.store.write(".torchx_kfp/metadata/r/1", b"{}")
+        files = tracker.store.files()
+        assert [(file.key, file.size) for file in files] == [
+            (".torchx_kfp/metadata/r/1", 2), ("p1/train/1", 12), ("p1/train/2", 12),
+        ]  # fmt: skip
+        # S3 tells seconds.
+        assert all(before - 2 < file.modified < time.time() + 2 for file in files)
+        tracker.store.remove("p1/train/1")
+        tracker.store.remove("p1/train/1")
+        tracker.store.remove("none/at/all")
+        assert tracker.keys() == ["p1/train/2"]
+        assert tracker["p1/train/1"] == {}
+        tracker.put("p1/train/1", x=2)
+        assert tracker["p1/train/1"] == {"x": 2}
+
+    def test_names_below_a_key(self, tracker: FsspecResultTracker) -> None:
+        for key in ("p1/train/1", "p1/best", "p2/x"):
+            tracker.put(key, x=1)
+        assert tracker.store.names("p1") == ["best", "train/"]
+        assert tracker.store.names("none") == []
+        assert tracker.names() == ["p1/", "p2/"]
 
     def test_lists_keys(self, tracker: FsspecResultTracker) -> None:
         assert tracker.keys() == tracker.keys("a") == tracker.names() == []

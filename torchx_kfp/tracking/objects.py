@@ -28,6 +28,9 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss",
 _MAX_OBJECT_NAME = 1024
 #: Requests at once: S3 takes thousands, and a client of Python makes some hundred in a second.
 _REQUESTS = 64
+#: Seconds for one attempt to write. botocore asks S3 whether it may send ("Expect: 100-continue"), and the HTTP client
+#: waits for the answer without an end; for everything else s3fs has time-outs.
+_WRITE_SECONDS = 30
 #: Where file systems of fsspec tell when a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -66,8 +69,10 @@ class FsspecStore:
         self._memory = "memory" in protocols
         if self._objects and not self._root:
             raise TrackerError(f"The tracker base {base!r} names no bucket. Use one such as s3://bucket/results.")
-        # Others, such as SFTP, may not bear calls from several threads.
-        self._concurrency = Concurrency(_REQUESTS if getattr(filesystem, "async_impl", False) else 1)
+        # Others, such as SFTP, may not bear calls from several threads, and take no time-out.
+        asynchronous = getattr(filesystem, "async_impl", False)
+        self._concurrency = Concurrency(_REQUESTS if asynchronous else 1)
+        self._write_options = {"timeout": _WRITE_SECONDS} if asynchronous else {}
         # s3fs asks for the size before it reads, in order to read large files in pieces; results are small.
         reader = getattr(filesystem, "_cat_file", filesystem.cat_file)
         self._read_options = {"max_concurrency": 1} if "max_concurrency" in inspect.signature(reader).parameters else {}
@@ -103,12 +108,12 @@ class FsspecStore:
 
         def write() -> None:
             try:
-                self._fs.pipe_file(path, content)
+                self._fs.pipe_file(path, content, **self._write_options)
             except FileNotFoundError:
                 if self._objects:  # the bucket is missing: none is made by the way
                     raise
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._fs.pipe_file(path, content)
+                self._fs.pipe_file(path, content, **self._write_options)
 
         try:
             self._tried("write", key, write)

@@ -27,13 +27,18 @@ class Source:
     alias: str | None = None
 
 
+def encode_sources(sources: Iterable[Source]) -> dict[str, object]:
+    """The entry that says these."""
+    return {"sources": [{"run_id": s.run_id, "artifact": s.artifact, "alias": s.alias} for s in sources]}
+
+
 def add_source(store: Store, run_id: str, source: Source) -> None:
     """Say that the run uses the source. To say it again changes nothing.
 
     Raises:
         TrackerError: the store failed.
     """
-    add_entry(store, SOURCES, run_id, _encode([source]), "source")
+    add_entry(store, SOURCES, run_id, encode_sources([source]), "source")
 
 
 def declare_sources(store: Store, run_id: str, parents: Mapping[str, RunIds]) -> None:
@@ -52,7 +57,7 @@ def declare_sources(store: Store, run_id: str, parents: Mapping[str, RunIds]) ->
         if source
     ]
     if sources:
-        add_entry(store, SOURCES, run_id, _encode(sources), "sources", _DECLARED)
+        add_entry(store, SOURCES, run_id, encode_sources(sources), "sources", _DECLARED)
 
 
 def read_sources(store: Store, run_id: str) -> list[Source]:
@@ -69,10 +74,6 @@ def read_sources_of(store: Store, run_ids: Iterable[str] | None = None) -> dict[
     """The sources of each of these runs that has any, or of all runs."""
     found = read_entries_of(store, SOURCES, run_ids)
     return {run_id: _decode(store, entries) for run_id, entries in found.items()}
-
-
-def _encode(sources: Iterable[Source]) -> dict[str, object]:
-    return {"sources": [{"run_id": s.run_id, "artifact": s.artifact, "alias": s.alias} for s in sources]}
 
 
 def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> list[Source]:

@@ -1,0 +1,304 @@
+"""Metadata, sources and lineage: said by many processes at once, read again, on every kind of store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import S3Server
+from torchx_kfp import protocol
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
+from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run
+from torchx_kfp.tracking.entries import folder_name, run_id_of, run_ids
+from torchx_kfp.tracking.lineage import trace
+
+
+def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
+    return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
+
+
+class TestMetadata:
+    def test_is_added_and_read(self, base: str) -> None:
+        run = stage(base)
+        assert run.metadata() == {}
+        run.add_metadata(epochs=3, config={"lr": [0.1, 0.2]}, note=None)
+        run.add_metadata({"git/commit": "abc"}, epochs=4)
+        assert run.metadata() == {"epochs": 4, "config": {"lr": [0.1, 0.2]}, "note": None, "git/commit": "abc"}
+        assert stage(base, "p1/train/e2").metadata() == {}
+        assert FsspecResultTracker(base).keys() == FsspecResultTracker(base).names() == []
+
+    def test_is_not_limited_as_results_are(self, base: str) -> None:
+        stage(base).add_metadata(text="x" * 100_000)
+        assert stage(base).metadata() == {"text": "x" * 100_000}
+
+    def test_the_last_of_a_name_counts(self, tmp_path: Path) -> None:
+        """In TorchX's own backend it does not in 46 of 50 tries."""
+        for turn in range(50):
+            run = stage(tmp_path, f"p1/train/{turn}")
+            for number in range(7):
+                run.add_metadata(number=number)
+            assert run.metadata() == {"number": 6}
+
+    def test_what_json_cannot_hold(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        with pytest.raises(
+            ResultRefusedError,
+            match=r"The metadata of the run 'p1/train/e1' cannot be written as JSON: .*set.*\. Use dicts with str keys",
+        ):
+            run.add_metadata(a={1})
+        assert os.listdir(tmp_path) == []
+
+    def test_of_a_parent_is_only_read(self, base: str) -> None:
+        stage(base).add_metadata(epochs=3)
+        parent = stage(base, "p1/use/e1", {"train": "p1/train/e1"}).parent
+        assert parent.metadata() == {"epochs": 3}
+        with pytest.raises(ResultRefusedError, match=r"a stage records metadata of its own run only\. Use current_run"):
+            parent.add_metadata(x=1)
+
+    @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"metadata": 5}'])
+    def test_what_is_none_is_named(self, tmp_path: Path, content: str) -> None:
+        run = stage(tmp_path)
+        run.add_metadata(a=1)
+        (entry,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+        entry.write_text(content)
+        with pytest.raises(CorruptResultError, match=rf"{entry} is no entry of metadata: .*\. Something else wrote it"):
+            run.metadata()
+
+
+REPLICA = """
+import sys
+from torchx_kfp.tracking import current_run
+run = current_run()
+for number in range(20):
+    run.add_metadata(**{"shared": number, f"from_{sys.argv[1]}": number})
+    run.add_artifact(f"shard-{sys.argv[1]}", f"s3://shards/{sys.argv[1]}")
+"""
+
+
+def test_replicas_of_a_stage_write_at_once(base: str) -> None:
+    if base.startswith("memory"):
+        pytest.skip("a process has a memory of its own")
+    context = protocol.StageContext(base, "p1/train/e1", {"a": "p1/a/1", "b": ("p1/b/1", "p1/b/2")})
+    environ = {**os.environ, **protocol.encode(context)}
+    replicas = [subprocess.Popen([sys.executable, "-c", REPLICA, str(rank)], env=environ) for rank in range(4)]
+    assert [replica.wait() for replica in replicas] == [0] * 4
+    run = stage(base)
+    assert run.metadata() == {"shared": 19, **{f"from_{rank}": 19 for rank in range(4)}}
+    assert set(run.artifacts()) == {f"shard-{rank}" for rank in range(4)}
+    assert [source.run_id for source in run.sources()] == ["p1/a/1", "p1/b/1", "p1/b/2"], "each once"
+
+
+class TestSources:
+    def test_all_that_is_read_is_recorded(self, base: str) -> None:
+        parents = {
+            "prepare": "p1/prepare/1",
+            "trials": ("p1/train/2", "p1/train/1"),
+            "none": (),
+            "again": "p1/prepare/1",
+        }
+        run = stage(base, "p1/use/e1", parents)
+        assert run.sources() == [
+            Source("p1/prepare/1", alias="prepare"),
+            Source("p1/train/2", alias="trials"),
+            Source("p1/train/1", alias="trials"),
+        ]
+        assert stage(base, "p1/use/e1", parents).sources() == run.sources()
+
+    def test_a_stage_that_reads_nothing_writes_nothing(self, tmp_path: Path) -> None:
+        stage(tmp_path)
+        stage(tmp_path, parents={"trials": ()})
+        stage(tmp_path, parents={"optional": ""})
+        assert os.listdir(tmp_path) == []
+
+    def test_an_artifact_that_is_used(self, base: str) -> None:
+        stage(base).add_artifact("model", "s3://models/1", epochs=3)
+        run = stage(base, "p1/use/e1", {"train": "p1/train/e1"})
+        for _ in range(2):
+            assert run.parent.artifact("model") == Artifact("model", "s3://models/1", {"epochs": 3})
+        assert run.sources() == [Source("p1/train/e1", alias="train"), Source("p1/train/e1", "model")]
+        assert stage(base).artifact("model").path == "s3://models/1"
+        assert stage(base).sources() == [], "a run is no source of its own"
+
+    def test_an_artifact_that_is_missing(self, base: str) -> None:
+        run = stage(base)
+        with pytest.raises(
+            MissingArtifactError, match=r"'p1/train/e1' has registered no artifact 'model'\. It has none\."
+        ):
+            run.artifact("model")
+        run.add_artifact("plot", "plot.png")
+        with pytest.raises(
+            MissingArtifactError, match=r"no artifact 'model'\. It has 'plot'\. A stage registers artifacts"
+        ):
+            run.artifact("model")
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+    def test_a_base_that_cannot_be_written_can_be_read(self, tmp_path: Path) -> None:
+        """A stage that only reads does not fail over the lineage; the log says what is missing."""
+        FsspecResultTracker(tmp_path)["p1/train/e1"] = {"x": 1}
+        context = protocol.StageContext(str(tmp_path), "p1/use/e1", {"train": "p1/train/e1"})
+        code = "import os; from torchx_kfp.tracking import *; os.setuid(65534); print(current_run().parent.results())"
+        for folder in [tmp_path, *tmp_path.parents]:
+            if folder.owner() == "root" and not folder.stat().st_mode & 0o001:
+                folder.chmod(folder.stat().st_mode | 0o055)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **protocol.encode(context)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == "{'x': 1}\n", done.stderr
+        assert "The lineage of the run 'p1/use/e1' lacks what it reads: No permission to write" in done.stderr
+
+    @pytest.mark.parametrize("content", ['{"sources": 5}', '{"sources": [{}]}', '{"sources": [5]}', "{}"])
+    def test_what_is_none_is_named(self, tmp_path: Path, content: str) -> None:
+        run = stage(tmp_path, parents={"train": "p1/train/e1"})
+        (entry,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+        entry.write_text(content)
+        with pytest.raises(CorruptResultError, match=rf"{entry} is no entry of sources: .*\. Something else wrote it"):
+            run.sources()
+
+
+class TestLineage:
+    def test_over_fan_ins_and_pipelines(self, base: str) -> None:
+        stage(base, "p1/prepare/1").add_artifact("train_set", "s3://data/1")
+        trials = [f"p1/train/{number}" for number in range(3)]
+        for trial in trials:
+            run = stage(base, trial, {"data": "p1/prepare/1"})
+            run.parent.artifact("train_set")
+            run.add_artifact("model", f"s3://models/{trial}")
+            run.add_artifact("log", "s3://logs")
+        best = stage(base, "p1/best/1", {"trials": tuple(trials)})
+        best.parents["trials"][1].artifact("model")  # type: ignore[index]
+        stage(base, "p2/deploy/1", {"model": "p1/best/1"})
+        stage(base, "p2/monitor/1", {"deployed": "p2/deploy/1", "other": "p3/else/1"})
+        stage(base, "p4/unrelated/1", {"x": "p4/other/1"})
+
+        found = stage(base, "p1/best/1").lineage()
+        assert found.run_ids == ("p1/best/1",)
+        assert found.ancestors == (*trials, "p1/prepare/1")
+        assert found.descendants == ("p2/deploy/1", "p2/monitor/1")
+        data = Artifact("train_set", "s3://data/1")
+        log = Artifact("log", "s3://logs")
+        models = [Artifact("model", f"s3://models/{trial}") for trial in trials]
+        assert set(map(repr, found.links)) == set(
+            map(
+                repr,
+                [
+                    *(Link("p1/prepare/1", trial, "data", (data,)) for trial in trials),
+                    Link(trials[0], "p1/best/1", "trials", (models[0], log)),
+                    Link(trials[1], "p1/best/1", "trials", (models[1],)),
+                    Link(trials[2], "p1/best/1", "trials", (models[2], log)),
+                    Link("p1/best/1", "p2/deploy/1", "model"),
+                    Link("p2/deploy/1", "p2/monitor/1", "deployed"),
+                ],
+            )
+        )
+        down = stage(base, "p1/prepare/1").lineage()
+        assert down.ancestors == ()
+        assert set(down.descendants) == {*trials, "p1/best/1", "p2/deploy/1", "p2/monitor/1"}
+
+    def test_of_a_run_that_nothing_is_known_of(self, base: str) -> None:
+        found = stage(base, "p9/none/1").lineage()
+        assert (found.ancestors, found.descendants, found.links) == ((), (), ())
+
+    def test_circles(self, base: str) -> None:
+        stage(base, "a/a/a", {"b": "b/b/b"})
+        stage(base, "b/b/b", {"a": "a/a/a"})
+        stage(base, "s/s/s", {"itself": "s/s/s"})
+        found = stage(base, "a/a/a").lineage()
+        assert found.ancestors == found.descendants == ("b/b/b",)
+        assert {(link.source, link.run_id) for link in found.links} == {("a/a/a", "b/b/b"), ("b/b/b", "a/a/a")}
+        assert [(link.source, link.run_id) for link in stage(base, "s/s/s").lineage().links] == [("s/s/s", "s/s/s")]
+
+    @given(st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=4), max_size=10), st.integers(0, 9))
+    def test_any_graph(self, graph: dict[int, list[int]], start: int) -> None:
+        """Against the closure by multiplication."""
+        edges = {(str(source), str(run)) for run, sources in graph.items() for source in sources}
+        closure = set(edges)
+        while further := {(a, d) for a, b in closure for c, d in closure if b == c} - closure:
+            closure |= further
+        sources = {str(run): [Source(str(source)) for source in found] for run, found in graph.items()}
+        found = trace([str(start)], sources, lambda wanted: {})
+        others = {node for node in map(str, range(10)) if node != str(start)}
+        assert set(found.ancestors) == {a for a, b in closure if b == str(start)} & others
+        assert set(found.descendants) == {b for a, b in closure if a == str(start)} & others
+        inside = {str(start), *found.ancestors, *found.descendants}
+        links = [(link.source, link.run_id) for link in found.links]
+        assert set(links) == {(a, b) for a, b in edges if a in inside and b in inside}
+        assert len(links) == len(set(links))
+
+
+@pytest.mark.s3
+def test_requests(s3_server: S3Server, s3_base: str) -> None:
+    tracker = FsspecResultTracker(s3_base)
+    tracker["warm"] = {"x": 1}
+    bucket = s3_base.split("/")[2]
+    root = f"/{bucket}/results/.torchx_kfp"
+    parents = {"a": "p1/a/1", "trials": tuple(f"p1/train/{number}" for number in range(50))}
+    declared = s3_server.requests(lambda: stage(s3_base, "p1/use/1", parents))
+    assert declared == [f"PUT {root}/sources/p1%252Fuse%252F1/0-declared"], "one, however much is read"
+    assert s3_server.requests(lambda: stage(s3_base, "p1/use/1", parents)) == [], "once in a process"
+    assert s3_server.requests(lambda: stage(s3_base)) == []
+    run = stage(s3_base)
+    for action in (lambda: run.add_metadata(a=1, b=2), lambda: run.add_artifact("model", "s3://models/1")):
+        (request,) = s3_server.requests(action)
+        assert request.startswith("PUT ")
+
+
+def test_folders_are_read_back() -> None:
+    for run_id in ("p1/train/e1", "local_cwd://torchx/app-1", "a/100%/b", "a%2Fb", "ü/2/3", "<UNDEFINED>"):
+        assert run_id_of(f".torchx_kfp/metadata/{folder_name(run_id)}/1") == run_id
+        assert "/" not in folder_name(run_id)
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "a/../b", "/a", "a//b", "a\0b"])
+def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
+    from torchx_kfp.backend import create
+
+    backend = create(str(tmp_path / "base"))
+    for action in (
+        lambda: backend.add_metadata(run_id, a=1),
+        lambda: backend.metadata(run_id),
+        lambda: backend.add_artifact(run_id, "model", "x"),
+        lambda: backend.add_source(run_id, "other"),
+    ):
+        with pytest.raises(KeyRefusedError, match="The key "):
+            action()
+    assert os.listdir(tmp_path) == []
+
+
+def test_runs_of_which_anything_is_said(base: str) -> None:
+    store = FsspecResultTracker(base).store
+    assert run_ids(store) == []
+    stage(base, "p1/a/1").add_metadata(x=1)
+    stage(base, "p1/b/1").add_artifact("model", "x")
+    stage(base, "p1/c/1", {"a": "p1/a/1"})
+    stage(base, "p1/c/1").add_metadata(x=1)
+    stage(base, "p1/d/1").put(x=1)
+    assert run_ids(store) == ["p1/a/1", "p1/b/1", "p1/c/1"]
+
+
+def test_entries_are_json_that_others_can_read(tmp_path: Path) -> None:
+    run = stage(tmp_path, "p1/use/1", {"train": "p1/train/1"})
+    run.add_metadata(epochs=3)
+    run.add_artifact("model", "s3://models/1")
+    entries = {
+        path.parent.relative_to(tmp_path): json.loads(path.read_text())
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    assert entries == {
+        Path(".torchx_kfp/sources/p1%2Fuse%2F1"): {
+            "sources": [{"run_id": "p1/train/1", "artifact": None, "alias": "train"}]
+        },
+        Path(".torchx_kfp/metadata/p1%2Fuse%2F1"): {"metadata": {"epochs": 3}},
+        Path(".torchx_kfp/artifacts/p1%2Fuse%2F1"): {"name": "model", "path": "s3://models/1", "metadata": {}},
+    }
