@@ -52,8 +52,9 @@ goldens: $(VENV)/.ready ## write anew what is made of other files: compiled exam
 	$(bin)/python -m tests.carry
 	$(bin)/python -m tests.pipelines.regenerate
 
-benchmarks: $(VENV)/.ready ## measure compile time, start of a stage, put and get
-	@set -e; for benchmark in benchmarks/[a-z]*.py; do $(bin)/python "$$benchmark"; done
+benchmarks: $(VENV)/.ready ## measure compile time, start of a stage, put and get, many results, load
+	@set -e; for benchmark in compile start tracking objects listing load 'load --s3'; do \
+	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
 
 clean: ## remove environments, caches and results
 	rm -rf .venv .venv-* $(DEMO) build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache local_outputs

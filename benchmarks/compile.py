@@ -1,6 +1,6 @@
 """Time to compile 300 tracked stages, against the same pipeline written by hand with dsl.container_component.
 
-    python benchmarks/compile.py
+    python -m benchmarks.compile
 
 Both pipelines have the same tasks, inputs, outputs, commands and pod settings, and component names of their own: KFP's
 cost grows faster than quadratically where one name is used again and again. A third one leaves the pod settings away,

@@ -1,6 +1,6 @@
 """Time that a tracked stage's script adds to the start of a process, in milliseconds.
 
-    python benchmarks/start.py
+    python -m benchmarks.start
 
 The bare command and the stage's whole command run in turn, with the same real binaries. With results, it is the time
 until the application runs: what is published afterwards is no part of it.

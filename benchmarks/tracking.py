@@ -1,6 +1,6 @@
 """Put and get of this package's tracker against TorchX's, on a local disk.
 
-    python benchmarks/tracking.py [--base DIRECTORY] [--keys N] [--rounds N]
+    python -m benchmarks.tracking [--base DIRECTORY] [--keys N] [--rounds N]
 
 Each round puts N keys into a fresh folder with each tracker and reads them again; nothing is deleted before
 the end. TorchX's tracker leaves what it wrote to the operating system; this one forces it to disk (fsync), so the

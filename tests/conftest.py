@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from fsspec.asyn import sync
+
+from tests.s3 import S3Server, running
 
 
 def pytest_configure() -> None:
@@ -23,41 +19,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@dataclass(frozen=True)
-class S3Server:
-    """An S3 server in a process of its own, and the log of the requests that it got."""
-
-    url: str
-    log: Path
-
-    def requests(self, action: Callable[[], object]) -> list[str]:
-        """Method and path of each request that the action makes."""
-        before = len(self._lines())
-        action()
-        return self._lines()[before:]
-
-    def _lines(self) -> list[str]:
-        return [
-            " ".join(found) for found in re.findall(r"(GET|PUT|HEAD|POST|DELETE) (\S*) HTTP/1.1", self.log.read_text())
-        ]
-
-
 @pytest.fixture(scope="session")
 def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    log = tmp_path_factory.mktemp("s3") / "log"
-    with log.open("w") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + 60
-        while not (found := re.search(r"Running on (http://[\d.]+:\d+)", log.read_text())):
-            assert process.poll() is None, f"the S3 server ended: {log.read_text()}"
-            assert time.monotonic() < deadline, f"the S3 server does not start: {log.read_text()}"
-            time.sleep(0.1)
-        yield S3Server(found[1], log)
-    finally:
-        process.terminate()
-        process.wait()
+    with running(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
 
 
 @pytest.fixture

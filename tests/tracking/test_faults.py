@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import fsspec
 import pytest
 
-from tests.conftest import S3Server
 from tests.proxy import Proxy
+from tests.s3 import S3Server
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.retry import is_transient, retried

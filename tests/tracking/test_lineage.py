@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import S3Server
+from tests.s3 import S3Server
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run

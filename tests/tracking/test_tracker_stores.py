@@ -10,7 +10,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.conftest import S3Server
+from tests.s3 import S3Server
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -94,6 +94,19 @@ class TestS3:
         assert len(s3_server.requests(tracker.keys)) == 1
         # What is below the prefix, and the prefix itself.
         assert len(s3_server.requests(lambda: tracker.keys("a"))) == 2
+
+    def test_many_keys_are_listed_without_being_read(self, s3_server: S3Server, s3_base: str) -> None:
+        tracker = FsspecResultTracker(s3_base)
+        keys = [f"run{int(number > 50)}/train/{number:04}" for number in range(1101 + 50)]
+        for _ in tracker.store.each(lambda key: tracker.store.write(key, b"{}"), keys):
+            pass
+        listed: list[str] = []
+        requests = s3_server.requests(lambda: listed.extend(tracker.keys("run1")))
+        assert len(listed) == 1100
+        # A thousand in a request, of what is below the prefix alone; and the prefix itself.
+        assert len([request for request in requests if "list-type=2" in request]) == 2
+        assert len(requests) == 3
+        assert tracker.keys() == sorted(keys)
 
     def test_the_base_may_be_a_whole_bucket(self, s3_base: str) -> None:
         tracker = FsspecResultTracker(s3_base.rpartition("/")[0])

@@ -1,0 +1,157 @@
+"""Many processes that put and get on one tracker base, some of which are killed: is anything lost or mixed?
+
+    python -m benchmarks.load [--base DIRECTORY] [--seconds N] [--processes N] [--s3]
+
+Each process puts under keys of its own and under keys that all share, adds metadata to a run that all share, and reads
+what the others put. What a put has returned for is written down. Every half second one process is killed with SIGKILL,
+and another one takes its place. At the end, all that was written down has to be there: a process's own key holds its
+last put or a later one, a shared key what one of them has put there, whole. Exits with 1 where not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.s3 import running
+from torchx_kfp import protocol
+from torchx_kfp.tracking import FsspecResultTracker, current_run
+
+SHARED = [f"shared/train/{number}" for number in range(5)]
+RUN = "shared/metadata/1"
+
+
+def results(key: str, writer: str, number: int) -> dict[str, Any]:
+    """Results that show to which put they belong, whole or not."""
+    return {"key": key, "writer": writer, "number": number, "check": f"{key} {writer} {number}", "fill": "x" * 500}
+
+
+def problem(key: str, found: dict[str, Any]) -> str | None:
+    if found and found != results(key, found.get("writer", ""), found.get("number", -1)):
+        return f"{key} holds what nobody has put there: {found}"
+    return None
+
+
+def work(base: str, writer: str, seconds: float, log: Path) -> None:
+    """One process: it exits with 1 when it reads what nobody has put."""
+    tracker = FsspecResultTracker(base)
+    run = current_run(protocol.encode(protocol.StageContext(base, RUN, {"all": tuple(SHARED)})))
+    own = [f"own/{writer}/{number}" for number in range(3)]
+    end = time.monotonic() + seconds
+    number = 0
+    with log.open("a", buffering=1) as acknowledged:
+        while time.monotonic() < end:
+            number += 1
+            for key in (random.choice(own), random.choice(SHARED)):
+                tracker.put(key, **results(key, writer, number))
+                acknowledged.write(json.dumps(["put", key, number]) + "\n")
+                for other in (key, random.choice(SHARED)):
+                    if wrong := problem(other, tracker.get(other)):
+                        sys.exit(wrong)
+            if number % 10 == 0:
+                run.add_metadata({writer: number})
+                acknowledged.write(json.dumps(["metadata", writer, number]) + "\n")
+
+
+def verify(base: str, logs: list[Path]) -> tuple[list[str], collections.Counter[str]]:
+    """What is wrong, and how much was acknowledged."""
+    tracker = FsspecResultTracker(base)
+    stored = dict(tracker.items())
+    metadata = current_run(protocol.encode(protocol.StageContext(base, RUN))).metadata()
+    wrong = [text for key, found in stored.items() if (text := problem(key, found))]
+    count: collections.Counter[str] = collections.Counter()
+    for log in logs:
+        for line in log.read_text().splitlines():
+            what, key, number = json.loads(line)
+            count[what] += 1
+            if what == "metadata":
+                if not metadata.get(key, 0) >= number:  # type: ignore[operator]
+                    wrong.append(f"metadata {key}: {number} was acknowledged, {metadata.get(key)} is there")
+            elif key not in stored:
+                wrong.append(f"{key}: {number} was acknowledged, nothing is there")
+            elif key.startswith("own/") and not stored[key]["number"] >= number:  # type: ignore[operator]
+                wrong.append(f"{key}: {number} was acknowledged, {stored[key]['number']} is there")
+    return wrong, count
+
+
+def load(base: str, seconds: float, processes: int, kill_every: float = 0.5) -> tuple[list[str], str]:
+    """Run the load; what is wrong, and a line about what was done."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = 0
+        kills = 0
+        failed: list[str] = []
+        end = time.monotonic() + seconds
+
+        def start() -> subprocess.Popen[str]:
+            nonlocal started
+            started += 1
+            log = str(Path(folder, f"w{started:03}.log"))
+            left = str(max(1.0, end - time.monotonic()))
+            command = [sys.executable, "-m", "benchmarks.load", "--work", base, f"w{started:03}", left, log]
+            return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+        working = [start() for _ in range(processes)]
+        try:
+            while time.monotonic() < end:
+                time.sleep(kill_every)
+                victim = working.pop(random.randrange(len(working)))
+                victim.send_signal(signal.SIGKILL)
+                errors = victim.communicate()[1]
+                if victim.returncode != -signal.SIGKILL and victim.returncode:
+                    failed.append(errors)
+                kills += 1
+                working.append(start())
+            for process in working:
+                errors = process.communicate()[1]
+                if process.returncode:
+                    failed.append(errors)
+        finally:
+            for process in working:
+                process.kill()
+        logs = sorted(Path(folder).glob("*.log"))
+        wrong, count = verify(base, logs)
+        done = (
+            f"{processes} processes for {seconds:g} s, {kills} kills: {count['put']} puts, {count['metadata']} metadata"
+        )
+        return [*failed, *wrong], done
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], sys.argv[3], float(sys.argv[4]), Path(sys.argv[5]))
+        return
+    parser = argparse.ArgumentParser(description="Many processes on one tracker base.")
+    parser.add_argument("--base", default=tempfile.gettempdir(), help="a directory on the disk to use")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--processes", type=int, default=50)
+    parser.add_argument("--s3", action="store_true", help="on an S3 server on this machine")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.base) as folder:
+        if options.s3:
+            os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
+            with running(Path(folder, "log")) as server:
+                os.environ["AWS_ENDPOINT_URL"] = server.url
+                import s3fs
+
+                s3fs.S3FileSystem().mkdir("bucket")
+                wrong, done = load("s3://bucket/results", options.seconds, options.processes)
+        else:
+            wrong, done = load(folder, options.seconds, options.processes)
+    print(f"{'s3' if options.s3 else 'disk'}: {done}, {len(wrong)} wrong")
+    for text in wrong[:20]:
+        print(text)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

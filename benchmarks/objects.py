@@ -1,0 +1,106 @@
+"""Reading many results from S3: at once, one by one, and with TorchX's tracker.
+
+    python -m benchmarks.objects [--results N] [--delay SECONDS]
+
+The server is moto's, on this machine, behind a proxy that holds each request back for a while: Amazon gives 100 to 200
+ms as the usual time until S3 answers ("Performance design patterns for Amazon S3"), which a local server has not.
+Without it (--delay 0) the server's own speed is what is measured, some 300 requests in a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.s3 import S3Server, running
+
+RESULTS = {"accuracy": 0.9312, "loss": 0.123456, "epochs": 12, "note": "the best of five"}
+
+
+@contextlib.contextmanager
+def delayed(server: S3Server, delay: float) -> Iterator[str]:
+    """The URL of the server behind the delay."""
+    if not delay:
+        yield server.url
+        return
+    command = [sys.executable, "-m", "tests.proxy", server.url, str(delay)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    value = action()
+    return time.perf_counter() - start, value
+
+
+def compare(server: S3Server, base: str, count: int, some: int) -> None:
+    from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
+
+    from torchx_kfp.tracking import FsspecResultTracker
+
+    tracker, torchx = FsspecResultTracker(base), TorchxTracker(base)
+    keys = [f"run/train/{number:06}" for number in range(count)]
+    expected = dict.fromkeys(keys, RESULTS)
+
+    for name, its in (("torchx", torchx), ("torchx-kfp", tracker)):
+        its.put("warm/1", **RESULTS)
+        its.get("warm/1")
+        puts = len(server.requests(lambda its=its, name=name: its.put(f"count/{name}", **RESULTS)))
+        gets = len(server.requests(lambda its=its, name=name: its.get(f"count/{name}")))
+        print(f"{name:22} {puts} requests for a put, {gets} for a get")
+
+    for key in keys[:some]:
+        tracker.put(key, **RESULTS)
+    for _ in tracker.store.each(lambda key: tracker.put(key, **RESULTS), keys[some:]):
+        pass
+    # One by one takes long: some of them tell the time for each.
+    one, _ = timed(lambda: [tracker.get(key) for key in keys[:some]])
+    theirs, _ = timed(lambda: [torchx.get(key) for key in keys[:some]])
+    many, found = timed(lambda: tracker.get_many(keys))
+    assert found == expected
+    listed, found = timed(lambda: dict(tracker.items("run")))
+    assert found == expected
+    for name, seconds in (
+        ("one by one, torchx", theirs / some * count),
+        ("one by one", one / some * count),
+        ("get_many", many),
+        ("items(prefix)", listed),
+    ):
+        ratio = seconds / (one / some * count)
+        print(f"{name:22} {seconds:8.2f} s for {count} results   {ratio:6.3f} times one by one")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Reading many results from S3.")
+    parser.add_argument("--results", type=int, default=1000)
+    parser.add_argument("--delay", type=float, default=0.1, help="seconds until the server gets a request")
+    parser.add_argument("--some", type=int, default=100, help="results that are read one by one")
+    options = parser.parse_args()
+    os.environ.update(AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION="us-east-1")
+
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder, "log")) as server:
+        for delay in dict.fromkeys((options.delay, 0.0)):
+            with delayed(server, delay) as url:
+                os.environ["AWS_ENDPOINT_URL"] = url
+                import s3fs
+
+                s3fs.S3FileSystem.clear_instance_cache()
+                bucket = f"bucket-{int(delay * 1000)}"
+                s3fs.S3FileSystem().mkdir(bucket)
+                print(f"each request takes {delay * 1000:g} ms more than the server on this machine")
+                compare(server, f"s3://{bucket}/results", options.results, min(options.some, options.results))
+
+
+if __name__ == "__main__":
+    main()

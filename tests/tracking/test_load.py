@@ -1,0 +1,17 @@
+"""A short turn of ``benchmarks/load.py``: many processes on one base, some of which are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.load import load
+
+
+@pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=pytest.mark.s3)])
+def test_nothing_is_lost_and_nothing_mixed(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    base = str(tmp_path) if store == "disk" else request.getfixturevalue("s3_base")
+    wrong, done = load(base, seconds=10, processes=6, kill_every=1.5)
+    assert wrong == []
+    assert int(done.split()[-4]) > 50, done
