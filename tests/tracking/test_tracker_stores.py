@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -184,3 +186,20 @@ def test_an_object_beside_others_below_its_name_is_listed(s3_base: str) -> None:
     assert tracker.keys("a") == ["a", "a/b"]
     assert tracker.keys("a/b") == ["a/b"]
     assert tracker.keys("none") == []
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("way", ["variables", "file"])
+def test_credentials_and_endpoint_the_way_of_fsspec(
+    way: str, s3_server: S3Server, s3_base: str, tmp_path: Path
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    options = {"endpoint_url": s3_server.url, "key": "test", "secret": "test"}
+    if way == "file":
+        (tmp_path / "conf.json").write_text(json.dumps({"s3": options}))
+        environ["FSSPEC_CONFIG_DIR"] = str(tmp_path)
+    else:
+        environ.update({f"FSSPEC_S3_{name.upper()}": value for name, value in options.items()})
+    code = "import sys; from torchx_kfp.tracking import *; FsspecResultTracker(sys.argv[1]).put('run/1', x=1)"
+    subprocess.run([sys.executable, "-c", code, s3_base], env=environ, check=True)
+    assert FsspecResultTracker(s3_base)["run/1"] == {"x": 1}
