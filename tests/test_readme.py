@@ -9,13 +9,15 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
 
-from torchx_kfp import component_from_function
+from torchx_kfp import component_from_function, task_from_app
 from torchx_kfp.errors import AppDefError
+from torchx_kfp.tracking import FsspecResultTracker
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -143,3 +145,56 @@ def test_every_file_that_it_names_exists() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8"))
     assert links
     assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_metadata_artifacts_and_lineage(tmp_path: Path) -> None:
+    record(tmp_path)
+    (block,) = [block for block in blocks("python") if "run.lineage()" in block]
+    code = f"""
+from torchx_kfp.tracking import Run, FsspecResultTracker, current_run
+run = current_run()
+prepared = {{**__import__("os").environ, "TORCHX_JOB_ID": "run/prepare/1", "TORCHX_PARENT_RUN_IDS": ""}}
+del prepared["TORCHX_PARENT_RUN_ID"]
+current_run(prepared).add_artifact("model", "s3://models/6")
+{block}
+print(run.metadata(), run.artifacts()["model"].path, run.lineage().ancestors)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (
+        "{'config': {'rate': 0.3}, 'commit': '4f2a91c'} s3://models/7 ('run/prepare/1', 'run/train/1')\n"
+    )
+
+
+@pytest.mark.s3
+def test_reading_from_anywhere(s3_base: str) -> None:
+    (block,) = [block for block in blocks("python") if "to_frame" in block]
+    code = block.replace("s3://bucket/results", s3_base) + '\nprint(tracker["run/train/1"], tracker.to_frame().shape)'
+    FsspecResultTracker(s3_base)["run/train/1"] = {"accuracy": 0.5}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'accuracy': 0.5} (1, 4)\n"
+
+
+def test_the_stage_of_the_storage_page() -> None:
+    """The example of docs/storage.md compiles to what it says."""
+    from kfp import compiler, dsl
+    from torchx.specs import AppDef, Role
+
+    page = (README.parent / "docs" / "storage.md").read_text(encoding="utf-8")
+    stage, importing = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    compile(importing, "storage.md", "exec")
+
+    @dsl.pipeline(name="storage")
+    def pipeline():  # type: ignore[no-untyped-def]
+        exec(stage, {"AppDef": AppDef, "Role": Role, "task_from_app": task_from_app})  # noqa: S102 - the page's own
+
+    with tempfile.TemporaryDirectory() as folder:
+        compiler.Compiler().compile(pipeline, f"{folder}/pipeline.yaml")
+        text = Path(folder, "pipeline.yaml").read_text()
+    for word in (
+        "AWS_ENDPOINT_URL=http://minio-service.kubeflow:9000",
+        "mlpipeline-minio-artifact",
+        "AWS_SECRET_ACCESS_KEY",
+    ):
+        assert word in text

@@ -179,6 +179,7 @@ def test_what_is_transient() -> None:
     assert is_transient(WithStatus(code="429"))
     assert is_transient(WithStatus(status=500))  # aiohttp
     assert is_transient(WithStatus(status_code=504))  # azure.core
+    assert is_transient(WithStatus(response=WithStatus(status_code=502)))  # requests
     assert is_transient(caused(OSError(5, "mapped"), WithStatus(response={"Error": {"Code": "SlowDown"}})))
     assert not is_transient(WithStatus(code=404))
     assert not is_transient(PermissionError())

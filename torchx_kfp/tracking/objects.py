@@ -179,8 +179,12 @@ class FsspecStore:
         return retried(function, patience, lambda: f"{action} {self.location(key) if key else self.base}")
 
     def _listed(self, action: Callable[[], T]) -> T | list[Any]:
+        def list_anew() -> T:
+            self._fs.invalidate_cache()  # others write, too
+            return action()
+
         try:
-            return self._tried("list", "", action)
+            return self._tried("list", "", list_anew)
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
                 raise self._problem("list", "", error) from error

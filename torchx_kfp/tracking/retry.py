@@ -102,9 +102,10 @@ def _reasons(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of an error of gcsfs (``code``), aiohttp (``status``) or azure.core (``status_code``)."""
-    for name in ("code", "status", "status_code"):
-        value = getattr(error, name, None)
+    """The HTTP status of an error of gcsfs, aiohttp, azure.core or requests, in this order."""
+    response = getattr(error, "response", None)
+    for holder, name in ((error, "code"), (error, "status"), (error, "status_code"), (response, "status_code")):
+        value = getattr(holder, name, None)
         if isinstance(value, str) and value.isdigit():
             return int(value)
         if isinstance(value, int):
