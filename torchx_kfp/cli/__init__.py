@@ -13,6 +13,7 @@ import click
 
 import torchx_kfp
 from torchx_kfp.cli.compile import compile_command
+from torchx_kfp.cli.gc import gc_command
 from torchx_kfp.cli.results import results_command
 from torchx_kfp.cli.run import run_command
 from torchx_kfp.errors import TorchxKfpError
@@ -47,6 +48,7 @@ def cli(traceback: bool) -> None:
 cli.add_command(compile_command)
 cli.add_command(run_command)
 cli.add_command(results_command)
+cli.add_command(gc_command)
 
 
 def main() -> None:

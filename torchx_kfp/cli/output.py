@@ -1,10 +1,12 @@
-"""What commands print: tables for people, JSON for programs."""
+"""What commands print: text, JSON and CSV. Tables are in ``tables``."""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -16,60 +18,58 @@ import click
 
 from torchx_kfp.errors import TorchxKfpError
 
-#: Columns where stdout is no terminal: nothing is cut for a file or a pipe.
-_WIDE = 10_000
 _PROGRAM = "torchx-kfp"
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table on stdout, in the terminal's width.
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None where it is none: nothing is cut for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
-    Args:
-        columns: the headings.
-        rows: a text for each column.
-        right: headings of the columns that are aligned to the right.
-    """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    terminal = sys.stdout.isatty()
-    # Not stdout itself: an error of it is told apart, and lines are stripped.
-    file = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8", "backslashreplace", write_through=True)
-    console = Console(file=file, force_terminal=terminal, width=None if terminal else _WIDE)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        # Only the last column, that of long texts, is broken where the terminal is narrow.
-        table.add_column(
-            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column != columns[-1]
-        )
-    for row in rows:
-        # Text: markup such as [0] in a stage's name stays as it is.
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
-    file.seek(0)
-    print_text("\n".join(line.rstrip() for line in file.read().splitlines()))
+def styled(text: str, **style: Any) -> str:
+    """The text in bold or dim, where stdout is a terminal that shall have it."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return text if plain else click.style(text, **style)
+
+
+def symbol(character: str, otherwise: str) -> str:
+    """The character, or another one where stdout's encoding has it not."""
+    return character if encodable(character) == character else otherwise
 
 
 def print_json(value: Any) -> None:
     """The value as JSON on stdout; numbers that JSON has not are text, ``"NaN"``."""
     # Escapes only where stdout, or UTF-8 itself, cannot have a character as it is.
     text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    print_text(text if _encodable(text) == text else json.dumps(_plain(value), indent=2, allow_nan=False))
+    print_text(text if encodable(text) == text else json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table as CSV on stdout, with numbers, NaN and infinities spelled so that pandas reads them back."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_csv_cell(value) for value in row] for row in rows)
+    print_text(text.getvalue())
 
 
 def print_text(text: str) -> None:
     """The text on stdout, with escapes for what its encoding has not."""
     try:
-        click.echo(_encodable(text.removesuffix("\n")))
+        click.echo(encodable(text.removesuffix("\n")))
     except BrokenPipeError:
         raise
     except OSError as error:
         raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
 
 
-def _encodable(text: str) -> str:
+def print_message(text: str) -> None:
+    """A message on stderr."""
+    click.echo(text, err=True)
+
+
+def encodable(text: str) -> str:
+    """The text with escapes for what stdout's encoding has not."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -86,17 +86,49 @@ def this_command(*words: str) -> str:
 
 def show_results(results: Mapping[str, Any]) -> str:
     """Results in one line: ``accuracy=0.93 model_uri=...``."""
-    return "  ".join(f"{name}={_show(value)}" for name, value in results.items())
+    return "  ".join(f"{printable(name)}={show_value(value)}" for name, value in results.items())
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any) -> str:
+    """A value in one line and in few characters."""
     if isinstance(value, float):
-        # Six significant digits read well; --json has all.
+        # Six significant digits read well; json and csv have all.
         text = f"{value:.6g}"
         return text if set(text) & set(".en") else f"{text}.0"
-    if isinstance(value, str) and (not value or not value.isprintable() or " " in value):
-        return repr(value)
+    if isinstance(value, str):
+        return repr(value) if not value or not value.isprintable() or " " in value else value
+    if isinstance(value, bool) or value is None or isinstance(value, Mapping | list):
+        return json.dumps(value)
     return str(value)
+
+
+def printable(text: str) -> str:
+    """The text without what would move a terminal's cursor."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def is_number(value: Any) -> bool:
+    """Whether the value is a number, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def listed(names: Iterable[str], shown: int = 5) -> str:
+    """The first few of the names for a message, and how many more there are."""
+    found = [printable(name) for name in names]
+    return ", ".join(found[:shown]) + (f" and {len(found) - shown:,} more" if len(found) > shown else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``1,000 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value) if isinstance(value, bool | Mapping | list) else repr(value)
 
 
 def _plain(value: Any) -> Any:

@@ -2,64 +2,173 @@
 
 from __future__ import annotations
 
-import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 
-from torchx_kfp.cli.output import print_json, print_table, show_results
-from torchx_kfp.errors import CorruptResultError, MissingResultsError
-from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.cli.output import (
+    counted,
+    is_number,
+    listed,
+    print_csv,
+    print_json,
+    print_message,
+    show_results,
+    show_value,
+    terminal_width,
+)
+from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, pipeline_run, read, say_if_misplaced
+from torchx_kfp.cli.where import OWN, matching, unknown_name
+from torchx_kfp.tracking import FsspecResultTracker, Result
 
-#: Runs that a message lists.
-_SHOWN = 5
+Results = Mapping[str, Mapping[str, Result]]
 
 
 @click.command("results")
 @click.argument("tracker_base")
 @click.argument("run", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: run id -> results.")
-def results_command(tracker_base: str, run: str | None, as_json: bool) -> None:
-    """Show what stages have recorded under TRACKER_BASE.
+@click.option("--stage", "stages", metavar="STAGE", multiple=True, help="Only this stage; may be given several times.")
+@click.option("--sort", metavar="NAME", help="Sort by this result; -NAME: the largest first.")
+@click.option("--where", "expressions", metavar="EXPRESSION", multiple=True, help="Only runs for which this holds.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
+)
+def results_command(
+    tracker_base: str,
+    run: str | None,
+    stages: tuple[str, ...],
+    sort: str | None,
+    expressions: tuple[str, ...],
+    form: str,
+) -> None:
+    """Show what stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
 
-    RUN is a run of a pipeline, or the run id of one stage; without it, the runs that have results are listed. The
-    tracker base is an fsspec URL or a directory.
+    RUN is a run of a pipeline, the run id of one stage, or the beginning of one. Without it and without options, the
+    runs that have results are listed.
+
+    \b
+    torchx-kfp results s3://bucket/results --stage train --where 'accuracy > 0.9' --sort -accuracy
+
+    An EXPRESSION is one of the Common Expression Language. Names of results are its variables, and run, stage,
+    execution and run_id are: 'epochs >= 10 && model == "resnet"'. For names that are no identifiers write
+    'results["l2norm/mean"] > 1.0'. A run that lacks a name does not match. Of several --where, all hold.
+
+    JSON is run id -> results; CSV has the columns run_id, run, stage and execution before those of the results.
     """
-    tracker = FsspecResultTracker(tracker_base)
-    run = run.rstrip("/") if run else run
-    keys = tracker.keys(run)
-    if run is not None and not keys and tracker.get(run):
-        keys = [run]
-    if not keys:
-        raise MissingResultsError(_nothing(tracker, run))
-    if run is None and not as_json:
+    tracker = open_tracker(tracker_base)
+    keys = _keys(tracker, run)
+    if run is None and form == "table" and not (stages or sort is not None or expressions):
         _list_runs(keys)
+        say_if_misplaced(tracker_base, keys)
         return
-    results = {}
-    for key in keys:
-        try:
-            results[key] = tracker.get(key)
-        except CorruptResultError as error:
-            click.echo(f"Left out: {error}", err=True)
-    if as_json:
-        print_json(results)
-        return
-    print_table(("run id", "results"), [(key, show_results(found)) for key, found in results.items()])
+    found: Results = read(tracker, _of_stages(keys, stages))
+    for expression in expressions:
+        rows = {key: (_values(key, results), results) for key, results in found.items()}
+        found = {key: found[key] for key in matching(expression, rows)} if rows else found
+    if sort is not None and found:
+        found = _sorted(found, sort)
+    if not found:
+        print_message(f"None of {counted(len(keys), 'run id')} is left over.")
+    {"json": print_json, "csv": _print_csv, "table": _print_table}[form](found)
 
 
-def _list_runs(keys: list[str]) -> None:
+def _keys(tracker: FsspecResultTracker, run: str | None) -> list[str]:
+    # What is below the name is listed first: a base may have many other runs.
+    keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
+    if keys:
+        return keys
+    known = tracker.keys()
+    if not known:
+        raise nothing(tracker.tracker_base)
+    if run is None:
+        return known
+    return chosen(run, known, tracker.tracker_base)
+
+
+def _list_runs(keys: Iterable[str]) -> None:
+    from torchx_kfp.cli.tables import print_table
+
     stages: dict[str, list[str]] = {}
     for key in keys:
-        run, _, rest = key.partition("/")
-        stages.setdefault(run, []).append(rest.partition("/")[0] or key)
+        run = pipeline_run(key)
+        stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0] or key)
     rows = [(run, str(len(names)), " ".join(dict.fromkeys(names))) for run, names in stages.items()]
     print_table(("run", "with results", "stages"), rows, right=("with results",))
 
 
-def _nothing(tracker: FsspecResultTracker, run: str | None) -> str:
-    base = tracker.tracker_base
-    there = [name.rstrip("/") for name in tracker.names()]
-    if not there:
-        return f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?"
-    near = difflib.get_close_matches(run or "", there, n=_SHOWN, cutoff=0.0) if len(there) > _SHOWN else there
-    more = f" and {len(there) - len(near)} more" if len(there) > len(near) else ""
-    return f"There are no results of {run!r} under {base!r}. Runs that have some: {', '.join(near)}{more}."
+def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
+    if not stages:
+        return keys
+    there = sorted({parts(key)["stage"] for key in keys if parts(key)})
+    for stage in stages:
+        if stage not in there:
+            raise click.UsageError(f"--stage {stage!r} is not there. Stages: {listed(there, 20) or 'none'}.")
+    return [key for key in keys if parts(key).get("stage") in stages]
+
+
+def _values(key: str, results: Mapping[str, Result]) -> dict[str, Any]:
+    return {"run_id": key, **parts(key), **results}
+
+
+def _sorted(found: Results, sort: str) -> Results:
+    values = {key: _values(key, results) for key, results in found.items()}
+    there = dict.fromkeys(name for results in found.values() for name in results)
+    descending = sort.startswith("-") and sort not in there
+    name = sort[1:] if descending else sort
+    if name not in there and name not in OWN:
+        raise click.UsageError(f"--sort {sort!r} names {name!r}, {unknown_name(name, list(there))}")
+    groups: dict[str, list[str]] = {"number": [], "nan": [], "text": [], "missing": []}
+    for key, row in values.items():
+        groups[_kind(row[name]) if name in row else "missing"].append(key)
+    by: dict[str, Callable[[str], Any]] = {
+        "number": lambda key: values[key][name],
+        "text": lambda key: str(values[key][name]),
+    }
+    for kind, value in by.items():
+        groups[kind].sort(key=value, reverse=descending)
+    return {key: found[key] for group in groups.values() for key in group}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    return "number" if isinstance(value, int | float) else "text"
+
+
+def _print_csv(found: Results) -> None:
+    names = list(dict.fromkeys(name for results in found.values() for name in results))
+    own = [name for name in ("run", "stage", "execution") if name not in names]
+    rows = (
+        [key, *(parts(key).get(name) for name in own), *(results.get(name) for name in names)]
+        for key, results in found.items()
+    )
+    print_csv(["run_id", *own, *names], rows)
+
+
+def _print_table(found: Results) -> None:
+    from torchx_kfp.cli.tables import fits, print_table
+
+    runs = {parts(key).get("run") for key in found}
+    run = runs.pop() if len(runs) == 1 else None
+    label = "stage/execution" if run else "run id"
+    above = f"Run {run}" if run else ""
+    ids = [key[len(run) + 1 :] if run else key for key in found]
+    names = list(dict.fromkeys(name for results in found.values() for name in results))
+    # Each name in a column takes three places at least: no need to measure a table of hundreds.
+    if (width := terminal_width()) is None or 4 * len(names) < width:
+        cells = [
+            [run_id, *(show_value(results[name]) if name in results else "" for name in names)]
+            for run_id, results in zip(ids, found.values(), strict=True)
+        ]
+        kinds = {name: [results[name] for results in found.values() if name in results] for name in names}
+        numbers = [name for name in names if all(map(is_number, kinds[name]))]
+        texts = [name for name in names if any(isinstance(value, str) for value in kinds[name])]
+        # A result may have the name of the first column.
+        columns = [label if label not in names else "", *names]
+        if fits(columns, cells, texts):
+            print_table(columns, cells, right=numbers, cut=texts, above=above)
+            return
+    rows = [(run_id, show_results(results)) for run_id, results in zip(ids, found.values(), strict=True)]
+    print_table((label, "results"), rows, above=above)

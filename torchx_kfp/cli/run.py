@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.output import print_json, print_table, show_results, this_command
+from torchx_kfp.cli.output import print_json, show_results, this_command
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -125,6 +125,8 @@ def _read_results(result: RunResult) -> dict[str, dict[str, Any]]:
 
 
 def _print_stages(result: RunResult, recorded: dict[str, dict[str, Any]]) -> None:
+    from torchx_kfp.cli.tables import print_table
+
     rows = [
         (stage.name, str(stage.state), _seconds(stage), show_results(recorded.get(stage.name, {})) or _why(stage))
         for stage in result.stages

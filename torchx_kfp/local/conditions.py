@@ -32,7 +32,7 @@ def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
 
     environment = celpy.Environment()
     try:
-        program = environment.program(environment.compile(expression), functions=_operators())
+        program = environment.program(environment.compile(expression), functions=number_operators())
     except CELParseError:
         # Its own text is a drawing of several lines.
         raise ValueError("is not an expression of the Common Expression Language") from None
@@ -94,7 +94,8 @@ def _reason(error: Exception) -> str:
 
 
 @functools.cache
-def _operators() -> dict[str, Callable[..., Any]]:
+def number_operators() -> dict[str, Callable[..., Any]]:
+    """Comparisons of celpy's values as cel-go has them; ``torchx-kfp results --where`` uses them, too."""
     import celpy
     from celpy import celtypes
 

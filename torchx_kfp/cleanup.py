@@ -1,0 +1,236 @@
+"""What of a tracker base is old and may go: whole pipeline runs, their results and what was said of them.
+
+The base may be a wrong folder. So a pipeline run is removed only if every file in its folder is the result of a stage,
+``<run>/<stage>/<execution>``; whatever else there is stays. The files of artifacts lie elsewhere, and are not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.tracking.entries import KINDS, SOURCES, folder_name, run_id_of
+from torchx_kfp.tracking.files import File
+from torchx_kfp.tracking.keys import PRIVATE, run_id_parts
+from torchx_kfp.tracking.sources import Source, read_sources_of
+from torchx_kfp.tracking.store import Store
+
+#: Bytes above which a file is no result. Results have 1 kB at most, and hundreds of names.
+_MAX_SIZE = 1 << 20
+#: Files that are removed between two looks at the base, and the part of all that is removed at least.
+_FILES, _PART = 2000, 8
+#: A temporary file of a writer that was killed, in a folder ``.torchx_kfp`` (``tracking.atomic``).
+_TEMPORARY = re.compile(r"[0-9a-f]{16}")
+#: The end of a file's name that no execution has.
+_EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """A pipeline run that is older than the age, and why it is kept all the same, if it is.
+
+    ``results`` and ``entries`` are the keys of its files, ``size`` is their bytes, and ``modified`` when the newest of
+    them was written, in seconds since 1970.
+    """
+
+    run: str
+    stages: tuple[str, ...]
+    results: tuple[str, ...]
+    entries: tuple[str, ...]
+    size: int
+    modified: float
+    kept: str = ""
+
+    @property
+    def files(self) -> int:
+        """How many files it has."""
+        return len(self.results) + len(self.entries)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What is under a tracker base: old runs, the newest first, how many younger ones, and what is no run.
+
+    ``left_alone`` has the first name of its keys -> why it is no pipeline run.
+    """
+
+    old: tuple[OldRun, ...]
+    younger: int
+    left_alone: Mapping[str, str]
+
+
+class Cleanup:
+    """Finds and removes the pipeline runs under a tracker base whose newest file was written before a time.
+
+    Args:
+        store: the store of the tracker base.
+        before: seconds since 1970.
+    """
+
+    def __init__(self, store: Store, before: float) -> None:
+        self._store = store
+        self._before = before
+        # What was read once need not be read again, unless the file has changed.
+        self._problems: dict[File, str] = {}
+
+    def look(self) -> Findings:
+        """What is there now.
+
+        Raises:
+            CorruptResultError: what a run was made of cannot be read, so which runs are used is not known.
+            TrackerError: the store failed.
+        """
+        results, entries = _grouped(self._store.files())
+        left_alone = {name: why for name, files in results.items() if (why := _shape_problem(files))}
+        runs = (results.keys() | entries.keys()) - left_alone.keys()
+        newest = {run: max(file.modified for file in [*results.get(run, ()), *entries.get(run, ())]) for run in runs}
+        old = sorted((run for run in runs if newest[run] < self._before), key=lambda run: (-newest[run], run))
+        self._read(file for run in old for file in results.get(run, ()))
+        for run in old:
+            problem = next(filter(None, (self._problems.get(file) for file in results.get(run, ()))), "")
+            if problem:
+                left_alone[run] = problem
+        candidates = [
+            _old_run(run, results.get(run, ()), entries.get(run, ()), newest[run])
+            for run in old
+            if run not in left_alone
+        ]
+        users = _users(read_sources_of(self._store), {run.run for run in candidates}) if candidates else {}
+        return Findings(
+            old=tuple(
+                replace(run, kept=f"used by {users[run.run]}") if run.run in users else run for run in candidates
+            ),
+            younger=len(runs) - len(old),
+            left_alone=left_alone,
+        )
+
+    def remove(self) -> Iterator[OldRun]:
+        """Remove what may go, and give each run that is gone. A run that was given is gone whole.
+
+        Before every few thousand files it looks again: what was written or used meanwhile stays. An interruption leaves
+        runs of which a part is gone; they are as old as they were, so that the next call finishes them.
+        """
+        done: set[str] = set()
+        share = 0
+        while going := [run for run in self.look().old if not run.kept and run.run not in done]:
+            share = share or sum(run.files for run in going) // _PART
+            batch = _first(going, max(share, _FILES))
+            # Results first: entries without results are known to be a rest. Sources last: they keep others from going.
+            entries = [key for run in batch for key in run.entries]
+            for keys in (
+                [key for run in batch for key in run.results],
+                [key for key in entries if not key.startswith(f"{PRIVATE}/{SOURCES}/")],
+                [key for key in entries if key.startswith(f"{PRIVATE}/{SOURCES}/")],
+            ):
+                for _ in self._store.each(self._store.remove, keys):
+                    pass
+            # What is there again was written since, and not by a run that is over.
+            done.update(run.run for run in batch)
+            yield from batch
+
+    def _read(self, files: Iterable[File]) -> None:
+        new = [file for file in files if file not in self._problems]
+        self._problems.update(zip(new, self._store.each(self._content_problem, new), strict=True))
+
+    def _content_problem(self, file: File) -> str:
+        if PRIVATE in file.key.split("/"):
+            return ""
+        if file.size > _MAX_SIZE:
+            return f"{file.key!r} is larger than results are"
+        try:
+            content = self._store.read(file.key)
+            return "" if content is not None and _is_flat(json.loads(content)) else f"{file.key!r} holds no results"
+        except TrackerError:
+            return f"{file.key!r} cannot be read"
+        except (ValueError, RecursionError):
+            return f"{file.key!r} holds no results"
+
+
+def stage_parts(key: str) -> tuple[str, str, str] | None:
+    """Pipeline run, stage and execution in the run id of a stage; None for another key."""
+    # A folder does not keep the two slashes of an app handle apart: local_cwd://session/app.
+    found = run_id_parts(key)
+    return None if found is None or found[0].endswith(":") else found
+
+
+def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
+    """The files by the first name of their keys, and entries by the pipeline run that they belong to."""
+    results: dict[str, list[File]] = {}
+    entries: dict[str, list[File]] = {}
+    for file in files:
+        names = file.key.split("/")
+        if names[0] != PRIVATE:
+            results.setdefault(names[0], []).append(file)
+        elif (run_id := _run_id_of_entry(names)) and (parts := stage_parts(run_id)):
+            entries.setdefault(parts[0], []).append(file)
+    return results, entries
+
+
+def _run_id_of_entry(names: list[str]) -> str | None:
+    if len(names) < 4 or names[1] not in KINDS or (len(names) > 4 and not _is_temporary(names[3:])):
+        return None
+    run_id = run_id_of("/".join(names))
+    return run_id if folder_name(run_id) == names[2] else None
+
+
+def _is_temporary(names: list[str]) -> bool:
+    return len(names) == 2 and names[0] == PRIVATE and _TEMPORARY.fullmatch(names[1]) is not None
+
+
+def _shape_problem(files: Iterable[File]) -> str:
+    """Why these files are not all results of stages; empty if they are."""
+    results = 0
+    for file in files:
+        names = file.key.split("/")
+        if len(names) == 4 and _is_temporary(names[2:]):
+            continue
+        if stage_parts(file.key) is None or any(name.startswith(".") for name in names) or _EXTENSION.search(names[2]):
+            return f"{file.key!r} is no result of a stage"
+        results += 1
+    return "" if results else "it has no result of a stage"
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(item, int | float | str) for item in value.values())
+
+
+def _old_run(run: str, results: Iterable[File], entries: Iterable[File], modified: float) -> OldRun:
+    results, entries = list(results), list(entries)
+    run_ids = [*(file.key for file in results), *(run_id_of(file.key) for file in entries)]
+    return OldRun(
+        run,
+        stages=tuple(dict.fromkeys(sorted(run_id.split("/")[1] for run_id in run_ids))),
+        results=tuple(file.key for file in results),
+        entries=tuple(file.key for file in entries),
+        size=sum(file.size for file in [*results, *entries]),
+        modified=modified,
+    )
+
+
+def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[str, str]:
+    """Candidates that a run uses which stays, directly or through others -> the run id that uses them."""
+    uses: dict[str, list[tuple[str, str]]] = {}
+    for run_id, found in sources.items():
+        user = run_id.partition("/")[0]
+        uses.setdefault(user, []).extend((source.run_id.partition("/")[0], run_id) for source in found)
+    used: dict[str, str] = {}
+    waiting = [run for run in uses if run not in candidates]
+    for run in waiting:  # grows on the way
+        for source, run_id in uses.get(run, ()):
+            if source in candidates and source not in used:
+                used[source] = run_id
+                waiting.append(source)
+    return used
+
+
+def _first(runs: list[OldRun], files: int) -> list[OldRun]:
+    """The first runs that have this many files together, at least one."""
+    taken: list[OldRun] = []
+    for run in runs:
+        if taken and sum(one.files for one in taken) + run.files > files:
+            break
+        taken.append(run)
+    return taken

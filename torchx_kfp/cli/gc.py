@@ -1,0 +1,119 @@
+"""``torchx-kfp gc``: removing old pipeline runs from a tracker base."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+
+import click
+
+from torchx_kfp.cleanup import Cleanup, Findings, OldRun
+from torchx_kfp.cli.output import counted, listed, print_message, printable
+from torchx_kfp.cli.runs import open_tracker
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
+#: Things that are left alone of which a message is printed.
+_SHOWN = 10
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
+    name = "age"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        match = _DURATION.fullmatch(str(value))
+        if match is None or not float(match[1]):
+            self.fail(f"{value!r} is no age. Write, for example, 30d, 2w, 12h, 90m or 45s.", param, ctx)
+        return float(match[1]) * _SECONDS[match[2]]
+
+
+@click.command("gc")
+@click.argument("tracker_base")
+@click.option("--older-than", "age", metavar="AGE", type=_Duration(), required=True, help="Such as 30d, 2w, 12h, 90m.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
+    """Remove old pipeline runs from TRACKER_BASE: their results, and what is kept of them in .torchx_kfp.
+
+    A pipeline run is old where its newest file is older than AGE.
+
+    \b
+    torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
+
+    What a run that stays uses is kept: KFP's cache hands on run ids of earlier runs. Which run uses which is known where
+    stages call current_run(), or record sources with TorchX's tracker.
+
+    A folder that holds anything but results of stages is left alone, and so are keys that are no run ids. The files of
+    artifacts are never touched, wherever they are.
+    """
+    cleanup = Cleanup(open_tracker(tracker_base).store, time.time() - age)
+    findings = cleanup.look()
+    _say_left_alone(findings)
+    if not findings.old:
+        younger = f", and {counted(findings.younger, 'pipeline run')} younger than that" if findings.younger else ""
+        print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is as old as that{younger}.")
+        return
+    if dry_run:
+        going = [run for run in findings.old if not run.kept]
+        _print(findings, {run.run: "would be removed" for run in going}, f"Would remove {_sum(going)}.")
+        return
+    removed: list[OldRun] = []
+    whole = False
+    try:
+        for run in cleanup.remove():
+            removed.append(run)
+        whole = True
+    finally:
+        # An error, or Ctrl-C, on the way is said behind the table.
+        fates = {run.run: "removed" for run in removed}
+        rest = "kept: in use or changed meanwhile" if whole else "not removed, or in part: call gc again"
+        fates |= {run.run: rest for run in findings.old if not run.kept and run.run not in fates}
+        _print(findings, fates, f"Removed {_sum(removed)}.")
+
+
+def _say_left_alone(findings: Findings) -> None:
+    left = sorted(findings.left_alone.items())
+    for name, reason in left[:_SHOWN]:
+        print_message(f"Left alone: {printable(name)} ({printable(reason)}).")
+    if len(left) > _SHOWN:
+        print_message(f"Left alone, too: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
+
+
+def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
+    from torchx_kfp.cli.tables import print_table
+
+    now = time.time()
+    rows = [
+        (
+            run.run,
+            " ".join(run.stages),
+            f"{run.files:,}",
+            _size(run.size),
+            _age(now - run.modified),
+            fates.get(run.run) or f"kept: {run.kept}",
+        )
+        for run in findings.old
+    ]
+    columns = ("run", "stages", "files", "size", "age", "what")
+    younger = f" {counted(findings.younger, 'younger pipeline run')} kept." if findings.younger else ""
+    print_table(columns, rows, right=("files", "size", "age"), cut=("stages",), below=below + younger)
+
+
+def _sum(runs: Iterable[OldRun]) -> str:
+    runs = list(runs)
+    files = sum(run.files for run in runs)
+    size = _size(sum(run.size for run in runs))
+    return f"{counted(len(runs), 'pipeline run')}, {counted(files, 'file')}, {size}"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _age(seconds: float) -> str:
+    unit = next((unit for unit in "dhm" if seconds >= _SECONDS[unit]), "s")
+    return f"{int(seconds / _SECONDS[unit])}{unit}"

@@ -1,0 +1,126 @@
+"""Which runs a command line means: the tracker base, and runs by their name or its beginning."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Iterable
+
+from torchx_kfp.cleanup import stage_parts
+from torchx_kfp.cli.output import counted, listed, print_message, printable
+from torchx_kfp.errors import CorruptResultError, MissingResultsError, TrackerError
+from torchx_kfp.tracking import FsspecResultTracker, Result
+from torchx_kfp.tracking.disk import DiskStore
+
+#: Seconds for which a store that fails is tried again: somebody waits at the terminal.
+_PATIENCE = 5.0
+#: Names, or files, that a message lists.
+_SHOWN = 5
+
+
+def open_tracker(base: str) -> FsspecResultTracker:
+    """The tracker of this base.
+
+    Raises:
+        TrackerError: the base is of an unknown protocol, or a local one that is no directory.
+    """
+    tracker = FsspecResultTracker(base, patience=_PATIENCE)
+    if isinstance(tracker.store, DiskStore):
+        folder = os.path.dirname(tracker.store.location("key"))
+        if not os.path.lexists(folder):
+            raise TrackerError(
+                f"There is no directory {base!r}. A tracker base is a directory, or a URL such as s3://bucket/results: "
+                "the one that the pipeline ran with."
+            )
+        if not os.path.isdir(folder):
+            raise TrackerError(f"{base!r} is not a directory. Name the directory that the pipeline ran with.")
+    return tracker
+
+
+def chosen(run: str, known: Collection[str], base: str) -> list[str]:
+    """The keys among the known ones that the user means.
+
+    Args:
+        run: a pipeline run, a run id, or a unique beginning of one. As a shell does, a beginning is completed up to the
+            next slash.
+        known: all keys, sorted.
+        base: the tracker base, for messages.
+
+    Raises:
+        MissingResultsError: there is none, or the beginning is not unique.
+    """
+    run = run.rstrip("/")
+    found = [key for key in known if key == run or key.startswith(f"{run}/")]
+    if found:
+        return found
+    starting = [key for key in known if key.startswith(run)]
+    if not starting:
+        raise _unknown(run, known, base)
+    completed = list(dict.fromkeys(_up_to_slash(key, len(run)) for key in starting))
+    if len(completed) > 1:
+        raise MissingResultsError(
+            f"{run!r} is the beginning of {len(completed):,} runs under {base!r}: {listed(completed)}. Give more of it."
+        )
+    return [key for key in starting if key == completed[0] or key.startswith(f"{completed[0]}/")]
+
+
+def _unknown(run: str, known: Collection[str], base: str) -> MissingResultsError:
+    """The error for a run that is not there: it names those that are, the most similar first."""
+    # Of a pipeline run that is there, its own stages are of more use than other runs.
+    folder = f"{run.partition('/')[0]}/"
+    inside = [key for key in known if key.startswith(folder)] if "/" in run else []
+    there = inside or list(dict.fromkeys(map(pipeline_run, known)))
+    near = difflib.get_close_matches(run, there[:2000], n=_SHOWN, cutoff=0.0) if len(there) > _SHOWN else there
+    return MissingResultsError(
+        f"There are no results of {run!r} under {base!r}. {'Run ids' if inside else 'Runs'} that have some: "
+        f"{listed([*near, *(name for name in there if name not in set(near))])}."
+    )
+
+
+def nothing(base: str) -> MissingResultsError:
+    """The error for a base that has no results at all."""
+    return MissingResultsError(
+        f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?"
+    )
+
+
+def pipeline_run(key: str) -> str:
+    """The pipeline run of a stage's run id; of another key its first part, or all of an app handle."""
+    return key if ":/" in key else key.partition("/")[0]
+
+
+def parts(key: str) -> dict[str, str]:
+    """What a run id tells by itself."""
+    found = stage_parts(key)
+    return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
+
+
+def read(tracker: FsspecResultTracker, keys: Iterable[str]) -> dict[str, dict[str, Result]]:
+    """The results of the keys; what is none is said on stderr, and left out."""
+    corrupt: list[CorruptResultError] = []
+    found = tracker.get_many(keys, corrupt=corrupt.append)
+    for error in corrupt[:_SHOWN]:
+        print_message(f"Left out: {error}")
+    if len(corrupt) > _SHOWN:
+        print_message(f"Left out, too: {counted(len(corrupt) - _SHOWN, 'more file')} that hold no results.")
+    return found
+
+
+def say_if_misplaced(base: str, keys: Collection[str]) -> None:
+    """Say on stderr if the base is probably not the one that was meant, but a folder in it or above it."""
+    if any(stage_parts(key) or ":/" in key for key in keys):
+        return
+    above, _, name = base.rstrip("/").rpartition("/")
+    deep = {key.partition("/")[0] for key in keys if key.count("/") >= 3}
+    if len(deep) == 1 and all(key.count("/") >= 3 for key in keys):
+        folder = f"{base.rstrip('/')}/{deep.pop()}"
+        print_message(f"No run ids of stages are here, but deeper. Did you mean the tracker base {printable(folder)}?")
+    elif name and all(key.count("/") == 1 for key in keys):
+        message = f"No run ids of stages are here. If {name!r} is a pipeline run"
+        print_message(f"{printable(message)}, the tracker base is {printable(above or '.')}.")
+
+
+def _up_to_slash(key: str, start: int) -> str:
+    end = key.find("/", start)
+    # The slashes of an app handle part nothing.
+    return key if end < 0 or ":/" in key else key[:end]
