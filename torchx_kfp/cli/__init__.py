@@ -12,8 +12,10 @@ from typing import Any
 import click
 
 import torchx_kfp
+from torchx_kfp.cli.compare import compare_command
 from torchx_kfp.cli.compile import compile_command
 from torchx_kfp.cli.gc import gc_command
+from torchx_kfp.cli.lineage import lineage_command
 from torchx_kfp.cli.results import results_command
 from torchx_kfp.cli.run import run_command
 from torchx_kfp.errors import TorchxKfpError
@@ -48,6 +50,8 @@ def cli(traceback: bool) -> None:
 cli.add_command(compile_command)
 cli.add_command(run_command)
 cli.add_command(results_command)
+cli.add_command(lineage_command)
+cli.add_command(compare_command)
 cli.add_command(gc_command)
 
 

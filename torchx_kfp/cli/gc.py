@@ -40,8 +40,8 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     \b
     torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
 
-    What a run that stays uses is kept: KFP's cache hands on run ids of earlier runs. Which run uses which is known where
-    stages call current_run(), or record sources with TorchX's tracker.
+    What a run that stays uses is kept: KFP's cache hands on run ids of earlier runs. Which run uses which is known
+    where stages call current_run(), or record sources with TorchX's tracker.
 
     A folder that holds anything but results of stages is left alone, and so are keys that are no run ids. The files of
     artifacts are never touched, wherever they are.

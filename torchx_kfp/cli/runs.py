@@ -41,27 +41,34 @@ def chosen(run: str, known: Collection[str], base: str) -> list[str]:
     """The keys among the known ones that the user means.
 
     Args:
-        run: a pipeline run, a run id, or a unique beginning of one. As a shell does, a beginning is completed up to the
-            next slash.
+        run: a pipeline run, a run id, or the beginning of one: each of its names may be cut short, where that leaves
+            one that fits.
         known: all keys, sorted.
         base: the tracker base, for messages.
 
     Raises:
         MissingResultsError: there is none, or the beginning is not unique.
     """
-    run = run.rstrip("/")
-    found = [key for key in known if key == run or key.startswith(f"{run}/")]
-    if found:
-        return found
-    starting = [key for key in known if key.startswith(run)]
-    if not starting:
-        raise _unknown(run, known, base)
-    completed = list(dict.fromkeys(_up_to_slash(key, len(run)) for key in starting))
-    if len(completed) > 1:
-        raise MissingResultsError(
-            f"{run!r} is the beginning of {len(completed):,} runs under {base!r}: {listed(completed)}. Give more of it."
-        )
-    return [key for key in starting if key == completed[0] or key.startswith(f"{completed[0]}/")]
+    found = list(known)
+    done = ""
+    for part in run.rstrip("/").split("/"):
+        names = dict.fromkeys(_next(key, done) for key in found)
+        fitting = [part] if part in names else [name for name in names if name and name.startswith(part)]
+        if not fitting:
+            raise _unknown(run.rstrip("/"), known, base)
+        if len(fitting) > 1:
+            raise MissingResultsError(
+                f"{run!r} is the beginning of {len(fitting):,} runs under {base!r}: "
+                f"{listed(done + name for name in fitting)}. Give more of it."
+            )
+        found = [key for key in found if _next(key, done) == fitting[0]]
+        done += f"{fitting[0]}/"
+    return found
+
+
+def _next(key: str, done: str) -> str | None:
+    """The name that follows in the key; None where it has no more."""
+    return key[len(done) :].partition("/")[0] if len(key) >= len(done) else None
 
 
 def _unknown(run: str, known: Collection[str], base: str) -> MissingResultsError:
@@ -118,9 +125,3 @@ def say_if_misplaced(base: str, keys: Collection[str]) -> None:
     elif name and all(key.count("/") == 1 for key in keys):
         message = f"No run ids of stages are here. If {name!r} is a pipeline run"
         print_message(f"{printable(message)}, the tracker base is {printable(above or '.')}.")
-
-
-def _up_to_slash(key: str, start: int) -> str:
-    end = key.find("/", start)
-    # The slashes of an app handle part nothing.
-    return key if end < 0 or ":/" in key else key[:end]

@@ -1,0 +1,227 @@
+"""``torchx-kfp lineage``: what a run was made of, and what was made of it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.cli.graphs import artifact_label, dot, mermaid, runs_of, without_links_among
+from torchx_kfp.cli.output import (
+    counted,
+    print_json,
+    print_message,
+    print_text,
+    printable,
+    show_results,
+    styled,
+    terminal_width,
+)
+from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
+from torchx_kfp.tracking import Lineage, Link, Result
+from torchx_kfp.tracking.artifacts import read_artifacts_of
+from torchx_kfp.tracking.entries import run_ids as runs_with_entries
+from torchx_kfp.tracking.lineage import trace
+from torchx_kfp.tracking.sources import read_sources_of
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+#: Runs of one alias, and levels, that a tree shows.
+_WIDTH, _DEPTH = 20, 30
+#: Characters by which rich indents a level, and those that are left for a run.
+_INDENT, _ROOM = 4, 40
+#: Characters of the results in a tree, and of an artifact's path.
+_RESULTS, _PATH = 60, 40
+
+Results = Mapping[str, Mapping[str, Result]]
+
+
+@click.command("lineage")
+@click.argument("tracker_base")
+@click.argument("run")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["tree", "mermaid", "dot", "json"]),
+    default="tree",
+    show_default=True,
+    help="Output: text, a graph for Mermaid or Graphviz, or all that is known.",
+)
+def lineage_command(tracker_base: str, run: str, form: str) -> None:
+    """Show what RUN was made of and what was made of it, over all pipelines that use TRACKER_BASE.
+
+    RUN is the run id of one stage, a run of a pipeline (all of its stages), or the beginning of one.
+
+    \b
+    torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
+
+    Runs are shown with the artifacts that were used of them, and with their results. In a tree, of more than 20 runs
+    that are read under one alias the first 20 are shown; the other formats have all.
+    """
+    tracker = open_tracker(tracker_base)
+    sources = read_sources_of(tracker.store)
+    recorded = tracker.keys()
+    named = (source.run_id for found in sources.values() for source in found)
+    known = sorted({*recorded, *runs_with_entries(tracker.store), *named})
+    if not known:
+        raise nothing(tracker_base)
+    lineage = trace(chosen(run, known, tracker_base), sources, lambda wanted: read_artifacts_of(tracker.store, wanted))
+    if not lineage.links:
+        print_message(f"Nothing is known of what {run!r} was made of, and of what was made of it.")
+    results = read(tracker, sorted({*recorded} & {*runs_of(lineage)})) if form in ("tree", "json") else {}
+    if form == "json":
+        print_json(_as_json(lineage, results))
+    elif form == "tree":
+        _print_trees(lineage, results)
+    else:
+        print_text(mermaid(lineage) if form == "mermaid" else dot(lineage))
+
+
+def _as_json(lineage: Lineage, results: Results) -> dict[str, Any]:
+    role = dict.fromkeys(lineage.run_ids, "asked")
+    role = {**dict.fromkeys(lineage.ancestors, "ancestor"), **role}
+    return {
+        "run_ids": list(lineage.run_ids),
+        "nodes": [
+            {"run_id": run_id, "role": role.get(run_id, "descendant"), "results": results.get(run_id, {})}
+            for run_id in dict.fromkeys(runs_of(lineage))
+        ],
+        "links": [
+            {
+                "source": link.source,
+                "run_id": link.run_id,
+                "alias": link.alias,
+                "artifacts": [vars(artifact) for artifact in link.artifacts],
+            }
+            for link in lineage.links
+        ],
+    }
+
+
+def _print_trees(lineage: Lineage, results: Results) -> None:
+    above: dict[str, list[Link]] = {}
+    for link in lineage.links:
+        above.setdefault(link.run_id, []).append(link)
+    # What the runs that were asked for use of each other is in the first tree already.
+    below: dict[str, list[Link]] = {}
+    for link in without_links_among(lineage.run_ids, lineage.links):
+        below.setdefault(link.source, []).append(link)
+    makers = [run_id for run_id in lineage.run_ids if run_id in below]
+    trees: list[tuple[str, _Forest, Sequence[str]]] = []
+    if any(run_id in above for run_id in lineage.run_ids) or not makers:
+        used = {link.source for link in lineage.links}
+        ends = [run_id for run_id in lineage.run_ids if run_id not in used]
+        trees.append(("Made of", _Forest(above, lambda link: link.source, results), [*ends, *lineage.run_ids]))
+    if makers:
+        trees.append(
+            ("Used by", _Forest(below, lambda link: link.run_id, results), makers if trees else lineage.run_ids)
+        )
+    for number, (heading, forest, run_ids) in enumerate(trees):
+        if lineage.links:
+            print_text("\n" * bool(number) + styled(heading, bold=True))
+        for root in forest.roots(run_ids):
+            _print_tree(forest.tree(root))
+
+
+@dataclass
+class _Forest:
+    """Trees that show each run once.
+
+    Attributes:
+        links: run id -> the links to what stands below it.
+        other: the end of such a link that stands below.
+        results: of all runs.
+    """
+
+    links: Mapping[str, list[Link]]
+    other: Callable[[Link], str]
+    results: Results
+
+    def __post_init__(self) -> None:
+        self.shown: set[str] = set()
+
+    def roots(self, run_ids: Iterable[str]) -> Iterator[str]:
+        """The first of these runs, and those that stand below none of the roots before them."""
+        below: set[str] = set()
+        for root in run_ids:
+            if root in below:
+                continue
+            yield root
+            waiting = [root]
+            below.add(root)
+            for run_id in waiting:  # grows on the way
+                found = {self.other(link) for link in self.links.get(run_id, ())} - below
+                below |= found
+                waiting += found
+
+    def tree(self, root: str) -> Tree:
+        from rich.text import Text
+        from rich.tree import Tree
+
+        width = terminal_width()
+        depth = _DEPTH if width is None else max(2, min(_DEPTH, (width - _ROOM) // _INDENT))
+        whole = Tree(Text(self._label(root, None)))
+        self.shown.add(root)
+        # Depth first and in the order of the lines, so that "above" is above; without recursion.
+        waiting: list[tuple[Tree, Iterable[Link | str]]] = [(whole, iter(self._below(root)))]
+        while waiting:
+            place, rest = waiting[-1]
+            link = next(iter(rest), None)
+            if link is None:
+                waiting.pop()
+            elif isinstance(link, str):
+                place.add(Text(link, style="dim"))
+            else:
+                run_id = self.other(link)
+                again = run_id in self.shown
+                new = place.add(Text(self._label(run_id, link, again)))
+                if again:
+                    continue
+                self.shown.add(run_id)
+                if self.links.get(run_id) and len(waiting) >= depth:
+                    new.add(Text("... and more; --format json has all", style="dim"))
+                elif self.links.get(run_id):
+                    waiting.append((new, iter(self._below(run_id))))
+        return whole
+
+    def _below(self, run_id: str) -> list[Link | str]:
+        """The links of a run, those of one alias together, and what is said in place of some."""
+        by_alias: dict[str | None, list[Link]] = {}
+        for link in self.links.get(run_id, ()):
+            by_alias.setdefault(link.alias, []).append(link)
+        found: list[Link | str] = []
+        for alias, links in by_alias.items():
+            found += links[:_WIDTH]
+            if len(links) > _WIDTH:
+                what = f" of {printable(alias)}" if alias else ""
+                found.append(f"... and {len(links) - _WIDTH:,} more{what}; --format json has all")
+        return found
+
+    def _label(self, run_id: str, link: Link | None, again: bool = False) -> str:
+        results = "(shown above)" if again else show_results(self.results.get(run_id, {}))
+        if len(results) > _RESULTS:
+            results = f"{results[: _RESULTS - 3]}..."
+        alias = f"{printable(link.alias)}: " if link and link.alias else ""
+        artifacts = link.artifacts if link else ()
+        shown = ", ".join(printable(artifact_label(artifact, _PATH)) for artifact in artifacts[:3])
+        more = f" and {counted(len(artifacts) - 3, 'more artifact')}" if len(artifacts) > 3 else ""
+        return "  ".join(filter(None, [alias + printable(run_id), results, f"[{shown}{more}]" if shown else ""]))
+
+
+def _print_tree(tree: Tree) -> None:
+    from rich.console import Console
+
+    file = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8", "backslashreplace", write_through=True)
+    width = terminal_width()
+    plain = styled("x", dim=True) == "x"
+    console = Console(
+        file=file, force_terminal=not plain, color_system="standard" if not plain else None, width=width or 10_000
+    )
+    console.print(tree)
+    file.seek(0)
+    print_text("\n".join(line.rstrip() for line in file.read().splitlines()))
