@@ -182,8 +182,7 @@ def test_the_stage_of_the_storage_page() -> None:
     from torchx.specs import AppDef, Role
 
     page = (README.parent / "docs" / "storage.md").read_text(encoding="utf-8")
-    stage, importing = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    compile(importing, "storage.md", "exec")
+    (stage,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
     @dsl.pipeline(name="storage")
     def pipeline():  # type: ignore[no-untyped-def]

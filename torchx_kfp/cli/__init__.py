@@ -15,6 +15,7 @@ import torchx_kfp
 from torchx_kfp.cli.compare import compare_command
 from torchx_kfp.cli.compile import compile_command
 from torchx_kfp.cli.gc import gc_command
+from torchx_kfp.cli.import_torchx import import_command
 from torchx_kfp.cli.lineage import lineage_command
 from torchx_kfp.cli.results import results_command
 from torchx_kfp.cli.run import run_command
@@ -53,6 +54,7 @@ cli.add_command(results_command)
 cli.add_command(lineage_command)
 cli.add_command(compare_command)
 cli.add_command(gc_command)
+cli.add_command(import_command)
 
 
 def main() -> None:

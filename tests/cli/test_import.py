@@ -1,0 +1,28 @@
+"""``torchx-kfp import``: what TorchX's own tracker has stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+from torchx.tracker.backend.fsspec import FsspecTracker
+
+from tests.cli.conftest import Call
+from torchx_kfp.backend import create
+
+
+def test_takes_over_what_torchx_has_stored(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "torchx").mkdir()
+    theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path / "torchx"))
+    theirs.add_metadata("local_cwd://torchx/app-1", epochs=3)
+    theirs.add_artifact("local_cwd://torchx/app-1", "model", "s3://models/1")
+    for _ in range(2):
+        done = call("import", "torchx", "results")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "Took over 2 files of 1 run.\n")
+    assert create(str(tmp_path / "results")).metadata("local_cwd://torchx/app-1") == {"epochs": 3}
+
+
+def test_there_is_nothing(call: Call) -> None:
+    done = call("import", "nowhere", "results")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: There is nothing of TorchX's FsspecTracker under 'nowhere'. Name the folder")

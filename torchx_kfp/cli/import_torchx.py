@@ -1,0 +1,25 @@
+"""``torchx-kfp import``: what TorchX's own tracker has stored, taken over."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.cli.output import counted, print_message
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.torchx_layout import import_torchx
+
+
+@click.command("import")
+@click.argument("torchx_root")
+@click.argument("tracker_base")
+def import_command(torchx_root: str, tracker_base: str) -> None:
+    """Take over what TorchX's own tracker has stored under TORCHX_ROOT: artifacts, metadata and sources.
+
+    TORCHX_ROOT is the root_path in the configuration of torchx.tracker.backend.fsspec, an fsspec URL or a directory.
+    Nothing there is changed, and to import again changes nothing.
+
+    \b
+    torchx-kfp import s3://bucket/torchx s3://bucket/results
+    """
+    found = import_torchx(torchx_root, FsspecResultTracker(tracker_base).store)
+    print_message(f"Took over {counted(sum(found.values()), 'file')} of {counted(len(found), 'run')}.")
