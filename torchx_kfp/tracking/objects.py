@@ -245,7 +245,9 @@ class FsspecStore:
                 f"Cannot {action} {where} ({said}): this process was forked, and the installed fsspec cannot reach "
                 "object stores in one. Install a newer fsspec, or start the process anew (multiprocessing's 'spawn')."
             )
-        if _bucket_is_missing(error):
+        # What is written is not found where the bucket is missing; Google's server does not say more.
+        missing = action == "write" and self._objects and isinstance(error, FileNotFoundError)
+        if missing or _bucket_is_missing(error):
             return TrackerError(
                 f"Cannot {action} {where}: the bucket of the tracker base {self.base!r} does not exist. "
                 "Make it, or name another one; the tracker makes none."
