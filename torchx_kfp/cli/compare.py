@@ -154,7 +154,8 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
         cells = [[*row[:2], label, value] for row in cells for label, value in zip(labels, row[2:], strict=False)]
         dim = {place for place in range(len(cells)) if place // len(labels) in dim}
         columns, labels = ["stage", "name", "run", "value"], ["value"]
-    print_table(columns, cells, right=[*labels, *end] if "run" not in columns else (), cut=labels, dim=dim)
+    # Not cut: two long texts that differ might look the same.
+    print_table(columns, cells, right=[*labels, *end] if "run" not in columns else (), fold=labels, dim=dim)
 
 
 def _print_csv(labels: Sequence[str], rows: Sequence[Row]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -10,7 +11,7 @@ from torchx_kfp.cli.output import print_text, printable, styled, symbol, termina
 
 _GAP = "   "
 #: Columns that a text keeps where it is cut, and where it is folded.
-_CUT, _FOLDED, _LAST = 12, 8, 20
+_CUT, _FOLDED = 12, 8
 
 
 def print_table(
@@ -19,19 +20,21 @@ def print_table(
     *,
     right: Collection[str] = (),
     cut: Collection[str] = (),
+    fold: Collection[str] = (),
     dim: Collection[int] = (),
     above: str = "",
     below: str = "",
 ) -> None:
     """A table on stdout.
 
-    In a narrow terminal the columns that may be cut are, then the last one is folded, and at last all are.
+    In a narrow terminal the columns that may be cut are, then some are folded, and at last all are.
 
     Args:
         columns: the headings.
         rows: a text for each column.
         right: headings of the columns that are aligned to the right.
         cut: headings of the columns that may be cut.
+        fold: headings of the columns that are folded first; the last column otherwise.
         dim: numbers of the rows that are less to look at.
         above: a line before the table.
         below: a line after it.
@@ -39,7 +42,7 @@ def print_table(
     cells = [[printable(cell) for cell in row] for row in rows]
     headings = [printable(column) for column in columns]
     widths = _cut_widths(columns, [headings, *cells], cut)
-    widths = _folded_widths(widths, [cell_len(heading) for heading in headings])
+    widths = _folded_widths(widths, [place for place, column in enumerate(columns) if column in (fold or columns[-1:])])
     at_right = [column in right for column in columns]
     may_cut = [column in cut for column in columns]
 
@@ -92,15 +95,16 @@ def _cut_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], cut: Coll
     return widths
 
 
-def _folded_widths(widths: list[int], headings: list[int]) -> list[int]:
+def _folded_widths(widths: Sequence[int], first: Sequence[int]) -> list[int]:
     room = terminal_width()
-    widths = list(widths)
-    if room is None or _total(widths) <= room:
-        return widths
-    widths[-1] = max(min(widths[-1], max(_LAST, headings[-1])), widths[-1] - (_total(widths) - room))
-    while _total(widths) > room and max(widths) > _FOLDED:
-        widths[widths.index(max(widths))] -= 1
-    return widths
+    folded = list(widths)
+    for places, least in ((first, _CUT), (range(len(folded)), _FOLDED)):
+        while room is not None and _total(folded) > room:
+            widest = max(places, key=folded.__getitem__)
+            if folded[widest] <= least:
+                break
+            folded[widest] -= 1
+    return folded
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -117,14 +121,13 @@ def _fold(text: str, width: int) -> list[str]:
         return [text]
     lines: list[str] = []
     line = ""
-    for word in text.split("  "):
-        joined = f"{line}  {word}" if line else word
-        if cell_len(joined) <= width:
-            line = joined
+    for word in re.findall(r" *[^ ]+", text):
+        if cell_len(line + word) <= width:
+            line += word
             continue
         if line:
             lines.append(line)
-        *full, line = chop_cells(word, width) or [""]
+        *full, line = chop_cells(word.lstrip(), width)
         lines += full
     return [*lines, line]
 
