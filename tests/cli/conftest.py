@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from torchx_kfp.cli import cli
 
 PIPELINE = '''\
 import sys
@@ -85,6 +91,20 @@ def call(project: Path) -> Call:
 
 
 @pytest.fixture
+def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command line in this process, for the many cases of one thing."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(project)
+        with pytest.raises(SystemExit) as ended:
+            cli(list(words), prog_name="torchx-kfp")
+        shown = capsys.readouterr()
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), shown.out, shown.err)
+
+    return run
+
+
+@pytest.fixture
 def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
     """The command line as a process that goes on."""
 
@@ -98,5 +118,38 @@ def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
             # The shell that runs the tests may have Ctrl-C ignored for what is in its background.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
+
+    return run
+
+
+@pytest.fixture
+def terminal(project: Path) -> Callable[..., str]:
+    """What the command line shows in a terminal of this width, without carriage returns."""
+
+    def run(width: int, *words: str, **environ: str) -> str:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+        variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+        process = subprocess.Popen(
+            [PROGRAM, *words],
+            cwd=project,
+            env={**variables, "TERM": "xterm", **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                read = os.read(ours, 65536)
+            except OSError:  # Linux's way to say that nobody writes any more
+                break
+            if not read:
+                break
+            shown += read
+        os.close(ours)
+        process.wait(timeout=60)
+        return shown.decode().replace("\r\n", "\n")
 
     return run

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 def test_help_names_every_command_and_loads_neither_kfp_nor_torchx(call: Call) -> None:
     done = call("--help")
     assert done.returncode == 0
-    for command in ("compile", "results", "run"):
+    for command in ("compare", "compile", "gc", "lineage", "results", "run"):
         assert f"\n  {command} " in done.stdout
         assert call(command, "--help").returncode == 0
     code = "import sys, torchx_kfp.cli; print([m for m in sys.modules if m.split('.')[0] in ('kfp', 'torchx', 'rich')])"
@@ -72,13 +73,15 @@ def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, pr
 
     shown = call(*again.split("torchx-kfp ", 1)[1].split())
     assert shown.returncode == 0
-    assert sorted(line.split()[0].split("/")[1] for line in shown.stdout.splitlines() if "/" in line) == [
+    assert sorted(
+        line.split("/")[0] for line in shown.stdout.splitlines() if line.startswith(("first/", "second/"))
+    ) == [
         "first",
         "second",
         "second",
     ]
     listed = call("results", str(base))
-    assert [line.split() for line in listed.stdout.splitlines() if line.startswith(" two-")] == [
+    assert [line.split() for line in listed.stdout.splitlines() if line.startswith("two-")] == [
         [again.split()[-1], "3", "first", "second"]
     ]
 
@@ -109,7 +112,7 @@ def test_the_line_to_get_it_again_is_one_for_a_shell(call: Call, project: Path) 
     again = done.stderr.splitlines()[-1].removeprefix("See the results again: ")
     shown = subprocess.run(again, shell=True, cwd=project, capture_output=True, text=True)  # noqa: S602 (as a user does)
     assert shown.returncode == 0, shown.stderr
-    assert "value=1.5" in shown.stdout
+    assert re.search(r"^first/\S+ +1.5 +0$", shown.stdout, re.MULTILINE)
 
 
 def test_pipelines_are_found_by_both_of_their_names(call: Call, project: Path) -> None:
@@ -138,17 +141,17 @@ def test_json_for_programs(call: Call, project: Path) -> None:
     assert Path(first["log"]).read_text() == "arguments ['1.5']\n"
     tracker = FsspecResultTracker(project / "results")
     assert tracker[first["run_id"]] == first["results"]
-    assert json.loads(call("results", "results", run["run"], "--json").stdout) == {
+    assert json.loads(call("results", "results", run["run"], "--format", "json").stdout) == {
         stage["run_id"]: stage["results"] for stage in run["stages"]
     }
-    assert json.loads(call("results", "results", first["run_id"], "--json").stdout) == {
+    assert json.loads(call("results", "results", first["run_id"], "--format", "json").stdout) == {
         first["run_id"]: first["results"]
     }
 
 
 def test_numbers_that_json_has_not(call: Call, project: Path) -> None:
     FsspecResultTracker(project / "results")["run/train/1"] = {"loss": float("nan"), "bound": float("-inf")}
-    done = call("results", "results", "--json")
+    done = call("results", "results", "--format", "json")
     assert json.loads(done.stdout) == {"run/train/1": {"loss": "NaN", "bound": "-Infinity"}}
 
 
@@ -278,7 +281,7 @@ REFUSED = {
     ),
     ("results", "nowhere"): (
         1,
-        "Error: There are no results under 'nowhere'. Is it the tracker base that the pipeline",
+        "Error: There is no directory 'nowhere'. A tracker base is a directory, or a URL such as",
     ),
     ("results", "some", "run-2"): (
         1,
@@ -343,7 +346,7 @@ def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
 def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, project: Path) -> None:
     (project / "base/run/train").mkdir(parents=True)
     (project / "base/run/train/1").write_text('{"half": "\\ud800", "note": "\u00e9\\n\\u001b[31m"}', encoding="utf-8")
-    done = call("results", "base", "run", "--json", PYTHONIOENCODING=encoding)
+    done = call("results", "base", "run", "--format", "json", PYTHONIOENCODING=encoding)
     assert json.loads(done.stdout) == {"run/train/1": {"half": "\ud800", "note": "é\n\x1b[31m"}}, done.stderr
     shown = call("results", "base", "run/", PYTHONIOENCODING=encoding)
     assert shown.returncode == 0, shown.stderr
@@ -354,7 +357,7 @@ def test_results_that_stdout_cannot_have_as_they_are(encoding: str, call: Call, 
 def test_files_that_are_no_results_are_left_out(call: Call, project: Path) -> None:
     FsspecResultTracker(project / "some")["run/train/1"] = {"loss": 0.1}
     (project / "some/run/notes.txt").write_text("no results")
-    done = call("results", "some", "run", "--json")
+    done = call("results", "some", "run", "--format", "json")
     assert json.loads(done.stdout) == {"run/train/1": {"loss": 0.1}}
     assert f"Left out: {project / 'some/run/notes.txt'} is not valid JSON" in done.stderr
     assert done.returncode == 0

@@ -93,8 +93,8 @@ def _list_runs(keys: Iterable[str]) -> None:
     stages: dict[str, list[str]] = {}
     for key in keys:
         run = pipeline_run(key)
-        stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0] or key)
-    rows = [(run, str(len(names)), " ".join(dict.fromkeys(names))) for run, names in stages.items()]
+        stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0])
+    rows = [(run, str(len(names)), " ".join(filter(None, dict.fromkeys(names)))) for run, names in stages.items()]
     print_table(("run", "with results", "stages"), rows, right=("with results",))
 
 

@@ -49,7 +49,7 @@ def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
     _check(expression, names - {_RESULTS}, fields, rows)
     program = environment.program(tree, functions={**number_operators(), **_arithmetic()})
     missing = celpy.CELEvalError("missing")
-    found, failed = [], []
+    found, failed, evaluated = [], [], False
     for key, (values, results) in rows.items():
         given = {name: _cel(values[name]) if name in values else missing for name in names - {_RESULTS}}
         if _RESULTS in names:
@@ -58,15 +58,16 @@ def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
             holds = program.evaluate(given)
         except (celpy.CELEvalError, ArithmeticError, TypeError, ValueError) as error:
             if all(name in values for name in names - {_RESULTS}) and all(name in results for name in fields):
-                failed.append((key, error))
+                failed.append(error)
             continue
         if not isinstance(holds, celpy.celtypes.BoolType):
             raise _wrong(expression, f"is not true or false but {holds!s}; compare it, such as {expression} > 0")
+        evaluated = True
         if holds:
             found.append(key)
     if failed:
-        reason = _reason(failed[0][1])
-        if len(failed) == len(rows):
+        reason = _reason(failed[0])
+        if not evaluated:
             raise _wrong(expression, f"cannot be evaluated: {reason}")
         print_message(f"--where {expression!r} cannot be evaluated for {counted(len(failed), 'run')}: {reason}.")
     return found
