@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from torchx_kfp.cli.output import is_number, print_csv, print_json, print_message, print_text, show_value
-from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, pipeline_run, read
+from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, read
 from torchx_kfp.tracking.entries import run_ids
 from torchx_kfp.tracking.metadata import read_metadata_of
 
@@ -70,11 +70,10 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, for
     if not known:
         raise nothing(tracker_base)
     keys = {run: chosen(run, known, tracker_base) for run in runs}
-    labels = {run: _label(found) for run, found in keys.items()}
-    twice = next((label for label in labels.values() if list(labels.values()).count(label) > 1), None)
-    if twice or len(keys) < len(runs):
-        again = twice or next(run for run in runs if runs.count(run) > 1)
-        raise click.UsageError(f"The run {again!r} is given twice. Give different runs.")
+    labels = [_label(run, found[0]) for run, found in keys.items()]
+    again = next((run for run in keys if list(keys.values()).count(keys[run]) > 1 or runs.count(run) > 1), None)
+    if again is not None:
+        raise click.UsageError(f"The run {_label(again, keys[again][0])!r} is given twice. Give different runs.")
     wanted = [key for found in keys.values() for key in found]
     results, metadata = read(tracker, wanted), read_metadata_of(tracker.store, wanted)
     rows = [
@@ -85,16 +84,12 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, for
     rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
     if not rows:
         print_message("The runs are the same." if changed else "The runs have recorded nothing.")
-    {"json": _print_json, "csv": _print_csv, "table": _print_table}[form](list(labels.values()), rows)
+    {"json": _print_json, "csv": _print_csv, "table": _print_table}[form](labels, rows)
 
 
-def _label(keys: Sequence[str]) -> str:
-    """What the keys have in common: a run id, a stage of a run, or a pipeline run."""
-    if len(keys) == 1:
-        return keys[0]
-    first = parts(keys[0])
-    stage = f"{first['run']}/{first['stage']}/" if first else ""
-    return stage[:-1] if stage and all(key.startswith(stage) for key in keys) else pipeline_run(keys[0])
+def _label(run: str, key: str) -> str:
+    """What the user has named, in full: a pipeline run, a stage of one, or a run id."""
+    return "/".join(key.split("/")[: run.rstrip("/").count("/") + 1])
 
 
 def _rows(keys: Sequence[Sequence[str]], kind: str, values: Mapping[str, Mapping[str, Any]]) -> list[Row]:
@@ -211,6 +206,6 @@ def _between(ordered: Sequence[Any], show: Callable[[Any], str]) -> str:
 
 
 def _signed(difference: int | float | None) -> str:
-    if difference is None:
+    if difference is None or difference != difference:
         return ""
     return f"{'+' if difference > 0 else ''}{show_value(difference)}" if difference else "0"

@@ -1,0 +1,187 @@
+"""``torchx-kfp compare`` as a user calls it."""
+
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pytest
+
+from tests.cli.conftest import Call
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.metadata import add_metadata
+
+ONE, TWO = "digits-20260101-120000", "digits-20260102-120000"
+
+
+TABLE = """\
+stage      name                  digits-20260101-120000   digits-20260102-120000   difference
+─────────────────────────────────────────────────────────────────────────────────────────────
+evaluate   accuracy                                0.75                      1.0        +0.25
+evaluate   ok                                     false                     true
+evaluate   uri                            s3://models/1            s3://models/2
+evaluate   extra                                                               1
+evaluate   config (metadata)                  {"lr": 1}                {"lr": 2}
+evaluate   note (metadata)                            x                        x
+prepare    rows                                    1000                     1000            0
+prepare    bound                                    nan                      nan
+train      loss                1.25 ... 2.25 (3, 1 nan)   1.5 ... 2.5 (3, 1 nan)
+train      optimizer                           adam (3)                 adam (3)
+train      seed                             0 ... 2 (3)              0 ... 2 (3)
+"""
+
+
+def fill(base: str | Path) -> None:
+    tracker = FsspecResultTracker(base)
+    for run, k in ((ONE, 1), (TWO, 2)):
+        tracker[f"{run}/prepare/p"] = {"rows": 1000, "bound": math.nan}
+        for number in range(3):
+            loss = number + k / 4 if number else math.nan
+            # Executions on a cluster have names that are random.
+            tracker[f"{run}/train/{'abc'[(number + k) % 3]}"] = {"loss": loss, "optimizer": "adam", "seed": number}
+        tracker[f"{run}/evaluate/e"] = {"accuracy": 0.5 + k / 4, "ok": k == 2, "uri": f"s3://models/{k}"}
+        add_metadata(tracker.store, f"{run}/evaluate/e", {"config": {"lr": k}, "note": "x"})
+    tracker[f"{TWO}/evaluate/e"] = {**tracker[f"{TWO}/evaluate/e"], "extra": 1}
+
+
+@pytest.fixture(autouse=True)
+def base(project: Path) -> Path:
+    fill(project / "base")
+    return project / "base"
+
+
+def test_two_runs_side_by_side(call: Call) -> None:
+    done = call("compare", "base", ONE, TWO)
+    assert done.stdout == TABLE
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_only_what_has_changed(inside: Call) -> None:
+    shown = inside("compare", "base", ONE, TWO, "--changed").stdout
+    assert [line.split()[:2] for line in shown.splitlines()[2:]] == [
+        ["evaluate", "accuracy"],
+        ["evaluate", "ok"],
+        ["evaluate", "uri"],
+        ["evaluate", "extra"],
+        ["evaluate", "config"],
+        ["train", "loss"],
+    ]
+
+
+def test_runs_that_are_the_same(inside: Call) -> None:
+    done = inside("compare", "base", f"{ONE}/prepare", f"{TWO}/prepare", "--changed")
+    assert (done.returncode, done.stderr) == (0, "The runs are the same.\n")
+    assert done.stdout.splitlines()[0].split() == [
+        "stage",
+        "name",
+        f"{ONE}/prepare",
+        f"{TWO}/prepare",
+        "difference",
+    ]
+
+
+def test_a_terminal_dims_what_is_the_same(terminal: Callable[..., str]) -> None:
+    shown = terminal(200, "compare", "base", ONE, TWO).splitlines()
+    dim = [line for line in shown if line.startswith("\x1b[2m")]
+    assert [line.split()[1] for line in dim] == ["note", "rows", "bound", "optimizer", "seed"]
+    assert all(line.endswith("\x1b[0m") for line in dim)
+    assert "\x1b" not in "".join(terminal(200, "compare", "base", ONE, TWO, NO_COLOR="1"))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_table_fits_the_terminal(width: int, terminal: Callable[..., str]) -> None:
+    shown = terminal(width, "compare", "base", ONE, TWO, NO_COLOR="1").splitlines()
+    assert max(map(len, shown)) <= width
+    assert (f"run 1: {ONE}" in shown) == (width == 80)
+    # What differs is seen to differ: nothing is cut.
+    assert "…" not in "".join(shown)
+
+
+def test_more_runs_than_a_terminal_has_room_for(terminal: Callable[..., str], project: Path) -> None:
+    tracker = FsspecResultTracker(project / "many")
+    for number in range(9):
+        tracker[f"run-{number}/train/t"] = {"loss": number}
+    shown = terminal(80, "compare", "many", *(f"run-{number}" for number in range(9)), NO_COLOR="1").splitlines()
+    assert shown[:2] == ["run 1: run-0", "run 2: run-1"]
+    assert [line.split() for line in shown[-2:]] == [
+        ["train", "loss", "run", "8", "7"],
+        ["train", "loss", "run", "9", "8"],
+    ]
+    assert max(map(len, shown)) <= 80
+
+
+def test_stages_of_any_name(inside: Call) -> None:
+    done = inside("compare", "base", f"{ONE}/evaluate/e", f"{TWO}/pre", "--format", "csv")
+    table = pandas.read_csv(io.StringIO(done.stdout), dtype=object).set_index("name")
+    assert list(table.columns) == ["stage", "kind", f"{ONE}/evaluate/e", f"{TWO}/prepare"]
+    assert table["stage"].isna().all()
+    assert table.loc["accuracy", f"{ONE}/evaluate/e"] == "0.75"
+    assert table.loc["rows", f"{TWO}/prepare"] == "1000"
+
+
+def test_json_and_csv(inside: Call) -> None:
+    shown = json.loads(inside("compare", "base", ONE, TWO, "--format", "json").stdout)
+    assert shown["runs"] == [ONE, TWO]
+    rows = {(row["stage"], row["kind"], row["name"]): row for row in shown["rows"]}
+    assert rows["evaluate", "result", "accuracy"]["values"] == {ONE: [0.75], TWO: [1.0]}
+    assert rows["evaluate", "result", "extra"]["values"] == {ONE: [], TWO: [1]}
+    assert rows["evaluate", "metadata", "config"]["values"] == {ONE: [{"lr": 1}], TWO: [{"lr": 2}]}
+    assert sorted(map(str, rows["train", "result", "loss"]["values"][ONE])) == ["1.25", "2.25", "NaN"]
+    assert [key for key, row in rows.items() if not row["changed"]] == [
+        ("evaluate", "metadata", "note"),
+        ("prepare", "result", "rows"),
+        ("prepare", "result", "bound"),
+        ("train", "result", "optimizer"),
+        ("train", "result", "seed"),
+    ]
+    table = pandas.read_csv(
+        io.StringIO(inside("compare", "base", ONE, TWO, "--format", "csv").stdout), index_col=["stage", "kind", "name"]
+    )
+    assert list(table.loc[("evaluate", "result", "accuracy")]) == ["0.75", "1.0"]
+    assert list(table.loc[("train", "result", "seed")]) == ["0 ... 2 (3)"] * 2
+
+
+def test_numbers_that_have_no_difference(inside: Call, project: Path) -> None:
+    tracker = FsspecResultTracker(project / "odd")
+    tracker["a/s/1"] = {"huge": 10**400, "inf": math.inf, "text": "x", "flag": True, "int": 3}
+    tracker["b/s/1"] = {"huge": 0.5, "inf": math.inf, "text": 1, "flag": 1, "int": 1}
+    shown = inside("compare", "odd", "a", "b").stdout.splitlines()[2:]
+    assert {line.split()[1]: line.split()[-1] for line in shown} == {
+        "huge": "0.5",
+        "inf": "inf",
+        "text": "1",
+        "flag": "1",
+        "int": "-2",
+    }
+
+
+REFUSED = {
+    ("base",): (2, "Missing argument 'RUN RUN ...'"),
+    ("base", ONE): (2, "Error: One run cannot be compared. Give two or more; `torchx-kfp results` shows one.\n"),
+    ("base", ONE, ONE): (2, f"Error: The run '{ONE}' is given twice. Give different runs.\n"),
+    ("base", ONE, "digits-20260101"): (2, f"Error: The run '{ONE}' is given twice. Give different runs.\n"),
+    ("base", ONE, "digits"): (
+        1,
+        f"Error: 'digits' is the beginning of 2 runs under 'base': {ONE}, {TWO}. Give more of",
+    ),
+    ("base", ONE, "x"): (1, f"Error: There are no results of 'x' under 'base'. Runs that have some: {ONE}, {TWO}.\n"),
+    ("base", ONE, ""): (1, "Error: '' is the beginning of 2 runs under 'base'"),
+    ("nowhere", "a", "b"): (1, "Error: There is no directory 'nowhere'."),
+    ("empty", "a", "b"): (1, "Error: There are no results under 'empty'."),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_refused(words: tuple[str, ...], inside: Call, project: Path) -> None:
+    (project / "empty").mkdir()
+    done = inside("compare", *words)
+    code, text = REFUSED[words]
+    assert text in done.stderr
+    assert (done.returncode, done.stdout) == (code, "")
+
+
+def test_on_s3(call: Call, s3_base: str) -> None:
+    fill(s3_base)
+    assert call("compare", s3_base, ONE, TWO).stdout == TABLE
