@@ -285,7 +285,7 @@ REFUSED = {
     ),
     ("results", "some", "run-2"): (
         1,
-        "Error: There are no results of 'run-2' under 'some'. Runs that have some: run-1.\n",
+        "Error: Nothing is recorded of 'run-2' under 'some'. Runs that are there: run-1.\n",
     ),
     ("results", "s4://bucket"): (1, "s4"),
     ("results", "some", "../x"): (1, "Error: "),

@@ -166,7 +166,7 @@ REFUSED = {
         1,
         f"Error: 'digits' is the beginning of 2 runs under 'base': {ONE}, {TWO}. Give more of",
     ),
-    ("base", ONE, "x"): (1, f"Error: There are no results of 'x' under 'base'. Runs that have some: {ONE}, {TWO}.\n"),
+    ("base", ONE, "x"): (1, f"Error: Nothing is recorded of 'x' under 'base'. Runs that are there: {ONE}, {TWO}.\n"),
     ("base", ONE, ""): (1, "Error: '' is the beginning of 2 runs under 'base'"),
     ("nowhere", "a", "b"): (1, "Error: There is no directory 'nowhere'."),
     ("empty", "a", "b"): (1, "Error: There are no results under 'empty'."),

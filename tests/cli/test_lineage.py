@@ -213,7 +213,7 @@ REFUSED = {
     ("base",): (2, "Error: Missing argument 'RUN'.\n"),
     ("base", "nope"): (
         1,
-        "Error: There are no results of 'nope' under 'base'. Runs that have some: a-1, alone, b-1, ring, s3://datasets/",
+        "Error: Nothing is recorded of 'nope' under 'base'. Runs that are there: a-1, alone, b-1, ring, s3://datasets/",
     ),
     ("base", "a"): (1, "Error: 'a' is the beginning of 2 runs under 'base': a-1, alone. Give more of it.\n"),
     ("nowhere", "a"): (1, "Error: There is no directory 'nowhere'."),

@@ -215,12 +215,12 @@ def test_results_with_the_names_of_columns(call: Call, project: Path) -> None:
 REFUSED = {
     ("base", "c"): (
         1,
-        "Error: There are no results of 'c' under 'base'. Runs that have some: a-1, a-2, b-1, local_cwd:/",
+        "Error: Nothing is recorded of 'c' under 'base'. Runs that are there: a-1, a-2, b-1, local_cwd:/",
     ),
     ("base", "a"): (1, "Error: 'a' is the beginning of 2 runs under 'base': a-1, a-2. Give more of it.\n"),
     ("base", "a-1/nope"): (
         1,
-        "There are no results of 'a-1/nope' under 'base'. Run ids that have some: a-1/prepare/p, a-1/train/t0, a-1/t",
+        "Nothing is recorded of 'a-1/nope' under 'base'. Run ids that are there: a-1/prepare/p, a-1/train/t0, a-1/t",
     ),
     ("base", ""): (1, "Error: The key '' is empty"),
     ("file",): (1, "Error: 'file' is not a directory. Name the directory that the pipeline ran with.\n"),
@@ -358,5 +358,5 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
     )
     assert ambiguous.endswith("run-1004 and 995 more. Give more of it.\n")
     unknown = call("results", "many", "run-29999").stderr
-    assert unknown.startswith("Error: There are no results of 'run-29999' under 'many'. Runs that have some: run-")
+    assert unknown.startswith("Error: Nothing is recorded of 'run-29999' under 'many'. Runs that are there: run-")
     assert unknown.endswith(" and 2,995 more.\n")

@@ -45,7 +45,7 @@ class Row:
             return None
 
 
-@click.command("compare")
+@click.command("compare", short_help="Show runs side by side.")
 @click.argument("tracker_base")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Leave out what is the same in all runs.")
@@ -58,7 +58,8 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, for
     RUN is a run of a pipeline, the run id of one stage, or the beginning of one.
 
     \b
-    torchx-kfp compare s3://bucket/results digits-20260101-120000 digits-20260102-120000 --changed
+    torchx-kfp compare s3://bucket/results \\
+        digits-20260101-120000 digits-20260102-120000 --changed
 
     Of a stage that was executed several times, such as one in a loop, the smallest and the largest number are shown,
     and how many there are. Of two runs, the last column is the second one's number less the first one's.

@@ -28,7 +28,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
         return float(match[1]) * _SECONDS[match[2]]
 
 
-@click.command("gc")
+@click.command("gc", short_help="Remove old pipeline runs from a tracker base.")
 @click.argument("tracker_base")
 @click.option("--older-than", "age", metavar="AGE", type=_Duration(), required=True, help="Such as 30d, 2w, 12h, 90m.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")

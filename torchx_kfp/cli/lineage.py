@@ -41,7 +41,7 @@ _RESULTS, _PATH = 60, 40
 Results = Mapping[str, Mapping[str, Result]]
 
 
-@click.command("lineage")
+@click.command("lineage", short_help="Show what a run was made of, and what of it.")
 @click.argument("tracker_base")
 @click.argument("run")
 @click.option(

@@ -26,7 +26,7 @@ from torchx_kfp.tracking import FsspecResultTracker, Result
 Results = Mapping[str, Mapping[str, Result]]
 
 
-@click.command("results")
+@click.command("results", short_help="Show what runs have recorded: filtered, sorted, as JSON or CSV.")
 @click.argument("tracker_base")
 @click.argument("run", required=False)
 @click.option("--stage", "stages", metavar="STAGE", multiple=True, help="Only this stage; may be given several times.")
@@ -49,7 +49,8 @@ def results_command(
     runs that have results are listed.
 
     \b
-    torchx-kfp results s3://bucket/results --stage train --where 'accuracy > 0.9' --sort -accuracy
+    torchx-kfp results s3://bucket/results --stage train \\
+        --where 'accuracy > 0.9' --sort -accuracy
 
     An EXPRESSION is one of the Common Expression Language. Names of results are its variables, and run, stage,
     execution and run_id are: 'epochs >= 10 && model == "resnet"'. For names that are no identifiers write

@@ -79,7 +79,7 @@ def _unknown(run: str, known: Collection[str], base: str) -> MissingResultsError
     there = inside or list(dict.fromkeys(map(pipeline_run, known)))
     near = difflib.get_close_matches(run, there[:2000], n=_SHOWN, cutoff=0.0) if len(there) > _SHOWN else there
     return MissingResultsError(
-        f"There are no results of {run!r} under {base!r}. {'Run ids' if inside else 'Runs'} that have some: "
+        f"Nothing is recorded of {run!r} under {base!r}. {'Run ids' if inside else 'Runs'} that are there: "
         f"{listed([*near, *(name for name in there if name not in set(near))])}."
     )
 
