@@ -104,6 +104,7 @@ FOREIGN = {
 def test_a_folder_with_anything_else_is_left_alone(key: str, local: Store) -> None:
     put(local, "run/train/1", key, "gone/train/1")
     assert Cleanup(local, later()).look().left_alone == {"run": FOREIGN[key]}
+    assert Cleanup(local, time.time() - DAY).look().younger == 1
     assert removed(local, later()) == ["gone"]
     assert keys(local) == sorted(["run/train/1", key])
 

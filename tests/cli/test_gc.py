@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Call
 from tests.conftest import S3Server
+from torchx_kfp.cleanup import Cleanup, OldRun
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.metadata import add_metadata
@@ -83,6 +84,27 @@ def test_a_dry_run_and_a_real_one_show_the_same(call: Call, base: Path) -> None:
     again = call("gc", "base", "--older-than", "30d")
     assert again.stdout.splitlines()[-1] == "Removed 0 pipeline runs, 0 files, 0 B. 1 younger pipeline run kept."
     assert again.returncode == 0
+
+
+def test_a_run_that_is_written_meanwhile_stays(inside: Call, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove = Cleanup.remove
+
+    def late(cleanup: Cleanup) -> Iterator[OldRun]:
+        FsspecResultTracker(base)["old/train/3"] = {"loss": 0.5}
+        yield from remove(cleanup)
+
+    monkeypatch.setattr(Cleanup, "remove", late)
+    done = inside("gc", "base", "--older-than", "30d")
+    assert [line.split("   ")[-1].strip() for line in done.stdout.splitlines()[3:5]] == [
+        "kept: in use or changed meanwhile",
+        "removed",
+    ]
+    assert [key for key in left(base) if key.startswith("old/")] == [
+        "old/prepare/1",
+        "old/train/1",
+        "old/train/2",
+        "old/train/3",
+    ]
 
 
 def test_files_of_artifacts_stay(inside: Call, base: Path, project: Path) -> None:

@@ -82,6 +82,11 @@ def test_the_ends_of_a_lineage(inside: Call) -> None:
     ]
 
 
+def test_a_whole_name_is_no_beginning(inside: Call, project: Path) -> None:
+    FsspecResultTracker(project / "base")["a-10/s/1"] = {"loss": 1}
+    assert inside("lineage", "base", "a-1").stdout == TREES
+
+
 def test_circles_end(inside: Call) -> None:
     assert inside("lineage", "base", "ring").stdout == (
         "Made of\nring/x/1\n└── y: ring/y/1\n    └── x: ring/x/1  (shown above)\n"
