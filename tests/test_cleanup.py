@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.cleanup import Cleanup, stage_parts
+from torchx_kfp.cleanup import Cleanup
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.artifacts import add_artifact
+from torchx_kfp.tracking.keys import run_id_parts
 from torchx_kfp.tracking.metadata import add_metadata
 from torchx_kfp.tracking.sources import add_source, declare_sources
 from torchx_kfp.tracking.store import Store
@@ -372,5 +373,5 @@ def test_few_requests(s3_base: str, s3_server: object) -> None:
         "local_cwd:/torchx/app": None,
     }.items(),
 )
-def test_stage_parts(key: str, parts: tuple[str, str, str] | None) -> None:
-    assert stage_parts(key) == parts
+def test_what_is_a_run_id_of_a_stage(key: str, parts: tuple[str, str, str] | None) -> None:
+    assert run_id_parts(key) == parts

@@ -149,13 +149,6 @@ class Cleanup:
             return f"{file.key!r} holds no results"
 
 
-def stage_parts(key: str) -> tuple[str, str, str] | None:
-    """Pipeline run, stage and execution in the run id of a stage; None for another key."""
-    # A folder does not keep the two slashes of an app handle apart: local_cwd://session/app.
-    found = run_id_parts(key)
-    return None if found is None or found[0].endswith(":") else found
-
-
 def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
     """The files by the first name of their keys, and entries by the pipeline run that they belong to."""
     results: dict[str, list[File]] = {}
@@ -164,7 +157,7 @@ def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, li
         names = file.key.split("/")
         if names[0] != PRIVATE:
             results.setdefault(names[0], []).append(file)
-        elif (run_id := _run_id_of_entry(names)) and (parts := stage_parts(run_id)):
+        elif (run_id := _run_id_of_entry(names)) and (parts := run_id_parts(run_id)):
             entries.setdefault(parts[0], []).append(file)
     return results, entries
 
@@ -187,7 +180,7 @@ def _shape_problem(files: Iterable[File]) -> str:
         names = file.key.split("/")
         if len(names) == 4 and _is_temporary(names[2:]):
             continue
-        if stage_parts(file.key) is None or any(name.startswith(".") for name in names) or _EXTENSION.search(names[2]):
+        if run_id_parts(file.key) is None or any(name.startswith(".") for name in names) or _EXTENSION.search(names[2]):
             return f"{file.key!r} is no result of a stage"
         results += 1
     return "" if results else "it has no result of a stage"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -104,6 +102,8 @@ def _as_json(lineage: Lineage, results: Results) -> dict[str, Any]:
 
 
 def _print_trees(lineage: Lineage, results: Results) -> None:
+    from torchx_kfp.cli.tables import rendered
+
     above: dict[str, list[Link]] = {}
     for link in lineage.links:
         above.setdefault(link.run_id, []).append(link)
@@ -125,7 +125,7 @@ def _print_trees(lineage: Lineage, results: Results) -> None:
         if lineage.links:
             print_text("\n" * bool(number) + styled(heading, bold=True))
         for root in forest.roots(run_ids):
-            _print_tree(forest.tree(root))
+            print_text(rendered(forest.tree(root)))
 
 
 @dataclass
@@ -211,17 +211,3 @@ class _Forest:
         shown = ", ".join(printable(artifact_label(artifact, _PATH)) for artifact in artifacts[:3])
         more = f" and {counted(len(artifacts) - 3, 'more artifact')}" if len(artifacts) > 3 else ""
         return "  ".join(filter(None, [alias + printable(run_id), results, f"[{shown}{more}]" if shown else ""]))
-
-
-def _print_tree(tree: Tree) -> None:
-    from rich.console import Console
-
-    file = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding or "utf-8", "backslashreplace", write_through=True)
-    width = terminal_width()
-    plain = styled("x", dim=True) == "x"
-    console = Console(
-        file=file, force_terminal=not plain, color_system="standard" if not plain else None, width=width or 10_000
-    )
-    console.print(tree)
-    file.seek(0)
-    print_text("\n".join(line.rstrip() for line in file.read().splitlines()))

@@ -26,10 +26,14 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def has_styles() -> bool:
+    """Whether stdout is a terminal that shall have bold and dim text."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def styled(text: str, **style: Any) -> str:
-    """The text in bold or dim, where stdout is a terminal that shall have it."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
-    return text if plain else click.style(text, **style)
+    """The text in bold or dim, where stdout shall have it."""
+    return click.style(text, **style) if has_styles() else text
 
 
 def symbol(character: str, otherwise: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.cli.output import print_json, show_results, this_command
+from torchx_kfp.cli.runs import PATIENCE, read
 from torchx_kfp.errors import ArgumentError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -107,20 +108,23 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
             f"The tracker base {base!r} is the memory of one process, and each stage is one. Use another."
         )
     # Once, before every stage fails on it: a bucket that is missing, no credentials, a file instead of a folder.
-    FsspecResultTracker(base).get(_PROBE)
+    FsspecResultTracker(base, patience=PATIENCE).get(_PROBE)
     # A stage may change its directory.
     return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}
 
 
 def _read_results(result: RunResult) -> dict[str, dict[str, Any]]:
     """Results by the stage's name; what cannot be read is said and left out, the run itself has ended."""
-    recorded = {}
-    for stage in result.stages:
-        if stage.run_id and stage.tracker_base:
-            try:
-                recorded[stage.name] = dict(FsspecResultTracker(stage.tracker_base).get(stage.run_id))
-            except TrackerError as error:
-                click.echo(f"The results of {stage.name} cannot be read: {error}", err=True)
+    recorded: dict[str, dict[str, Any]] = {}
+    tracked = [stage for stage in result.stages if stage.run_id and stage.tracker_base]
+    for base in dict.fromkeys(stage.tracker_base for stage in tracked):
+        run_ids = {str(stage.run_id): stage.name for stage in tracked if stage.tracker_base == base}
+        try:
+            found = read(FsspecResultTracker(str(base), patience=PATIENCE), run_ids)
+        except TrackerError as error:
+            click.echo(f"The stages' results cannot be read: {error}", err=True)
+        else:
+            recorded |= {run_ids[run_id]: dict(results) for run_id, results in found.items()}
     return recorded
 
 

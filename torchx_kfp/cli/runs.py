@@ -6,14 +6,14 @@ import difflib
 import os
 from collections.abc import Collection, Iterable
 
-from torchx_kfp.cleanup import stage_parts
 from torchx_kfp.cli.output import counted, listed, print_message, printable
 from torchx_kfp.errors import CorruptResultError, MissingResultsError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Result
 from torchx_kfp.tracking.disk import DiskStore
+from torchx_kfp.tracking.keys import run_id_parts
 
 #: Seconds for which a store that fails is tried again: somebody waits at the terminal.
-_PATIENCE = 5.0
+PATIENCE = 5.0
 #: Names, or files, that a message lists.
 _SHOWN = 5
 
@@ -24,7 +24,7 @@ def open_tracker(base: str) -> FsspecResultTracker:
     Raises:
         TrackerError: the base is of an unknown protocol, or a local one that is no directory.
     """
-    tracker = FsspecResultTracker(base, patience=_PATIENCE)
+    tracker = FsspecResultTracker(base, patience=PATIENCE)
     if isinstance(tracker.store, DiskStore):
         folder = os.path.dirname(tracker.store.location("key"))
         if not os.path.lexists(folder):
@@ -98,7 +98,7 @@ def pipeline_run(key: str) -> str:
 
 def parts(key: str) -> dict[str, str]:
     """What a run id tells by itself."""
-    found = stage_parts(key)
+    found = run_id_parts(key)
     return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
 
 
@@ -115,7 +115,7 @@ def read(tracker: FsspecResultTracker, keys: Iterable[str]) -> dict[str, dict[st
 
 def say_if_misplaced(base: str, keys: Collection[str]) -> None:
     """Say on stderr if the base is probably not the one that was meant, but a folder in it or above it."""
-    if any(stage_parts(key) or ":/" in key for key in keys):
+    if any(run_id_parts(key) or ":/" in key for key in keys):
         return
     above, _, name = base.rstrip("/").rpartition("/")
     deep = {key.partition("/")[0] for key in keys if key.count("/") >= 3}

@@ -45,7 +45,7 @@ def folder_name(run_id: str) -> str:
 
 
 def run_id_of(key: str) -> str:
-    """The run id in the key of an entry, or in that of a run's folder."""
+    """The run id in the key of an entry."""
     return unquote(key.split("/")[2])
 
 

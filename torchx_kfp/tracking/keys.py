@@ -51,7 +51,8 @@ def shown(value: object, limit: int = 120) -> str:
 def run_id_parts(key: str) -> tuple[str, str, str] | None:
     """Pipeline run, stage and execution in the run id of a stage; None for another key."""
     parts = key.split("/")
-    return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None
+    # A folder does not keep the two slashes of an app handle apart: local_cwd://session/app.
+    return None if len(parts) != 3 or not all(parts) or parts[0].endswith(":") else (parts[0], parts[1], parts[2])
 
 
 def _problem(text: str) -> str | None:
