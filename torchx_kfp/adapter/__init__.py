@@ -12,6 +12,7 @@
 ``outputs``    results and artifacts that a stage publishes
 ``carried``    the program that publishes them, as commands carry it
 ``command``    the command before the application: run id, protocol variables, arguments byte for byte
+``secrets``    variables that hold keys of Kubernetes secrets
 ``inputs``     names, types and arguments of a component's inputs
 ``plan``       AppDef -> StagePlan
 ``emit``       StagePlan -> KFP component and task

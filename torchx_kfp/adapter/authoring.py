@@ -25,6 +25,7 @@ from torchx_kfp.adapter.reads import (
     stage_of,
 )
 from torchx_kfp.adapter.references import Reference, parameter
+from torchx_kfp.adapter.secrets import Secrets
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
 Results = Mapping[str, type]
@@ -40,6 +41,7 @@ def task_from_app(
     results: Results | None = None,
     artifacts: Artifacts | None = None,
     ui_metadata: UiMetadata | None = None,
+    secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
     name: str | None = None,
@@ -60,6 +62,8 @@ def task_from_app(
         artifacts: artifacts that become KFP's, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}. The
             application registers them: ``current_run().add_artifact(name, path)``.
         ui_metadata: KFP v1's UI metadata, a constant: the artifact ``mlpipeline_ui_metadata``.
+        secrets: variables from Kubernetes secrets, {secret: {key: variable}}: what
+            ``kfp.kubernetes.use_secret_as_env`` takes as secret_key_to_env, by the secret's name.
         cache: False: the stage runs each time, whatever an earlier execution has recorded.
         inline: False: the image has torchx-kfp, and the command does not carry the program that publishes.
         name: the stage's name, the AppDef's otherwise.
@@ -90,6 +94,7 @@ def task_from_app(
         ui_metadata=ui_metadata,
         inline=inline,
         cache=cache,
+        secrets=secrets,
         name=name,
     )
     return emit.make_task(plan, tracker_base)
@@ -106,6 +111,7 @@ def publish_results(
     image: str,
     artifacts: Artifacts | None = None,
     tracker_base: object = None,
+    secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
     name: str | None = None,
@@ -118,6 +124,7 @@ def publish_results(
         image: an image with python3 (3.8 or newer), fsspec and what the storage needs, such as s3fs.
         artifacts: as in ``task_from_app``.
         tracker_base: where that stage has recorded; needed where ``task`` is a run id, known of a task.
+        secrets: as in ``task_from_app``.
         cache: as in ``task_from_app``.
         inline: as in ``task_from_app``.
         name: the stage's name; ``publish-`` and the other stage's otherwise.
@@ -153,6 +160,7 @@ def publish_results(
         publication,
         inline=inline,
         cache=cache,
+        secrets=secrets,
     )
     return emit.make_task(plan, tracker_base)
 
@@ -165,6 +173,7 @@ def component_from_app(
     reads: Iterable[str] = (),
     results: Results | None = None,
     artifacts: Artifacts | None = None,
+    secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
     name: str | None = None,
@@ -180,6 +189,7 @@ def component_from_app(
             ``tracked``.
         results: as in ``task_from_app``. Implies ``tracked``.
         artifacts: as in ``task_from_app``. Implies ``tracked``.
+        secrets: as in ``task_from_app``.
         cache: as in ``task_from_app``.
         inline: as in ``task_from_app``.
         name: the stage's name, the AppDef's otherwise.
@@ -198,6 +208,7 @@ def component_from_app(
             results=results,
             artifacts=artifacts,
             ui_metadata=ui_metadata,
+            secrets=secrets,
             cache=cache,
             inline=inline,
             name=name,
@@ -213,6 +224,7 @@ def component_spec_from_app(
     results: Results | None = None,
     artifacts: Artifacts | None = None,
     ui_metadata: UiMetadata | None = None,
+    secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
     name: str | None = None,
@@ -235,6 +247,7 @@ def component_spec_from_app(
             results=results,
             artifacts=artifacts,
             ui_metadata=ui_metadata,
+            secrets=secrets,
             cache=cache,
             inline=inline,
             name=name,

@@ -178,3 +178,5 @@ def _configure_pod(task: dsl.PipelineTask, plan: StagePlan) -> None:
         kubernetes.add_node_selector(task, label, value)
     for claim, path in plan.volumes:
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=path)
+    for secret, variables in plan.secrets.items():
+        kubernetes.use_secret_as_env(task, secret_name=secret, secret_key_to_env=dict(variables))

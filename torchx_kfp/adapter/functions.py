@@ -26,6 +26,7 @@ from torchx_kfp.adapter.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.names import is_input_name
 from torchx_kfp.adapter.probes import build, content, misplaced_inputs, values_that_matter
 from torchx_kfp.adapter.references import Reference, parameter
+from torchx_kfp.adapter.secrets import Secrets
 from torchx_kfp.adapter.standins import MoreThanTextError, Text, Value
 from torchx_kfp.errors import AppDefError
 
@@ -40,6 +41,7 @@ def component_from_function(
     reads: Iterable[str] = (),
     results: Results | None = None,
     artifacts: Artifacts | None = None,
+    secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
     **constants: Any,
@@ -55,8 +57,8 @@ def component_from_function(
 
     Args:
         fn: such as ``torchx.components.utils.echo``.
-        tracked: as in ``component_from_app``; so are reads, results, artifacts, cache and inline. Where the function
-            has a parameter of such a name, a value is that parameter's.
+        tracked: as in ``component_from_app``; so are reads, results, artifacts, secrets, cache and inline.
+            Where the function has a parameter of such a name, a value is that parameter's.
         constants: values of parameters; for ``*args``, a list under that name.
 
     Raises:
@@ -70,6 +72,7 @@ def component_from_function(
         "reads": reads,
         "results": results,
         "artifacts": artifacts,
+        "secrets": secrets,
         "cache": cache,
         "inline": inline,
     }

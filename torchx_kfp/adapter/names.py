@@ -39,6 +39,11 @@ def is_input_name(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"
 
 
+def is_shell_variable(name: str) -> bool:
+    """Whether shells hand on a variable of this name to what they start; dash drops others."""
+    return name.isascii() and name.isidentifier()
+
+
 def output_name(name: str) -> str:
     """KFP's name of the output that a result or an artifact becomes; empty where nothing is left of the name.
 

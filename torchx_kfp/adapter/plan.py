@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchx_kfp.adapter.inputs import NO_DEFAULT, Input, image_inputs, name_inpu
 from torchx_kfp.adapter.outputs import UI_METADATA, Publication, publisher_words, ui_metadata_words
 from torchx_kfp.adapter.reads import RUN_ID, Source
 from torchx_kfp.adapter.references import Parts, Reference
+from torchx_kfp.adapter.secrets import PROTOCOL_VARIABLES, Secrets, check_variables, read_secrets, secret_variables
 from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The label that KFP's backend puts on every pod of a run.
@@ -32,7 +33,7 @@ class StagePlan:
 
     ``stage`` is the stage's part of run ids, ``component`` KFP's name, ``alias`` the name as it was given. ``outputs``
     maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` maps variables to fields
-    of the pod, ``volumes`` holds (claim, path) pairs.
+    of the pod, ``volumes`` holds (claim, path) pairs, ``secrets`` maps secrets to their keys and variables.
     """
 
     alias: str
@@ -50,6 +51,7 @@ class StagePlan:
     field_paths: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: tuple[tuple[str, str], ...] = ()
+    secrets: Secrets = field(default_factory=dict)
 
 
 def plan_stage(
@@ -61,6 +63,7 @@ def plan_stage(
     ui_metadata: Mapping[str, object] | None = None,
     inline: bool = True,
     cache: bool = True,
+    secrets: object = None,
     parameters: Mapping[Reference, object] | None = None,
     description: str | None = None,
     name: str | None = None,
@@ -75,6 +78,7 @@ def plan_stage(
         ui_metadata: what KFP v1's UI metadata says.
         inline: whether the program that publishes travels in the command.
         cache: whether KFP may use an earlier execution's outputs.
+        secrets: {secret: {key: variable}}.
         parameters: inputs of the component, and their defaults (``NO_DEFAULT``: none), also where nothing uses them.
         description: what the component is for, in place of the AppDef's name.
         name: the stage's name where it is not the AppDef's.
@@ -89,7 +93,9 @@ def plan_stage(
     where = f"role {role.name!r}"
     if tracker_base is not None:
         _refuse_protocol_variables(role, where)
-    entrypoint, args, env, field_paths = _application(app, role, where)
+    keys = read_secrets(secrets)
+    entrypoint, args, env, field_paths = _application(app, role, where, taken=secret_variables(keys))
+    check_variables(keys, {**env, **field_paths}, () if tracker_base is None else PROTOCOL_VARIABLES, where)
     image = parse_checked(role.image, f"image of {where}")
     variables, words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
 
@@ -137,6 +143,7 @@ def plan_stage(
         field_paths=field_paths,
         node_selector=fields.read_node_selector(role),
         volumes=fields.read_volumes(role),
+        secrets=keys,
     )
 
 
@@ -149,6 +156,7 @@ def plan_publisher(
     *,
     inline: bool = True,
     cache: bool = True,
+    secrets: object = None,
 ) -> StagePlan:
     """The plan of a stage that publishes what another stage has recorded.
 
@@ -160,8 +168,11 @@ def plan_publisher(
         publication: what becomes outputs of KFP.
         inline: whether the program that publishes travels in the command.
         cache: whether KFP may use an earlier execution's outputs.
+        secrets: {secret: {key: variable}}.
     """
     fields.check_name(alias, "The stage's name")
+    keys = read_secrets(secrets)
+    check_variables(keys, (), PROTOCOL_VARIABLES, "the publisher")
     if image == "":
         raise AppDefError("publish_results has no image. Name one with python3 and fsspec, such as images/publisher.")
     parts = parse_checked(image, "image")
@@ -189,6 +200,7 @@ def plan_publisher(
         },
         outputs=outputs,
         cache=cache,
+        secrets=keys,
     )
 
 
@@ -202,7 +214,7 @@ def _refuse_protocol_variables(role: specs.Role, where: str) -> None:
 
 
 def _application(
-    app: specs.AppDef, role: specs.Role, where: str
+    app: specs.AppDef, role: specs.Role, where: str, taken: Sequence[str]
 ) -> tuple[Parts, list[Parts], dict[str, Parts], dict[str, str]]:
     """The entrypoint, arguments and variables with macros applied, and variables that name a field of the pod."""
     values = macros.macro_values(app.name)
@@ -233,7 +245,7 @@ def _application(
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     program = shell.find_program(entrypoint, args)
     if program is not None and len(args[program]) > 1:
-        text, lifted = shell.lift_channels(args[program], f"args[{program}] of {where}", taken=role.env)
+        text, lifted = shell.lift_channels(args[program], f"args[{program}] of {where}", taken=(*role.env, *taken))
         args[program] = (text,)
         env.update({variable: (reference,) for variable, reference in lifted.items()})
     args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
