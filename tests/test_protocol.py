@@ -22,7 +22,13 @@ HOSTILE = (
 )
 RUN_IDS = HOSTILE.filter(bool)
 PARENTS = st.dictionaries(HOSTILE, RUN_IDS | st.lists(RUN_IDS, max_size=4).map(tuple), max_size=5)
-CONTEXTS = st.builds(StageContext, tracker_base=RUN_IDS, run_id=RUN_IDS, parents=PARENTS)
+TRACKER_NAMES = st.lists(
+    HOSTILE.filter(lambda name: name and not set(name) & set(",=") and name.upper() != "TORCHX_KFP"),
+    unique_by=str.upper,
+    max_size=3,
+)
+TRACKERS = TRACKER_NAMES.flatmap(lambda names: st.fixed_dictionaries({name: st.none() | RUN_IDS for name in names}))
+CONTEXTS = st.builds(StageContext, tracker_base=RUN_IDS, run_id=RUN_IDS, parents=PARENTS, trackers=TRACKERS)
 
 
 @hypothesis.given(CONTEXTS)
@@ -31,7 +37,9 @@ def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
     decoded = protocol.decode(environ)
     assert decoded == context
     assert list(decoded.parents) == list(context.parents), "in order"
-    assert set(environ) <= set(protocol.VARIABLES)
+    assert list(decoded.trackers) == list(context.trackers), "in order"
+    configs = {protocol.tracker_config_variable(name) for name in context.trackers}
+    assert set(environ) <= {*protocol.VARIABLES, *configs}
     assert all(isinstance(value, str) and "\0" not in value for value in environ.values())
 
 
@@ -40,10 +48,11 @@ def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
 def test_the_environment_of_a_process_carries_it(context: StageContext) -> None:
     code = (
         "from torchx_kfp import protocol; import ast, os, sys; c = protocol.decode(os.environ)\n"
-        "sys.stdout.buffer.write(ascii((c.tracker_base, c.run_id, dict(c.parents))).encode())"
+        "sys.stdout.buffer.write(ascii((c.tracker_base, c.run_id, dict(c.parents), dict(c.trackers))).encode())"
     )
     done = subprocess.run([sys.executable, "-c", code], env=protocol.encode(context), capture_output=True, check=True)
-    assert done.stdout.decode() == ascii((context.tracker_base, context.run_id, dict(context.parents)))
+    expected = context.tracker_base, context.run_id, dict(context.parents), dict(context.trackers)
+    assert done.stdout.decode() == ascii(expected)
 
 
 @hypothesis.given(PARENTS)
@@ -122,6 +131,14 @@ def test_the_environment_of_a_stage() -> None:
         "TORCHX_TRACKERS": "torchx_kfp",
         "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "s3://b/x",
     }
+    further = StageContext("/x", "p1/eval/e1", trackers={"mlflow": "http://x", "my:create": None})
+    assert protocol.encode(further) == {
+        "TORCHX_TRACKER_BASE": "/x",
+        "TORCHX_JOB_ID": "p1/eval/e1",
+        "TORCHX_TRACKERS": "torchx_kfp,mlflow,my:create",
+        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "/x",
+        "TORCHX_TRACKER_MLFLOW_CONFIG": "http://x",
+    }
     assert "TORCHX_PARENT_RUN_ID" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
     assert "TORCHX_PARENT_RUN_IDS" not in protocol.encode(StageContext("/x", "p1/eval/e1"))
 
@@ -146,7 +163,15 @@ def test_torchx_knows_these_names() -> None:
     assert names.ENV_TORCHX_PARENT_RUN_ID == protocol.PARENT_RUN_ID
     assert names.ENV_TORCHX_TRACKERS == protocol.TRACKERS
     config = api.tracker_config_env_var_name(protocol.TRACKER_NAME)
-    assert config == protocol.TRACKER_CONFIG
+    assert config == protocol.TRACKER_CONFIG == protocol.tracker_config_variable(protocol.TRACKER_NAME)
+    assert api.tracker_config_env_var_name("größe") == protocol.tracker_config_variable("größe")
+
+
+def test_trackers_as_others_set_them() -> None:
+    """TorchX's own runner may leave this project's out, and an engine may fill in an empty configuration."""
+    assert protocol.decode_trackers({}) == protocol.decode_trackers({"TORCHX_TRACKERS": ""}) == {}
+    environ = {"TORCHX_TRACKERS": "a,torchx_kfp,b,", "TORCHX_TRACKER_A_CONFIG": "", "TORCHX_TRACKER_B_CONFIG": "x,y"}
+    assert protocol.decode_trackers(environ) == {"a": None, "b": "x,y"}
 
 
 def test_needs_the_standard_library_alone() -> None:

@@ -11,7 +11,7 @@ stored below the tracker base.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchx_kfp.errors import NotInStageError, ProtocolError
@@ -26,14 +26,16 @@ JOB_ID = "TORCHX_JOB_ID"
 PARENT_RUN_ID = "TORCHX_PARENT_RUN_ID"
 #: JSON object: alias of each stage read -> its run id, or the list of run ids of a fan-in.
 PARENT_RUN_IDS = "TORCHX_PARENT_RUN_IDS"
-#: Names of the tracker backends that ``torchx.tracker`` shall load. TorchX's own name.
+#: Names of the tracker backends that ``torchx.tracker`` shall load, separated by commas. TorchX's own
+#: name.
 TRACKERS = "TORCHX_TRACKERS"
 #: This project's name among torchx's tracker backends.
 TRACKER_NAME = "torchx_kfp"
 #: Configuration of that backend: ``TORCHX_TRACKER_<NAME>_CONFIG``, the tracker base.
 TRACKER_CONFIG = "TORCHX_TRACKER_TORCHX_KFP_CONFIG"
 
-#: What the protocol sets in a stage; an AppDef that sets one of these itself cannot be tracked.
+#: What the protocol sets in a stage, beside the configuration of further trackers; an AppDef that sets one of these
+#: itself cannot be tracked.
 VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRACKER_CONFIG)
 
 #: Not read by applications: where the engine puts the pipeline's run id, for the stage to make its own from.
@@ -53,12 +55,31 @@ class StageContext:
     """What the protocol tells a stage.
 
     ``parents`` maps the alias of each stage read, in order, to its run id, or to the run ids of a fan-in
-    in loop order.
+    in loop order. ``trackers`` maps the names of further trackers, in order, to their configuration, if they have one.
     """
 
     tracker_base: str
     run_id: str
     parents: Mapping[str, RunIds] = field(default_factory=dict)
+    trackers: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def tracker_config_variable(name: str) -> str:
+    """The variable from which TorchX reads a tracker's configuration."""
+    return f"TORCHX_TRACKER_{name.upper()}_CONFIG"
+
+
+def encode_tracker_names(further: Iterable[str]) -> str:
+    """``TORCHX_TRACKERS`` for this project's own tracker and these further ones."""
+    return ",".join([TRACKER_NAME, *further])
+
+
+def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The further trackers that the environment names, in order, and the configuration of each."""
+    names = environ.get(TRACKERS, "").split(",")
+    return {
+        name: environ.get(tracker_config_variable(name)) or None for name in names if name not in ("", TRACKER_NAME)
+    }
 
 
 def encode_parents(parents: Mapping[str, str | RawJson | Sequence[str]]) -> str:
@@ -117,9 +138,10 @@ def encode(context: StageContext) -> dict[str, str]:
     environ = {
         TRACKER_BASE: context.tracker_base,
         JOB_ID: context.run_id,
-        TRACKERS: TRACKER_NAME,
+        TRACKERS: encode_tracker_names(context.trackers),
         TRACKER_CONFIG: context.tracker_base,
     }
+    environ.update({tracker_config_variable(name): config for name, config in context.trackers.items() if config})
     if context.parents:
         environ[PARENT_RUN_IDS] = encode_parents(context.parents)
         first = first_run_id(context.parents)
@@ -149,4 +171,4 @@ def decode(environ: Mapping[str, str]) -> StageContext:
     elif environ.get(PARENT_RUN_ID):
         # Started by TorchX's own runner, which knows one parent and no alias.
         parents = {"parent": environ[PARENT_RUN_ID]}
-    return StageContext(environ[TRACKER_BASE], environ[JOB_ID], parents)
+    return StageContext(environ[TRACKER_BASE], environ[JOB_ID], parents, decode_trackers(environ))

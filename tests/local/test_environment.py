@@ -88,6 +88,12 @@ def test_a_run_inside_of_a_stage_keeps_the_outer_mark(tmp_path):
     assert stage_environment(tmp_path, "inner", {RUN_MARK: "outer"})[RUN_MARK] == "outer:inner"
 
 
+def test_trackers_of_a_stage_around_a_run_are_its_own(tmp_path):
+    around = protocol.encode(protocol.StageContext("/x", "a/b/c", trackers={"mlflow": "http://x"}))
+    found = stage_environment(tmp_path, "run", {**around, "TORCHX_TRACKER_OTHER_CONFIG": "kept"})
+    assert {name for name in found if name.startswith("TORCHX_TRACKER")} == {"TORCHX_TRACKER_OTHER_CONFIG"}
+
+
 def test_settings_of_kubernetes_are_named_once(execute):
     @dsl.pipeline
     def pipeline():

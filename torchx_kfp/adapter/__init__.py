@@ -13,6 +13,7 @@
 ``carried``    the program that publishes them, as commands carry it
 ``command``    the command before the application: run id, protocol variables, arguments byte for byte
 ``secrets``    variables that hold keys of Kubernetes secrets
+``trackers``   further trackers of a stage
 ``inputs``     names, types and arguments of a component's inputs
 ``plan``       AppDef -> StagePlan
 ``emit``       StagePlan -> KFP component and task

@@ -11,6 +11,7 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
+from torchx_kfp.adapter.channels import contains_channel
 from torchx_kfp.adapter.names import is_input_name
 from torchx_kfp.adapter.outputs import METRICS, read_publication
 from torchx_kfp.adapter.plan import StagePlan, plan_publisher, plan_stage
@@ -26,6 +27,7 @@ from torchx_kfp.adapter.reads import (
 )
 from torchx_kfp.adapter.references import Reference, parameter
 from torchx_kfp.adapter.secrets import Secrets
+from torchx_kfp.adapter.trackers import Trackers
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
 Results = Mapping[str, type]
@@ -41,6 +43,7 @@ def task_from_app(
     results: Results | None = None,
     artifacts: Artifacts | None = None,
     ui_metadata: UiMetadata | None = None,
+    trackers: Trackers | None = None,
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
@@ -62,6 +65,9 @@ def task_from_app(
         artifacts: artifacts that become KFP's, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}. The
             application registers them: ``current_run().add_artifact(name, path)``.
         ui_metadata: KFP v1's UI metadata, a constant: the artifact ``mlpipeline_ui_metadata``.
+        trackers: further trackers of torchx that shall have what the stage records: {name: configuration}, such as
+            ``{"mlflow": "http://mlflow:5000"}``, the name being that of an entry point ``torchx.tracker``, or
+            ``module:function``. Values may be channels, alone or inside of text; None for no configuration.
         secrets: variables from Kubernetes secrets, {secret: {key: variable}}: what
             ``kfp.kubernetes.use_secret_as_env`` takes as secret_key_to_env, by the secret's name.
         cache: False: the stage runs each time, whatever an earlier execution has recorded.
@@ -95,6 +101,7 @@ def task_from_app(
         inline=inline,
         cache=cache,
         secrets=secrets,
+        trackers=trackers,
         name=name,
     )
     return emit.make_task(plan, tracker_base)
@@ -173,6 +180,7 @@ def component_from_app(
     reads: Iterable[str] = (),
     results: Results | None = None,
     artifacts: Artifacts | None = None,
+    trackers: Trackers | None = None,
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
@@ -189,6 +197,7 @@ def component_from_app(
             ``tracked``.
         results: as in ``task_from_app``. Implies ``tracked``.
         artifacts: as in ``task_from_app``. Implies ``tracked``.
+        trackers: as in ``task_from_app``, with constants alone; for a tracked component.
         secrets: as in ``task_from_app``.
         cache: as in ``task_from_app``.
         inline: as in ``task_from_app``.
@@ -196,7 +205,7 @@ def component_from_app(
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
-        ChannelError: the app holds a pipeline channel.
+        ChannelError: the app or a tracker's configuration holds a pipeline channel.
         ReadsError: an alias that cannot be an input.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
@@ -208,6 +217,7 @@ def component_from_app(
             results=results,
             artifacts=artifacts,
             ui_metadata=ui_metadata,
+            trackers=trackers,
             secrets=secrets,
             cache=cache,
             inline=inline,
@@ -224,6 +234,7 @@ def component_spec_from_app(
     results: Results | None = None,
     artifacts: Artifacts | None = None,
     ui_metadata: UiMetadata | None = None,
+    trackers: Trackers | None = None,
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
@@ -247,6 +258,7 @@ def component_spec_from_app(
             results=results,
             artifacts=artifacts,
             ui_metadata=ui_metadata,
+            trackers=trackers,
             secrets=secrets,
             cache=cache,
             inline=inline,
@@ -262,6 +274,7 @@ def plan_component(
     reads: Iterable[str] = (),
     results: Results | None = None,
     artifacts: Artifacts | None = None,
+    trackers: Trackers | None = None,
     parameters: Mapping[Reference, object] | None = None,
     **options: Any,
 ) -> StagePlan:
@@ -269,7 +282,7 @@ def plan_component(
 
     Args:
         app: an AppDef without pipeline channels.
-        tracked: see ``component_from_app``; so are reads, results and artifacts.
+        tracked: see ``component_from_app``; so are reads, results, artifacts and trackers.
         parameters: further inputs, which may stand in the AppDef, and their defaults.
         options: of ``plan_stage``.
     """
@@ -305,14 +318,16 @@ def plan_component(
         tracker_base=(parameter(TRACKER_BASE, "STRING"),) if tracked else None,
         sources=sources,
         publication=read_publication(results, artifacts, taken=taken),
+        trackers=trackers,
         parameters=parameters,
         **options,
     )
     for key, planned in plan.inputs.items():
         if planned.argument is not None and not isinstance(planned.argument, str):
+            holder = "trackers" if contains_channel(dict(trackers or {})) else f"AppDef {app.name!r}"
             raise ChannelError(
-                f"AppDef {app.name!r} holds the pipeline channel {key!r}. A component is made of a static AppDef, to "
-                "be used in any pipeline: call task_from_app in the pipeline function instead."
+                f"{holder} holds the pipeline channel {key!r}. A component is made of a static AppDef, to be used in "
+                "any pipeline: call task_from_app in the pipeline function instead."
             )
     return plan
 

@@ -28,6 +28,7 @@ from torchx_kfp.adapter.probes import build, content, misplaced_inputs, values_t
 from torchx_kfp.adapter.references import Reference, parameter
 from torchx_kfp.adapter.secrets import Secrets
 from torchx_kfp.adapter.standins import MoreThanTextError, Text, Value
+from torchx_kfp.adapter.trackers import Trackers
 from torchx_kfp.errors import AppDefError
 
 _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
@@ -41,6 +42,7 @@ def component_from_function(
     reads: Iterable[str] = (),
     results: Results | None = None,
     artifacts: Artifacts | None = None,
+    trackers: Trackers | None = None,
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
@@ -57,7 +59,7 @@ def component_from_function(
 
     Args:
         fn: such as ``torchx.components.utils.echo``.
-        tracked: as in ``component_from_app``; so are reads, results, artifacts, secrets, cache and inline.
+        tracked: as in ``component_from_app``; so are reads, results, artifacts, trackers, secrets, cache and inline.
             Where the function has a parameter of such a name, a value is that parameter's.
         constants: values of parameters; for ``*args``, a list under that name.
 
@@ -72,6 +74,7 @@ def component_from_function(
         "reads": reads,
         "results": results,
         "artifacts": artifacts,
+        "trackers": trackers,
         "secrets": secrets,
         "cache": cache,
         "inline": inline,

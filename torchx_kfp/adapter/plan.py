@@ -19,6 +19,7 @@ from torchx_kfp.adapter.outputs import UI_METADATA, Publication, publisher_words
 from torchx_kfp.adapter.reads import RUN_ID, Source
 from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.adapter.secrets import PROTOCOL_VARIABLES, Secrets, check_variables, read_secrets, secret_variables
+from torchx_kfp.adapter.trackers import read_trackers, tracker_env
 from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The label that KFP's backend puts on every pod of a run.
@@ -64,6 +65,7 @@ def plan_stage(
     inline: bool = True,
     cache: bool = True,
     secrets: object = None,
+    trackers: object = None,
     parameters: Mapping[Reference, object] | None = None,
     description: str | None = None,
     name: str | None = None,
@@ -79,6 +81,7 @@ def plan_stage(
         inline: whether the program that publishes travels in the command.
         cache: whether KFP may use an earlier execution's outputs.
         secrets: {secret: {key: variable}}.
+        trackers: further trackers and their configuration.
         parameters: inputs of the component, and their defaults (``NO_DEFAULT``: none), also where nothing uses them.
         description: what the component is for, in place of the AppDef's name.
         name: the stage's name where it is not the AppDef's.
@@ -91,11 +94,20 @@ def plan_stage(
     alias = app.name if name is None else name
     fields.check_name(alias, "The stage's name")
     where = f"role {role.name!r}"
+    others = read_trackers(trackers)
+    configs = [protocol.tracker_config_variable(name) for name in others]
     if tracker_base is not None:
-        _refuse_protocol_variables(role, where)
+        _refuse_protocol_variables(role, where, configs)
+    elif others:
+        raise AppDefError(
+            f"trackers names {', '.join(map(repr, others))} for a stage that is not tracked. Give it a tracker base: "
+            "task_from_app(app, tracker_base=...), component_from_app(app, tracked=True)."
+        )
     keys = read_secrets(secrets)
-    entrypoint, args, env, field_paths = _application(app, role, where, taken=secret_variables(keys))
-    check_variables(keys, {**env, **field_paths}, () if tracker_base is None else PROTOCOL_VARIABLES, where)
+    entrypoint, args, env, field_paths = _application(app, role, where, taken=(*secret_variables(keys), *configs))
+    own = {**env, **field_paths}
+    env = {**tracker_env(others), **env}
+    check_variables(keys, own, () if tracker_base is None else (*PROTOCOL_VARIABLES, *env.keys() - own), where)
     image = parse_checked(role.image, f"image of {where}")
     variables, words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
 
@@ -204,8 +216,8 @@ def plan_publisher(
     )
 
 
-def _refuse_protocol_variables(role: specs.Role, where: str) -> None:
-    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN):
+def _refuse_protocol_variables(role: specs.Role, where: str, configs: Sequence[str]) -> None:
+    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs):
         if name in role.env:
             raise AppDefError(
                 f"env of {where} sets {name} to {role.env[name]!r}, which a tracked stage gets from the pipeline. "

@@ -26,7 +26,8 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
     Args:
         folder: the run's folder; scripts named ``python`` are put there if the interpreter's folder has no such names.
     """
-    leaking = {*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME}
+    configs = map(protocol.tracker_config_variable, protocol.decode_trackers(environ))
+    leaking = {*protocol.VARIABLES, *configs, protocol.PIPELINE_RUN, protocol.POD_NAME}
     shared = {name: value for name, value in environ.items() if name not in leaking}
     shared.setdefault("PYTHONUNBUFFERED", "1")
     shared["PATH"] = os.pathsep.join([_python_folder(folder), shared.get("PATH") or os.defpath])

@@ -1,0 +1,173 @@
+"""Further trackers of a stage: in its command, and in its environment when the command runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import components
+from torchx.components import utils
+
+from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app, unresolved_inputs
+from tests.adapter.engines import Container, containers
+from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, protocol, task_from_app
+from torchx_kfp.errors import AppDefError, ChannelError
+
+BASE = "/tmp/results"
+
+
+def environment(container: Container) -> dict[str, str]:
+    """What a stage whose application is ``env -0`` sees."""
+    done = container.run()
+    assert done.returncode == 0, done.stderr
+    return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry)
+
+
+def stage(tmp_path: Path, trackers: Any, **fields: Any) -> Container:
+    """A tracked stage with these trackers and constants alone."""
+
+    def pipeline(tracker_base: str = BASE) -> None:
+        app = make_app(entrypoint="env", args=["-0"], **fields)
+        task_from_app(app, tracker_base=tracker_base, trackers=trackers)
+
+    command = containers(compile_pipeline(pipeline))["train"]["command"]
+    return Container(command, {"tracker_base": BASE}, {"run_id": str(tmp_path / "run_id")})
+
+
+@pytest.mark.parametrize(
+    "trackers",
+    [
+        {},
+        {"mlflow": None},
+        {"mlflow": ""},
+        {"mlflow": "http://mlflow:5000"},
+        {"mlflow": "http://mlflow:5000", "my.module:create": None, "third": "a,b c=d"},
+        {f"t{index}": text for index, text in enumerate(HOSTILE)},
+    ],
+)
+def test_the_stage_decodes_what_was_given(tmp_path: Path, trackers: dict[str, str | None]) -> None:
+    environ = environment(stage(tmp_path, trackers, env={"A": "$$"}))
+    context = protocol.decode(environ)
+    assert context.trackers == {name: config or None for name, config in trackers.items()}
+    assert list(context.trackers) == list(trackers)
+    set_by_it = {name: value for name, value in environ.items() if name.startswith("TORCHX_")}
+    assert set_by_it == protocol.encode(context)
+    assert environ["A"] == "$$"
+
+
+def test_channels(tmp_path: Path) -> None:
+    def pipeline(host: str, port: int, tracker_base: str = BASE) -> None:
+        app = make_app(entrypoint="env", args=["-0"])
+        task_from_app(app, tracker_base=tracker_base, trackers={"a": f"http://{host}:{port}/x", "b": host, "c": port})
+
+    compiled = compile_pipeline(pipeline)
+    assert unresolved_inputs(load(compiled)[0]) == []
+    inputs = {"tracker_base": BASE, "host": "$(HOME) 'x'", "port_int": "5"}
+    container = Container(containers(compiled)["train"]["command"], inputs, {"run_id": str(tmp_path / "run_id")})
+    trackers = protocol.decode(environment(container)).trackers
+    assert trackers == {"a": "http://$(HOME) 'x':5/x", "b": "$(HOME) 'x'", "c": "5"}
+
+
+def test_a_stage_without_trackers_has_the_same_command() -> None:
+    plain, empty = (component_spec_from_app(make_app(), tracked=True, trackers=trackers) for trackers in (None, {}))
+    assert plain == empty
+    assert "TORCHX_TRACKER_MLFLOW" not in plain
+
+
+def test_components(tmp_path: Path) -> None:
+    trackers = {"mlflow": "http://mlflow:5000"}
+    train = component_from_app(make_app(), tracked=True, trackers=trackers)
+    echo = component_from_function(utils.echo, num_replicas=1, tracked=True, trackers=trackers)
+    loaded = components.load_component_from_text(
+        component_spec_from_app(make_app("load"), tracked=True, trackers=trackers)
+    )
+
+    def pipeline(tracker_base: str) -> None:
+        train(tracker_base=tracker_base)
+        echo(tracker_base=tracker_base)
+        loaded(tracker_base=tracker_base)
+
+    commands = [container["command"] for container in containers(compile_pipeline(pipeline)).values()]
+    assert len(commands) == 3
+    for command in commands:
+        variables = command[command.index("env", 1) :]
+        assert variables[1:3] == [
+            "TORCHX_TRACKERS=torchx_kfp,mlflow",
+            "TORCHX_TRACKER_MLFLOW_CONFIG=http://mlflow:5000",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("trackers", "message"),
+    [
+        ("mlflow", r"^trackers is 'mlflow'\. Give \{name: configuration\}, such as trackers=\{'mlflow': 'http"),
+        (["mlflow"], r"^trackers is \['mlflow'\]\. Give"),
+        ({"": None}, r"^trackers has the name ''\. Name an entry point torchx\.tracker, or a function as 'module:f"),
+        ({1: None}, r"^trackers has the name 1\. Name an entry point"),
+        ({"a\0": None}, r"^The name 'a\\x00' in trackers holds a NUL character"),
+        ({"a,b": None}, r"^trackers has the name 'a,b', and TorchX separates names by commas\. Give each its own"),
+        ({"torchx_kfp": None}, r"^trackers has the name 'torchx_kfp', this project's own, which every tracked"),
+        ({"Torchx_Kfp": None}, r"^trackers has the name 'Torchx_Kfp', this project's own"),
+        (
+            {"a": None, "A": "x"},
+            r"^trackers has 'a' and 'A', whose configuration TorchX reads from one variable, ",
+        ),
+        ({"a": 5}, r"^trackers\['a'\] is 5 \(int\), and must be a string: write '5'"),
+        ({"a": "x\0"}, r"^trackers\['a'\] holds a NUL character"),
+        (
+            {"my-tracker": "x"},
+            r"for 'my-tracker', which TorchX reads from the variable 'TORCHX_TRACKER_MY-TRACKER",
+        ),
+        (
+            {"module:f": "x"},
+            r"shells do not hand that on\. Register the tracker as an entry point torchx\.tracker",
+        ),
+        ({"größe": "x"}, r"a name of ASCII letters, digits and '_', or give it None"),
+    ],
+)
+def test_what_is_refused(trackers: Any, message: str) -> None:
+    with pytest.raises(AppDefError, match=message):
+        component_from_app(make_app(), tracked=True, trackers=trackers)
+
+
+def test_channels_are_refused_where_they_have_no_value() -> None:
+    def name(uri: str) -> None:
+        task_from_app(make_app(), tracker_base="/tmp", trackers={f"{uri}": None})
+
+    def component(uri: str) -> None:
+        component_from_app(make_app(), tracked=True, trackers={"mlflow": f"{uri}"})
+
+    def escaped(uri: str) -> None:
+        task_from_app(make_app(), tracker_base="/tmp", trackers={"mlflow": f"$${uri}"})
+
+    with pytest.raises(AppDefError, match=r"^trackers has the name '\{\{channel"):
+        compile_pipeline(name)
+    with pytest.raises(ChannelError, match=r"^trackers holds the pipeline channel 'uri'\. A component is made of a"):
+        compile_pipeline(component)
+    with pytest.raises(ChannelError, match=r"^trackers\['mlflow'\] holds '\$\$' in one string with a pipeline channel"):
+        compile_pipeline(escaped)
+
+
+def test_a_stage_that_is_not_tracked() -> None:
+    def task() -> None:
+        task_from_app(make_app(), trackers={"mlflow": None})
+
+    message = r"^trackers names 'mlflow' for a stage that is not tracked\. Give it a tracker base: task_from_app"
+    with pytest.raises(AppDefError, match=message):
+        compile_pipeline(task)
+    with pytest.raises(AppDefError, match=message):
+        component_from_app(make_app(), trackers={"mlflow": None})
+
+
+@pytest.mark.parametrize("config", [None, "http://mlflow:5000"])
+def test_a_role_that_sets_the_configuration_itself(config: str | None) -> None:
+    app = make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"})
+    with pytest.raises(AppDefError, match="sets TORCHX_TRACKER_MLFLOW_CONFIG to 'x', which a tracked stage gets from"):
+        component_from_app(app, tracked=True, trackers={"mlflow": config})
+    component_from_app(app, tracked=True)
+
+
+def test_a_configuration_may_be_a_secret() -> None:
+    secrets = {"mlflow": {"uri": "TORCHX_TRACKER_MLFLOW_CONFIG"}}
+    component_from_app(make_app(), tracked=True, trackers={"mlflow": None}, secrets=secrets)
+    with pytest.raises(AppDefError, match="'TORCHX_TRACKER_MLFLOW_CONFIG', which a tracked stage gets from the"):
+        component_from_app(make_app(), tracked=True, trackers={"mlflow": "x"}, secrets=secrets)
