@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import (
@@ -22,6 +23,7 @@ from torchx_kfp.errors import (
 )
 from torchx_kfp.tracking.artifacts import Artifact, add_artifact, read_artifacts
 from torchx_kfp.tracking.batch import Batch
+from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
 from torchx_kfp.tracking.keys import key_text, shown
 from torchx_kfp.tracking.lineage import Lineage, read_lineage
 from torchx_kfp.tracking.metadata import add_metadata, read_metadata
@@ -55,12 +57,14 @@ class Run:
         *,
         reader: str | None = None,
         batch: Batch | None = None,
+        further: Sequence[FurtherTracker] = (),
     ) -> None:
         self._id = run_id
         self._tracker = tracker
         self._reads = reads  # None: a run that another one reads
         self._reader = reader  # which one
         self._batch = batch
+        self._further = further
 
     @property
     def id(self) -> str:
@@ -80,6 +84,8 @@ class Run:
         self._refuse_others("records results", "put")
         new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
         self._tracker.update(self.id, **new)
+        for tracker in self._further:
+            tracker.add_metadata(new)
 
     def results(self, timeout: float = 0.0) -> dict[str, Result]:
         """What this run has recorded. This process's own run may have recorded nothing yet: ``{}``.
@@ -157,6 +163,9 @@ class Run:
         """
         self._refuse_others("registers artifacts", "add_artifact")
         add_artifact(self._tracker.store, self.id, name, path, metadata)
+        add_artifact(self._tracker.store, self.id, Artifact(name, path, metadata))  # type: ignore[arg-type]
+        for tracker in self._further:
+            tracker.add_artifact(name, os.fspath(path), metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
         """The artifacts that this run has registered, by name.
@@ -334,7 +343,7 @@ def current_run(environ: Mapping[str, str] = os.environ) -> Run:
     Raises:
         NotInStageError: the process was not started as a tracked stage; the message says what is missing.
         ProtocolError: a variable of the stage protocol is malformed.
-        TrackerError: the tracker base cannot be used.
+        TrackerError: the tracker base cannot be used, or a further tracker of the stage cannot be loaded.
     """
     context = protocol.decode(environ)
     try:
@@ -368,3 +377,4 @@ def _say_once(tracker: FsspecResultTracker, run_id: str, what: object, say: Call
     except TrackerError as error:
         _logger.warning("The lineage of the run %r lacks what it reads: %s", run_id, error)
     _said.add(saying)
+    return Run(context.run_id, FsspecResultTracker(context.tracker_base), context.parents, further_trackers(context))

@@ -1,0 +1,204 @@
+"""What a run records reaches the further trackers of its stage, and never depends on them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.tracking.trackers import calls, install, run_application
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.protocol import StageContext
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.forwarding import check_tracker
+
+RUN = "run/train/1"
+PARENTS = {"prepare": "run/prepare/1", "trials": ("run/t/1", "run/t/2"), "again": "run/prepare/1", "none": ()}
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    folder = tmp_path / "packages"
+    install(folder, "recorder")
+    return folder
+
+
+def stage(tmp_path: Path, *names: str, config: str | None = None) -> StageContext:
+    given = config or str(tmp_path / "calls")
+    return StageContext(str(tmp_path / "base"), RUN, PARENTS, dict.fromkeys(names, given))
+
+
+def test_everything_that_is_recorded(tmp_path: Path, packages: Path) -> None:
+    code = """
+from torchx_kfp.tracking import current_run
+run = current_run()
+run.put(accuracy=0.5, loss=float("nan"), best=float("inf"), done=True, model="s3://x")
+current_run().put({"l2norm/mean": 1, "run_id": "a", "self": "b"})
+run.put()
+run.add_artifact("model", "model.bin", size=7)
+run.add_artifact("remote", "s3://x/y")
+"""
+    run_application(code, stage(tmp_path, "recorder"), packages)
+    made, *sources, first, second, artifact, remote = calls(tmp_path / "calls")
+    assert made == ["create", str(tmp_path / "calls")]
+    assert [source[1:] for source in sources] == [[RUN, run, None] for run in ("run/prepare/1", "run/t/1", "run/t/2")]
+    assert math.isnan(first[2].pop("loss"))
+    assert first == ["metadata", RUN, {"accuracy": 0.5, "best": math.inf, "done": True, "model": "s3://x"}]
+    # Names of add_metadata's own parameters.
+    assert second == ["metadata", RUN, {"l2norm/mean": 1, "run_id_": "a", "self_": "b"}]
+    assert artifact == ["artifact", RUN, "model", str(packages / "model.bin"), {"size": 7}]
+    assert remote == ["artifact", RUN, "remote", "s3://x/y", None]
+    results = FsspecResultTracker(tmp_path / "base")[RUN]
+    assert set(results) == {"accuracy", "loss", "best", "done", "model", "l2norm/mean", "run_id", "self"}
+
+
+def test_what_is_refused_is_not_handed_on(tmp_path: Path, packages: Path) -> None:
+    code = """
+from torchx_kfp.tracking import current_run
+try:
+    current_run().put(wrong=[1])
+except ValueError:
+    print("refused")
+"""
+    assert run_application(code, stage(tmp_path, "recorder"), packages).stdout == "refused\n"
+    assert not (tmp_path / "calls").exists()
+
+
+def test_torchx_is_loaded_where_something_is_recorded_for_further_trackers(tmp_path: Path, packages: Path) -> None:
+    code = """
+import sys
+from torchx_kfp.tracking import current_run
+run = current_run()
+print("torchx" in sys.modules, "recorder" in sys.modules, end=" ")
+run.put(a=1)
+print("torchx" in sys.modules, "recorder" in sys.modules)
+"""
+    assert run_application(code, stage(tmp_path, "recorder"), packages).stdout == "False False True True\n"
+    assert run_application(code, stage(tmp_path), packages).stdout == "False False False False\n"
+
+
+def test_torchx_finds_the_same_trackers(tmp_path: Path, packages: Path) -> None:
+    """``AppRun`` is TorchX's own way to them, beside the results."""
+    code = """
+from torchx.tracker import AppRun
+from torchx_kfp.tracking import current_run
+AppRun.run_from_env().add_metadata(epochs=3)
+current_run().put(accuracy=0.5)
+print([type(backend).__name__ for backend in AppRun.run_from_env().backends])
+"""
+    done = run_application(code, stage(tmp_path, "recorder", "recorder:create"), packages)
+    assert done.stdout == "['StageTracker', 'Recorder', 'Recorder']\n"
+    recorded = [call[2] for call in calls(tmp_path / "calls") if call[0] == "metadata"]
+    assert recorded == [{"epochs": 3}] * 2 + [{"accuracy": 0.5}] * 2
+
+
+FAILS = """
+import time
+import recorder
+
+class Failing(recorder.Recorder):
+    def add_metadata(self, run_id, **kwargs):
+        time.sleep(kwargs.get("seconds", 0))
+        if "error" in kwargs:
+            raise {"a": OSError, "b": RuntimeError}[kwargs["error"]]("it is down")
+        super().add_metadata(run_id, **kwargs)
+    def add_source(self, *args):
+        raise NotImplementedError
+
+def create(config):
+    return Failing(config)
+"""
+
+
+def test_a_tracker_that_fails_is_a_warning_once_for_each_kind_of_error(tmp_path: Path, packages: Path) -> None:
+    install(packages, "failing", FAILS)
+    code = """
+import time
+from torchx_kfp.tracking import current_run
+for error in "aaba":
+    current_run().put(error=error)
+    time.sleep(0.01)
+current_run().put(last=1)
+"""
+    done = run_application(code, stage(tmp_path, "failing", "recorder"), packages)
+    warnings = done.stderr.splitlines()
+    assert len(warnings) == 2, done.stderr
+    assert warnings[0] == (
+        "The tracker 'failing' failed, and lacks what the run 'run/train/1' has recorded; the results under the "
+        "tracker base are complete. Further errors of this kind are not shown. OSError: it is down"
+    )
+    assert warnings[1].endswith("RuntimeError: it is down")
+    assert FsspecResultTracker(tmp_path / "base")[RUN] == {"error": "a", "last": 1}
+    # The other one got it all, and the failing one what it did not fail at.
+    recorded = [call[2] for call in calls(tmp_path / "calls") if call[0] == "metadata"]
+    assert recorded == [{"error": error} for error in "aaba"] + [{"last": 1}] * 2
+
+
+def test_a_tracker_that_takes_long_to_fail_is_left_alone_for_a_while(tmp_path: Path, packages: Path) -> None:
+    install(packages, "failing", FAILS)
+    code = """
+import time
+from torchx_kfp.tracking import current_run
+run = current_run()
+run.put(error="a", seconds=0.3)
+run.put(early=1)
+time.sleep(3)
+run.put(late=1)
+"""
+    run_application(code, stage(tmp_path, "failing"), packages)
+    assert [call[2] for call in calls(tmp_path / "calls") if call[0] == "metadata"] == [{"late": 1}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("create = None", "TrackerError: TorchX finds no factory of the name 'broken:create'"),
+        ("def create(config): raise ConnectionError(config)", "ConnectionError: somewhere"),
+        ("import no_such_module", "TrackerError: TorchX finds no factory"),
+    ],
+)
+def test_a_factory_that_fails(tmp_path: Path, packages: Path, text: str, message: str) -> None:
+    install(packages, "broken", text)
+    code = "from torchx_kfp.tracking import current_run; current_run().put(a=1)"
+    done = run_application(code, stage(tmp_path, "broken:create", config="somewhere"), packages)
+    assert message in done.stderr
+    assert FsspecResultTracker(tmp_path / "base")[RUN] == {"a": 1}
+
+
+def test_a_tracker_that_is_not_there_is_an_error_at_once(tmp_path: Path, packages: Path) -> None:
+    code = "from torchx_kfp.tracking import current_run; current_run()"
+    done = run_application(code, stage(tmp_path, "recorder", "wandb"), packages, check=False)
+    assert done.returncode == 1
+    assert (
+        "TrackerError: The stage has the further tracker 'wandb', and there is no such entry point 'torchx.tracker' "
+        "here, nor a function of the form 'module:function' in a module that is installed. Entry points are: "
+    ) in done.stderr
+    assert "'mlflow', 'recorder', 'torchx_kfp'. Install the package that has it in the image, or leave" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["no_such_module:create", ":create", "torchx", "no such:x"])
+def test_names_that_torchx_could_not_load(name: str) -> None:
+    with pytest.raises(TrackerError, match=r"there is no such entry point 'torchx\.tracker' here"):
+        check_tracker(name)
+
+
+@pytest.mark.parametrize(
+    ("missing", "name", "message"),
+    [
+        ("torchx", "mlflow", "and TorchX is not installed here. Install torchx in the image, or leave the tracker out"),
+        ("mlflow", "mlflow", 'needs the module \'mlflow\', and it is not installed here. Install it in the image: pip '
+         'install "torchx-kfp[mlflow]"'),
+        ("recorder", "recorder", "Install it in the image: the package that has 'recorder'."),
+    ],
+)  # fmt: skip
+def test_what_a_tracker_needs(tmp_path: Path, packages: Path, missing: str, name: str, message: str) -> None:
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None  # as if it were not installed
+from torchx_kfp.tracking import current_run
+current_run()
+"""
+    done = run_application(code, stage(tmp_path, name), packages, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr

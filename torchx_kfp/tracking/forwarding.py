@@ -1,0 +1,159 @@
+"""What a run records, handed on to further trackers of ``torchx.tracker``.
+
+The results in the project's own store are what counts: a further tracker that fails is a warning, and the stage goes
+on. One that cannot be loaded at all is an error before the training starts. TorchX is loaded on first use, and only
+where there are further trackers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.protocol import StageContext
+from torchx_kfp.tracking.artifacts import absolute
+
+_GROUP = "torchx.tracker"
+#: Modules of this project that are trackers -> what they need beside TorchX, and the extra that brings it.
+_NEEDED = {"torchx_kfp.mlflow": ("mlflow", "mlflow")}
+#: After a failure a tracker is left alone for this many times as long as it took to fail: a server that is gone
+#: costs a tenth of the time, however often a stage records.
+_PAUSE = 9
+#: Parameters of ``add_metadata``, which results of these names would be taken for.
+_PARAMETERS = ("self", "run_id")
+
+_log = logging.getLogger("torchx_kfp")
+
+
+class FurtherTracker:
+    """One further tracker of this process, made on first use.
+
+    Args:
+        name: of an entry point ``torchx.tracker``, or ``module:function``.
+        config: what TorchX hands to its factory.
+        run_id: the run that records.
+        sources: the runs that it reads.
+    """
+
+    def __init__(self, name: str, config: str | None, run_id: str, sources: tuple[str, ...]) -> None:
+        self._name = name
+        self._config = config
+        self._run_id = run_id
+        self._sources = sources
+        self._made: Any = None
+        self._seen: set[str] = set()
+        self._paused_until = 0.0
+
+    def add_metadata(self, metadata: Mapping[str, object]) -> None:
+        """Hand on results or metadata, by name."""
+        # A name that add_metadata has for itself would be a TypeError for all of them.
+        named = {f"{name}_" if name in _PARAMETERS else name: value for name, value in metadata.items()}
+        if named:
+            self._call(lambda tracker: tracker.add_metadata(self._run_id, **named))
+
+    def add_artifact(self, name: str, path: str, metadata: Mapping[str, object]) -> None:
+        """Hand on an artifact."""
+        self._call(lambda tracker: tracker.add_artifact(self._run_id, name, absolute(path), metadata or None))
+
+    def _call(self, call: Callable[[Any], None]) -> None:
+        started = time.monotonic()
+        if started < self._paused_until:
+            return
+        try:
+            if self._made is None:
+                self._made = self._make()
+                started = time.monotonic()  # loading takes its time, and is done
+            call(self._made)
+        except Exception as error:  # whatever a tracker raises, the results are stored
+            ended = time.monotonic()
+            self._paused_until = ended + _PAUSE * (ended - started)
+            self._warn(error)
+
+    def _make(self) -> Any:
+        from torchx.tracker.api import build_trackers
+
+        made = list(build_trackers({self._name: self._config}))
+        if not made:
+            raise TrackerError(f"TorchX finds no factory of the name {self._name!r}")
+        for source in self._sources:
+            try:
+                made[0].add_source(self._run_id, source)
+            except NotImplementedError:  # as TorchX's own for MLflow
+                break
+        return made[0]
+
+    def _warn(self, error: Exception) -> None:
+        kind = type(error).__qualname__
+        if kind not in self._seen:
+            self._seen.add(kind)
+            _log.warning(
+                "The tracker %r failed, and lacks what the run %r has recorded; the results under the tracker base are "
+                "complete. Further errors of this kind are not shown. %s: %s",
+                self._name,
+                self._run_id,
+                kind,
+                error,
+            )
+
+
+def further_trackers(context: StageContext) -> tuple[FurtherTracker, ...]:
+    """The stage's further trackers: the same objects each time in one process.
+
+    Raises:
+        TrackerError: one that cannot be loaded here.
+    """
+    if not context.trackers:
+        return ()
+    for name in context.trackers:
+        check_tracker(name)
+    sources = [ids if isinstance(ids, tuple) else (ids,) for ids in context.parents.values()]
+    unique = tuple(dict.fromkeys(run_id for ids in sources for run_id in ids if run_id))
+    return tuple(_tracker(name, config, context.run_id, unique) for name, config in context.trackers.items())
+
+
+_tracker = lru_cache(maxsize=None)(FurtherTracker)
+
+
+def check_tracker(name: str) -> None:
+    """Refuse a tracker that cannot be loaded, without loading it: that may take seconds.
+
+    Raises:
+        TrackerError: TorchX, the tracker, or what it needs is missing.
+    """
+    from importlib.metadata import entry_points  # slow to load, and most stages do not need it
+
+    if not _is_there("torchx"):
+        raise TrackerError(
+            f"The stage has the further tracker {name!r}, and TorchX is not installed here. Install torchx in the "
+            "image, or leave the tracker out (trackers= of the stage)."
+        )
+    found = [point for point in entry_points(group=_GROUP) if point.name == name]
+    if not found and (":" not in name or not _is_there(name.partition(":")[0])) and not _is_there("torchx_plugins"):
+        known = ", ".join(sorted({repr(point.name) for point in entry_points(group=_GROUP)})) or "none"
+        raise TrackerError(
+            f"The stage has the further tracker {name!r}, and there is no such entry point {_GROUP!r} here, nor a "
+            f"function of the form 'module:function' in a module that is installed. Entry points are: {known}. Install "
+            "the package that has it in the image, or leave the tracker out (trackers= of the stage)."
+        )
+    for point in found:
+        module = point.value.partition(":")[0].strip()
+        needed, extra = _NEEDED.get(module, (module, ""))
+        if not _is_there(needed):
+            install = f'pip install "torchx-kfp[{extra}]"' if extra else f"the package that has {module!r}"
+            raise TrackerError(
+                f"The stage has the further tracker {name!r}, which needs the module {needed.partition('.')[0]!r}, and "
+                f"it is not installed here. Install it in the image: {install}."
+            )
+
+
+def _is_there(module: str) -> bool:
+    """Whether the module's package is installed; its parts would have to be imported to be found."""
+    try:
+        return find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):  # a module without a spec, such as __main__, or no name of a module
+        return False
