@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 
@@ -53,6 +59,49 @@ def s3_base(s3_server: S3Server) -> str:
     bucket = f"bucket-{uuid.uuid4().hex}"
     s3fs.S3FileSystem().mkdir(bucket)
     return f"s3://{bucket}/results"
+
+
+@pytest.fixture(scope="session")
+def _mlflow_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """MLflow's server with a database, on a free port."""
+    pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    # Without the processes that wait for jobs, and without telling anybody.
+    environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environ, cwd=folder, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, f"MLflow's server ended: {log.read_text()}"
+            assert time.monotonic() < deadline, f"MLflow's server does not start: {log.read_text()}"
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+                break
+            time.sleep(0.1)
+        yield url
+    finally:
+        # Its session holds the processes that it has started.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def mlflow_server(_mlflow_process: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an MLflow server; no variable of MLflow's is set."""
+    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    return _mlflow_process
 
 
 @pytest.fixture

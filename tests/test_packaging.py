@@ -71,7 +71,7 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Version"] == torchx_kfp.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert {"s3", "gcs", "examples", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"s3", "gcs", "mlflow", "examples", "dev"} <= set(metadata.get_all("Provides-Extra", []))
     requirements = metadata.get_all("Requires-Dist", [])
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]
     # Without lower bounds pip picks torchx 0.3.0; and a bound for each of the others is what test-lowest tests.
@@ -83,7 +83,7 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
         "fsspec",
         "pyyaml",
     }
-    for extra, package in {"s3": "s3fs", "gcs": "gcsfs", "examples": "scikit-learn"}.items():
+    for extra, package in {"s3": "s3fs", "gcs": "gcsfs", "mlflow": "mlflow-skinny", "examples": "scikit-learn"}.items():
         of_extra = [requirement for requirement in requirements if requirement.endswith(f'extra == "{extra}"')]
         assert [requirement for requirement in of_extra if requirement.startswith(package)], extra
 
@@ -93,7 +93,7 @@ def test_the_wheel_has_the_command(wheel: Path) -> None:
         declared = archive.read(f"torchx_kfp-{torchx_kfp.__version__}.dist-info/entry_points.txt").decode()
     console, trackers = (
         "[console_scripts] torchx-kfp = torchx_kfp.cli:main",
-        "[torchx.tracker] torchx_kfp = torchx_kfp.backend:create",
+        "[torchx.tracker] mlflow = torchx_kfp.mlflow:create torchx_kfp = torchx_kfp.backend:create",
     )
     assert " ".join(declared.split()) == f"{console} {trackers}"
     assert callable(EntryPoint("torchx-kfp", "torchx_kfp.cli:main", "console_scripts").load())

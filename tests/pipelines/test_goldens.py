@@ -31,7 +31,7 @@ def compiled(path: Path) -> str:
 
 
 def test_there_are_pipelines_and_no_other_goldens() -> None:
-    assert {"digits", "functions", "hello", "sized", "trials"} <= set(_IDS)
+    assert {"digits", "experiments", "functions", "hello", "sized", "trials"} <= set(_IDS)
     assert sorted(golden.stem for golden in regenerate.GOLDENS.iterdir()) == _IDS
 
 

@@ -1,0 +1,32 @@
+"""Trials on hand-written digits whose results are runs of MLflow as well.
+
+The applications of ``components/digits`` know nothing of MLflow: what they record with ``current_run()`` reaches the
+trackers that the pipeline names. ``tracking_uri`` is MLflow's server; empty, the variable ``MLFLOW_TRACKING_URI`` says
+where it is. ``docs/mlflow.md`` shows how to run it.
+"""
+
+from functools import partial
+
+from kfp import dsl
+
+from components.digits import component as apps
+from torchx_kfp import task_from_app
+
+
+def in_experiment(app, name: str):
+    """The app with the experiment that its runs are in, by MLflow's own variable."""
+    for role in app.roles:
+        role.env["MLFLOW_EXPERIMENT_NAME"] = name
+    return app
+
+
+@dsl.pipeline(name="experiments", description="Trials on hand-written digits, as runs of MLflow")
+def experiments(tracker_base: str, tracking_uri: str = "", weights: list = [0.1, 1.0, 10.0]):  # noqa: B006
+    stage = partial(task_from_app, tracker_base=tracker_base)
+    recorded = partial(stage, trackers={"mlflow": tracking_uri})
+
+    prepared = stage(apps.prepare())
+    with dsl.ParallelFor(weights) as weight:
+        train = in_experiment(apps.train(weight, 0.03), "digits")
+        trained = recorded(train, reads=prepared)
+    recorded(in_experiment(apps.select(), "digits"), reads={"train": dsl.Collected(trained.outputs["run_id"])})

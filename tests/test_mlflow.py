@@ -1,0 +1,402 @@
+"""The tracker on MLflow, against a real server, with MLflow's own client to look at it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchx.tracker.api import TrackerArtifact, TrackerSource
+
+from tests.tracking.trackers import run_application
+from torchx_kfp import protocol
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.tracking import FsspecResultTracker
+
+pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
+from mlflow import MlflowClient
+
+from torchx_kfp import mlflow, mlflow_values
+
+RUN = "run/train/pod-1"
+
+
+@pytest.fixture
+def client(mlflow_server: str) -> MlflowClient:
+    return MlflowClient(tracking_uri=mlflow_server)
+
+
+@pytest.fixture
+def experiment(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An experiment of this test's own."""
+    name = f"test-{uuid.uuid4().hex}"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", name)
+    return name
+
+
+@pytest.fixture
+def tracker(mlflow_server: str, experiment: str) -> Iterator[mlflow.MlflowTracker]:
+    made = mlflow.create(mlflow_server)
+    yield made
+    made._open.clear()  # or this process tells the server of them when it ends
+
+
+def runs(client: MlflowClient, experiment: str) -> list[Any]:
+    """All runs of an experiment, the deleted ones too."""
+    found = client.get_experiment_by_name(experiment)
+    return [] if found is None else list(client.search_runs([found.experiment_id], run_view_type=3))
+
+
+def the_run(client: MlflowClient, experiment: str) -> Any:
+    (run,) = runs(client, experiment)
+    return run
+
+
+def test_numbers_are_metrics_and_the_rest_tags(
+    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str
+) -> None:
+    tracker.add_metadata(RUN, accuracy=0.5, epochs=3, done=True, model="s3://x", layers=[1, 2], nothing=None)
+    run = the_run(client, experiment)
+    assert run.data.metrics == {"accuracy": 0.5, "epochs": 3.0, "done": 1.0}
+    tags = {name: value for name, value in run.data.tags.items() if not name.startswith("mlflow.")}
+    assert tags == {
+        "model": "s3://x",
+        "layers": "[1, 2]",
+        "nothing": "null",
+        "torchx.run_id": RUN,
+        "torchx.pipeline_run": "run",
+        "torchx.stage": "train",
+    }
+    assert run.info.run_name == "train/pod-1"
+    assert run.info.status == "RUNNING"
+    given = {"accuracy": 0.5, "epochs": 3, "done": 1, "model": "s3://x", "layers": "[1, 2]", "nothing": "null"}
+    assert tracker.metadata(RUN) == given
+    assert tracker.metadata("another/run/1") == {}
+
+
+def test_nan_and_infinities(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str) -> None:
+    tracker.add_metadata(RUN, nan=math.nan, up=math.inf, down=-math.inf, large=10**400)
+    found = tracker.metadata(RUN)
+    assert math.isnan(found.pop("nan"))  # type: ignore[arg-type]
+    assert found == {"up": math.inf, "down": -math.inf, "large": str(10**400)}
+    # What the server keeps of them.
+    metrics = the_run(client, experiment).data.metrics
+    assert math.isnan(metrics["nan"])
+    assert (metrics["up"], metrics["down"]) == (sys.float_info.max, -sys.float_info.max)
+
+
+def test_the_latest_value_counts(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str) -> None:
+    """MLflow takes the largest of those of one millisecond."""
+    for loss in (3.0, 1.0, 2.0, 0.5):
+        tracker.add_metadata(RUN, loss=loss, note=str(loss))
+    assert tracker.metadata(RUN) == {"loss": 0.5, "note": "0.5"}
+    history = client.get_metric_history(the_run(client, experiment).info.run_id, "loss")
+    assert [entry.value for entry in sorted(history, key=lambda entry: entry.timestamp)] == [3.0, 1.0, 2.0, 0.5]
+
+
+def test_many_values_at_once(tracker: mlflow.MlflowTracker) -> None:
+    given = {f"m{index}": float(index) for index in range(250)} | {f"t{index}": "x" for index in range(150)}
+    tracker.add_metadata(RUN, **given)
+    assert tracker.metadata(RUN) == given
+
+
+NAMES = [
+    ("l2norm/mean", "l2norm/mean"),
+    ("größe", "größe"),
+    ("a:b", "a_b"),
+    ("50% of $", "50_ of _"),
+    ("/a//b/./../c/", "a/b/c"),
+    ("..x", "_..x"),
+    ("..", "_"),
+    ("mlflow.runName", "_mlflow.runName"),
+    ("torchx.run_id", "_torchx.run_id"),
+    ("x" * 300, f"{'x' * 211}-{mlflow_values.digest('x' * 300)[:8]}"),
+]
+
+
+@pytest.mark.parametrize(("name", "taken"), NAMES)
+def test_names(
+    tracker: mlflow.MlflowTracker, name: str, taken: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    mlflow_values._warned.clear()
+    (tmp_path / "file").write_text("x")
+    for _ in range(2):
+        tracker.add_metadata(RUN, **{name: 1.5})
+    tracker.add_metadata("run/other/1", **{name: "text"})
+    tracker.add_artifact(RUN, name, str(tmp_path / "file"))
+    assert tracker.metadata(RUN) == {taken: 1.5}
+    assert tracker.metadata("run/other/1") == {taken: "text"}
+    assert list(tracker.artifacts(RUN)) == [taken]
+    warned = [] if name == taken else [f"MLflow takes no name {name!r}: it is {taken!r} there."]
+    assert [record.getMessage() for record in caplog.records if record.name == "torchx_kfp"] == warned
+
+
+def test_long_texts_are_cut_with_a_warning(tracker: mlflow.MlflowTracker, caplog: pytest.LogCaptureFixture) -> None:
+    mlflow_values._warned.clear()
+    tracker.add_metadata(RUN, short="é" * 5000, long="é" * 5001)
+    assert tracker.metadata(RUN) == {"short": "é" * 5000, "long": "é" * 5000}
+    (record,) = [record for record in caplog.records if record.name == "torchx_kfp"]
+    assert record.getMessage() == "MLflow takes 5,000 characters for a tag: the 5,001 of 'long' are cut there."
+
+
+def test_artifacts(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.txt").write_text("deep")
+    (tmp_path / "model.bin").write_text("weights")
+    large = {"rows": ["x" * 100] * 100}
+    tracker.add_artifact(RUN, "model", str(tmp_path / "model.bin"), {"size": 7})
+    tracker.add_artifact(RUN, "url", f"file://{tmp_path}/model.bin")
+    tracker.add_artifact(RUN, "folder", str(folder))
+    tracker.add_artifact(RUN, "remote", "s3://bucket/model", large)
+    tracker.add_artifact(RUN, "metadata", "", {"a": [1]})
+    run = the_run(client, experiment)
+    base = f"runs:/{run.info.run_id}"
+    assert tracker.artifacts(RUN) == {
+        "model": TrackerArtifact("model", f"{base}/model/model.bin", {"size": 7}),
+        "url": TrackerArtifact("url", f"{base}/url/model.bin", {}),
+        "folder": TrackerArtifact("folder", f"{base}/folder", {}),
+        "remote": TrackerArtifact("remote", "s3://bucket/model", large),
+        "metadata": TrackerArtifact("metadata", "", {"a": [1]}),
+    }
+    assert run.data.tags["torchx.artifact.remote"] == "s3://bucket/model"
+    stored = {path: client.download_artifacts(run.info.run_id, path, str(tmp_path)) for path in ("model", "folder")}
+    assert Path(stored["model"], "model.bin").read_text() == "weights"
+    assert Path(stored["folder"], "deep", "a.txt").read_text() == "deep"
+    assert tracker.metadata(RUN) == {}, "tags of its own are no metadata"
+    assert tracker.artifacts("another/run/1") == {}
+
+
+def test_a_file_that_is_not_there(tracker: mlflow.MlflowTracker) -> None:
+    with pytest.raises(OSError, match="no-such-file"):
+        tracker.add_artifact(RUN, "model", "/no-such-file")
+    assert tracker.artifacts(RUN) == {}
+
+
+@pytest.mark.parametrize(
+    "run_id", ['run/it\'s "quoted"/1', "50%27/\\/x", "local_cwd://torchx/train-x1", "plain", "é{}`"]
+)
+def test_any_run_id(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, run_id: str) -> None:
+    for _ in range(2):
+        tracker.add_metadata(run_id, a=1)
+        tracker._open.clear()
+    assert tracker.metadata(run_id) == {"a": 1.0}
+    assert tracker.run_ids() == [run_id]
+    assert len(runs(client, experiment)) == 1
+
+
+def test_sources_and_lineage(tracker: mlflow.MlflowTracker) -> None:
+    reads = {"r/train/1": ["r/prep/1"], "r/train/2": ["r/prep/1"], "r/select/1": ["r/train/1", "r/train/2"]}
+    for run_id, sources in reads.items():
+        for source in sources:
+            for _ in range(2):  # as AppRun and a stage's results do at once
+                tracker.add_source(run_id, source)
+    tracker.add_source("r/train/1", "s3://data", "data")
+    assert sorted(tracker.sources("r/train/1"), key=str) == [
+        TrackerSource("r/prep/1", None),
+        TrackerSource("s3://data", "data"),
+    ]
+    assert tracker.sources("r/train/1", "data") == [TrackerSource("s3://data", "data")]
+    assert tracker.sources("r/nothing/1") == []
+    assert sorted(tracker.run_ids()) == sorted(reads)
+    assert sorted(tracker.run_ids(parent_run_id="r/prep/1")) == ["r/train/1", "r/train/2"]
+    selected = tracker.lineage("r/select/1")
+    assert set(selected.ancestors) == {"r/train/1", "r/train/2", "r/prep/1", "s3://data"}
+    assert selected.descendants == ()
+    assert set(tracker.lineage("r/prep/1").descendants) == {"r/train/1", "r/train/2", "r/select/1"}
+    assert tracker.lineage("r/prep/1").ancestors == ()
+
+
+def test_lineage_ends_where_runs_read_each_other() -> None:
+    lineage = mlflow.make_lineage("a", {"a": ["b"], "b": ["c", "a"], "c": ["c"]})
+    assert lineage == mlflow.RunLineage(ancestors=("b", "c"), descendants=("b",))
+
+
+def test_the_experiment(
+    mlflow_server: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, experiment: str
+) -> None:
+    named = mlflow.create(mlflow_server)
+    named.add_metadata(RUN, a=1)
+    identifier = client.get_experiment_by_name(experiment).experiment_id
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", identifier)
+    assert mlflow.create(mlflow_server).metadata(RUN) == {"a": 1.0}
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
+    unnamed = f"run/{uuid.uuid4()}/1"
+    default = mlflow.create(mlflow_server)
+    default.add_metadata(unnamed, a=2)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "torchx-kfp")
+    # The tracking URI that MLflow itself reads.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    assert mlflow.create().metadata(unnamed) == mlflow.create("").metadata(unnamed) == {"a": 2.0}
+    client.delete_experiment(identifier)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", experiment)
+    with pytest.raises(
+        TrackerError, match=f"^The experiment '{experiment}' was deleted in MLflow\\. Restore it, or nam"
+    ):
+        mlflow.create(mlflow_server).add_metadata(RUN, a=1)
+    for tracker in (named, default):
+        tracker._open.clear()
+
+
+def test_without_a_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for config in (None, ""):
+        with pytest.raises(TrackerError, match=r'^The tracker "mlflow" has no tracking URI: trackers=\{"mlflow"'):
+            mlflow.create(config)
+
+
+def test_without_mlflow() -> None:
+    code = "import sys; sys.modules['mlflow'] = None; import torchx_kfp.mlflow"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert 'TrackerError: The tracker "mlflow" needs MLflow (' in done.stderr
+    assert done.stderr.endswith('): pip install "torchx-kfp[mlflow]".\n')
+
+
+def stage(base: Path, uri: str) -> protocol.StageContext:
+    return protocol.StageContext(str(base), RUN, {"prepare": "run/prepare/1"}, {"mlflow": uri})
+
+
+#: Processes that have MLflow loaded already: loading it takes seconds. Each group starts when the one before has ended,
+#: and its processes begin at once.
+FORKS = """
+import json, os, sys, time
+import torchx_kfp.mlflow
+for group in json.loads(sys.argv[1]):
+    start, children = time.time() + 0.5, []
+    for environ, code in group:
+        child = os.fork()
+        if not child:
+            os.environ.update(environ)
+            time.sleep(start - time.time())
+            exec(code)
+            sys.exit()
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+os._exit(0)
+"""
+
+PUT = "from torchx_kfp.tracking import current_run; current_run().put(a=1.5, text='x')\n"
+
+
+def run_processes(base: Path, uri: str, *groups: list[tuple[str, str]]) -> subprocess.CompletedProcess[str]:
+    """Processes, each the stage of a run id and what it does."""
+    given = [
+        [
+            (protocol.encode(protocol.StageContext(str(base), run_id, trackers={"mlflow": uri})), code)
+            for run_id, code in group
+        ]
+        for group in groups
+    ]
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, json.dumps(given)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+
+
+def test_processes_that_start_at_once_agree_on_one_run(
+    mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path
+) -> None:
+    # As on machines of their own, which have no file in common.
+    apart = "import contextlib, torchx_kfp.mlflow; torchx_kfp.mlflow._one_process_at_a_time = contextlib.nullcontext\n"
+    put = "from torchx_kfp.tracking import current_run; current_run().put({'rank%d': 1})"
+    run_processes(
+        tmp_path,
+        mlflow_server,
+        [("r/together/1", put % rank) for rank in range(6)],
+        [("r/apart/1", apart + put % rank) for rank in range(6)],
+    )
+    found = runs(client, experiment)
+    ranks = {f"rank{rank}": 1.0 for rank in range(6)}
+    (together,) = [run for run in found if run.info.run_name == "together/1"]
+    assert together.data.metrics == ranks
+    (apart_,) = [run for run in found if run.info.run_name == "apart/1" and run.info.lifecycle_stage == "active"]
+    assert apart_.data.metrics == ranks
+
+
+ENDS = {
+    "": "FINISHED",
+    "import sys; sys.exit(0)": "FINISHED",
+    "raise ValueError": "FAILED",
+    "raise KeyboardInterrupt": "FAILED",
+    "try: 1 / 0\nexcept ZeroDivisionError: pass": "FINISHED",
+    # A child that ends as Python does has not ended the run.
+    "import os\nif os.fork(): os.wait(); os._exit(0)": "RUNNING",
+}
+
+
+def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
+    fails = PUT + "time.sleep(2); raise ValueError"
+    waits = PUT + "time.sleep(4)"
+    gone = PUT + "torchx_kfp.mlflow.MlflowClient.set_terminated = lambda *_: 1 / 0  # as good as gone"
+    done = run_processes(
+        tmp_path,
+        mlflow_server,
+        [(f"r/end/{number}", PUT + end) for number, end in enumerate(ENDS)],
+        [("r/two/1", fails), ("r/two/1", waits)],  # the one that failed counts more than one that ends later
+        [("r/again/1", fails)],
+        [("r/again/1", PUT)],  # started again, as torchrun does
+        [("r/gone/1", gone)],
+    )
+    expected = {f"end/{number}": status for number, status in enumerate(ENDS.values())}
+    expected |= {"two/1": "FAILED", "again/1": "FINISHED", "gone/1": "RUNNING"}
+    found = {run.info.run_name: run for run in runs(client, experiment)}
+    assert {name: run.info.status for name, run in found.items()} == expected
+    assert all(run.data.metrics == {"a": 1.5} for run in found.values())
+    assert found["end/0"].info.end_time >= found["end/0"].info.start_time
+    assert done.stdout == "", "nothing of MLflow's in the application's output"
+    assert "MLflow was not told that the run 'r/gone/1' has ended: division by zero" in done.stderr
+
+
+def test_results_of_a_stage(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
+    """All of it together, with torchx's own way to the trackers beside it, and an active run of the application's."""
+    code = """
+import mlflow, os
+from torchx.tracker import AppRun
+from torchx_kfp.tracking import current_run
+mlflow.set_tracking_uri(os.environ["TORCHX_TRACKER_MLFLOW_CONFIG"])
+with mlflow.start_run(run_name="mine"):
+    run = current_run()
+    run.put(accuracy=0.5, loss=float("nan"), best=True)
+    run.put({"l2norm/mean": 2, "run_id": "x"})
+    open("model.bin", "w").write("weights")
+    run.add_artifact("model", "model.bin", size=7)
+    app_run = AppRun.run_from_env()
+    app_run.add_metadata(epochs=3)
+    mlflow.log_metric("own", 1)
+print([type(backend).__name__ for backend in app_run.backends], [s.parent.job_id() for s in app_run.sources()])
+"""
+    done = run_application(code, stage(tmp_path / "base", mlflow_server), tmp_path)
+    assert "['StageTracker', 'MlflowTracker'] ['run/prepare/1']\n" in done.stdout
+    found = {run.info.run_name: run for run in runs(client, experiment)}
+    assert set(found) == {"mine", "train/pod-1"}
+    assert found["mine"].data.metrics == {"own": 1.0}
+    metrics = found["train/pod-1"].data.metrics
+    assert math.isnan(metrics.pop("loss"))
+    assert metrics == {"accuracy": 0.5, "best": 1.0, "l2norm/mean": 2.0, "epochs": 3.0}
+    tracker = mlflow.create(mlflow_server)
+    assert tracker.sources(RUN) == [TrackerSource("run/prepare/1", None)]
+    assert tracker.artifacts(RUN)["model"].metadata == {"size": 7}
+    assert set(FsspecResultTracker(tmp_path / "base")[RUN]) == {"accuracy", "loss", "best", "l2norm/mean", "run_id"}
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    done = run_application(PUT, stage(tmp_path / "base", "http://127.0.0.1:1"), tmp_path)
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("The tracker 'mlflow' failed")]
+    assert "results under the tracker base are complete" in warning
+    assert FsspecResultTracker(tmp_path / "base")[RUN] == {"a": 1.5, "text": "x"}
+
+
+def test_the_lock_needs_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with mlflow._one_process_at_a_time():
+        pass
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,296 @@
+"""A tracker of ``torchx.tracker`` on MLflow: results are metrics of MLflow's runs.
+
+TorchX 0.7.0 has one, which records everything as tags and parameters and knows no sources; its nightly has none.
+
+Each run id has one run in MLflow. It is found again by the tag ``torchx.run_id``, also by other processes of the stage.
+All calls name the run: an application that uses MLflow itself keeps its own active run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx.tracker.api import Lineage, TrackerArtifact, TrackerBase, TrackerSource
+
+from torchx_kfp import mlflow_values as values
+from torchx_kfp.errors import TrackerError
+
+try:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, RunTag
+    from mlflow.exceptions import MlflowException
+except ModuleNotFoundError as error:
+    raise TrackerError(f'The tracker "mlflow" needs MLflow ({error}): pip install "torchx-kfp[mlflow]".') from None
+
+#: MLflow's own names.
+_URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
+#: The experiment of stages that name none: what a pipeline is called, no stage knows.
+DEFAULT_EXPERIMENT = "torchx-kfp"
+
+RUN_ID_TAG = f"{values.OWN}run_id"
+_SOURCE, _ARTIFACT, _METADATA = (f"{values.OWN}{kind}." for kind in ("source", "artifact", "artifact_metadata"))
+#: Of metrics and tags that MLflow takes at once.
+_BATCH = 100
+
+_log = logging.getLogger("torchx_kfp")
+
+
+@dataclass(frozen=True)
+class RunLineage(Lineage):  # type: ignore[misc]
+    """The runs that a run depends on, and those that depend on it, near ones first."""
+
+    ancestors: tuple[str, ...]
+    descendants: tuple[str, ...]
+
+
+class MlflowTracker(TrackerBase):  # type: ignore[misc]
+    """Runs in one experiment of an MLflow server.
+
+    Args:
+        tracking_uri: where MLflow is.
+        experiment: the experiment's name; it is made where there is none.
+        experiment_id: its id, in place of a name.
+    """
+
+    def __init__(self, tracking_uri: str, experiment: str, experiment_id: str | None = None) -> None:
+        self._client = MlflowClient(tracking_uri=tracking_uri)
+        self._experiment = experiment
+        self._known_experiment = experiment_id
+        self._open: dict[str, str] = {}
+        self._last_time = 0
+        self._pid = os.getpid()
+        atexit.register(self._end)
+
+    def add_metadata(self, run_id: str, **kwargs: object) -> None:
+        """Record numbers as metrics, and everything else as tags."""
+        metrics, tags = values.split(kwargs)
+        mlflow_run = self._run(run_id)
+        # The latest value of a metric is the one of the latest time, or else the largest.
+        self._last_time = now = max(int(time.time() * 1000), self._last_time + 1)
+        entries = [Metric(name, value, now, 0) for name, value in metrics.items()]
+        texts = [RunTag(name, value) for name, value in tags.items()]
+        for start in range(0, max(len(entries), len(texts)), _BATCH):
+            chunk = slice(start, start + _BATCH)
+            self._client.log_batch(mlflow_run, metrics=entries[chunk], tags=texts[chunk])
+
+    def metadata(self, run_id: str) -> dict[str, object]:
+        """What was recorded, by MLflow's names, with numbers as floats; ``{}`` of a run that is not there."""
+        data = self._data(run_id)
+        if data is None:
+            return {}
+        texts = {name: text for name, text in data.tags.items() if not name.startswith((values.OWN, "mlflow."))}
+        return {**{name: values.from_metric(value) for name, value in data.metrics.items()}, **texts}
+
+    def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
+        """Upload a local file or folder, under the artifact's name; of others, keep the URL as a tag."""
+        mlflow_run, key = self._run(run_id), values.name_for_mlflow(name)
+        local = path.removeprefix("file://")
+        if local and "://" not in local:
+            if os.path.isdir(local):
+                self._client.log_artifacts(mlflow_run, local, artifact_path=key)
+                path = f"runs:/{mlflow_run}/{key}"
+            else:
+                self._client.log_artifact(mlflow_run, local, artifact_path=key)
+                path = f"runs:/{mlflow_run}/{key}/{os.path.basename(local)}"
+        self._client.set_tag(mlflow_run, _ARTIFACT + key, values.cut(path, name))
+        text = values.to_json(metadata or {})
+        if len(text) > values.LONGEST_TAG:
+            # A list of the file's name stands for what is in it.
+            file = f"{key}.metadata.json"
+            self._client.log_text(mlflow_run, text, file)
+            text = values.to_json([file])
+        self._client.set_tag(mlflow_run, _METADATA + key, text)
+
+    def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
+        """The run's artifacts by name; those that were uploaded have the path ``runs:/...``."""
+        data = self._data(run_id)
+        tags = data.tags if data else {}
+        names = [tag.removeprefix(_ARTIFACT) for tag in tags if tag.startswith(_ARTIFACT)]
+        return {
+            name: TrackerArtifact(name, tags[_ARTIFACT + name], self._metadata_of(run_id, tags.get(_METADATA + name)))
+            for name in names
+        }
+
+    def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
+        """Record that the run reads another one."""
+        text = values.to_json({"run_id": source_id, "artifact_name": artifact_name})
+        self._client.set_tag(self._run(run_id), _SOURCE + values.digest(source_id, artifact_name), text)
+
+    def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
+        """What the run reads, or what of it under this name."""
+        data = self._data(run_id)
+        found = _sources(data.tags) if data else []
+        return [source for source in found if artifact_name in (None, source.artifact_name)]
+
+    def run_ids(self, **kwargs: str) -> list[str]:
+        """The ids of all runs of the experiment, or of those that read the run ``parent_run_id``."""
+        parent = kwargs.get("parent_run_id")
+        return [
+            run_id
+            for run_id, sources in self._all_sources().items()
+            if not parent or any(source.source_run_id == parent for source in sources)
+        ]
+
+    def lineage(self, run_id: str) -> RunLineage:
+        """What the run depends on, and what depends on it, as far as this experiment tells."""
+        parents = {run: [source.source_run_id for source in found] for run, found in self._all_sources().items()}
+        return make_lineage(run_id, parents)
+
+    def _run(self, run_id: str) -> str:
+        """MLflow's run for this run id, which is running."""
+        if run_id not in self._open:
+            with _one_process_at_a_time():
+                found = self._find(run_id) or self._create(run_id)
+            if found.info.status != "RUNNING":  # of a process that has ended, such as one that torchrun starts again
+                self._client.update_run(found.info.run_id, status="RUNNING")
+            self._open[run_id] = found.info.run_id
+        return self._open[run_id]
+
+    def _find(self, run_id: str) -> Any:
+        """The run; of two that machines have made at once, the first on whom both agree."""
+        tag = values.encode_run_id(run_id)
+        found = self._client.search_runs([self._experiment_id()], f"tags.`{RUN_ID_TAG}` = '{tag}'")
+        return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
+
+    def _create(self, run_id: str) -> Any:
+        pipeline_run, _, name = run_id.partition("/")
+        tags = {RUN_ID_TAG: values.encode_run_id(run_id), f"{values.OWN}pipeline_run": pipeline_run}
+        if name:
+            tags[f"{values.OWN}stage"] = name.partition("/")[0]
+        made = self._client.create_run(self._experiment_id(), tags=tags, run_name=name or run_id)
+        first = self._find(run_id) or made
+        if first.info.run_id != made.info.run_id:
+            self._client.delete_run(made.info.run_id)
+        return first
+
+    def _data(self, run_id: str) -> Any:
+        found = self._find(run_id)
+        return found.data if found else None
+
+    def _metadata_of(self, run_id: str, text: str | None) -> Mapping[str, object]:
+        metadata = json.loads(text or "{}")
+        if isinstance(metadata, list):
+            with tempfile.TemporaryDirectory() as folder:
+                path = self._client.download_artifacts(self._find(run_id).info.run_id, metadata[0], folder)
+                with open(path, encoding="utf-8") as file:
+                    metadata = json.load(file)
+        return dict(metadata)
+
+    def _all_sources(self) -> dict[str, list[TrackerSource]]:
+        """The id of each run of the experiment, and what it reads."""
+        found: dict[str, list[TrackerSource]] = {}
+        token: str | None = None
+        while True:
+            page = self._client.search_runs([self._experiment_id()], max_results=1000, page_token=token)
+            for run in page:
+                if RUN_ID_TAG in run.data.tags:
+                    found[values.decode_run_id(run.data.tags[RUN_ID_TAG])] = _sources(run.data.tags)
+            token = page.token
+            if not token:
+                return found
+
+    def _experiment_id(self) -> str:
+        if self._known_experiment is None:
+            found = self._client.get_experiment_by_name(self._experiment)
+            if found is None:
+                try:
+                    self._known_experiment = self._client.create_experiment(self._experiment)
+                except MlflowException:
+                    # Another process was faster.
+                    found = self._client.get_experiment_by_name(self._experiment)
+                    if found is None:
+                        raise
+            if found is not None:
+                if found.lifecycle_stage != "active":
+                    raise TrackerError(
+                        f"The experiment {self._experiment!r} was deleted in MLflow. Restore it, or name another one "
+                        f"in {_EXPERIMENT_NAME}."
+                    )
+                self._known_experiment = found.experiment_id
+        return str(self._known_experiment)
+
+    def _end(self) -> None:
+        """Tell MLflow how this process has ended; one that failed counts more than others of the stage."""
+        if os.getpid() != self._pid:
+            return
+        failed = hasattr(sys, "last_value")  # set where an exception has reached the top
+        for run_id, mlflow_run in self._open.items():
+            try:
+                if failed or self._client.get_run(mlflow_run).info.status != "FAILED":
+                    with contextlib.redirect_stdout(sys.stderr):  # it prints the run's URL
+                        self._client.set_terminated(mlflow_run, "FAILED" if failed else "FINISHED")
+            except Exception as error:  # the server may be gone by now
+                _log.warning("MLflow was not told that the run %r has ended: %s", run_id, error)
+
+
+def make_lineage(run_id: str, parents: Mapping[str, Iterable[str]]) -> RunLineage:
+    """The lineage of a run, of what each run reads directly."""
+    children: dict[str, list[str]] = {}
+    for run, sources in parents.items():
+        for source in sources:
+            children.setdefault(source, []).append(run)
+    return RunLineage(_reachable(run_id, parents), _reachable(run_id, children))
+
+
+def create(config: str | None = None) -> MlflowTracker:
+    """The tracker of this process; TorchX calls it through the entry point ``mlflow`` of the group ``torchx.tracker``.
+
+    The experiment is the one of ``MLFLOW_EXPERIMENT_NAME`` or ``MLFLOW_EXPERIMENT_ID``, ``torchx-kfp`` otherwise.
+
+    Args:
+        config: MLflow's tracking URI; that of ``MLFLOW_TRACKING_URI`` otherwise.
+
+    Raises:
+        TrackerError: there is no URI. MLflow would write into a folder of the container.
+    """
+    uri = config or os.environ.get(_URI)
+    if not uri:
+        raise TrackerError(
+            'The tracker "mlflow" has no tracking URI: trackers={"mlflow": "http://mlflow:5000"} of the stage, or the '
+            f"variable {_URI}."
+        )
+    name = os.environ.get(_EXPERIMENT_NAME)
+    return MlflowTracker(uri, name or DEFAULT_EXPERIMENT, None if name else os.environ.get(_EXPERIMENT_ID) or None)
+
+
+@contextlib.contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    """MLflow cannot make a run only where there is none; the processes of one machine take turns."""
+    path = os.path.join(tempfile.gettempdir(), f"torchx-kfp-mlflow-{os.getuid()}.lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # no folder that can be written: what _create does has to be enough
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _reachable(start: str, edges: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    waiting = [start]
+    for run in waiting:
+        for neighbour in edges.get(run, ()):
+            if neighbour not in found and neighbour != start:
+                found[neighbour] = None
+                waiting.append(neighbour)
+    return tuple(found)
+
+
+def _sources(tags: Mapping[str, str]) -> list[TrackerSource]:
+    entries = [json.loads(text) for name, text in sorted(tags.items()) if name.startswith(_SOURCE)]
+    return [TrackerSource(entry["run_id"], entry["artifact_name"]) for entry in entries]
