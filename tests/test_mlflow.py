@@ -7,6 +7,8 @@ import math
 import os
 import subprocess
 import sys
+import time
+import types
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,8 +94,11 @@ def test_nan_and_infinities(tracker: mlflow.MlflowTracker, client: MlflowClient,
     assert (metrics["up"], metrics["down"]) == (sys.float_info.max, -sys.float_info.max)
 
 
-def test_the_latest_value_counts(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str) -> None:
+def test_the_latest_value_counts(
+    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MLflow takes the largest of those of one millisecond."""
+    monkeypatch.setattr(mlflow, "time", types.SimpleNamespace(time=lambda: 1_700_000_000.0, sleep=time.sleep))
     for loss in (3.0, 1.0, 2.0, 0.5):
         tracker.add_metadata(RUN, loss=loss, note=str(loss))
     assert tracker.metadata(RUN) == {"loss": 0.5, "note": "0.5"}

@@ -40,6 +40,8 @@ DEFAULT_EXPERIMENT = "torchx-kfp"
 
 RUN_ID_TAG = f"{values.OWN}run_id"
 _SOURCE, _ARTIFACT, _METADATA = (f"{values.OWN}{kind}." for kind in ("source", "artifact", "artifact_metadata"))
+#: Seconds for which a new run waits for others like it, which machines that start at once may be making.
+_SETTLE = 0.3
 #: Of metrics and tags that MLflow takes at once.
 _BATCH = 100
 
@@ -169,6 +171,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         if name:
             tags[f"{values.OWN}stage"] = name.partition("/")[0]
         made = self._client.create_run(self._experiment_id(), tags=tags, run_name=name or run_id)
+        time.sleep(_SETTLE)
         first = self._find(run_id) or made
         if first.info.run_id != made.info.run_id:
             self._client.delete_run(made.info.run_id)
