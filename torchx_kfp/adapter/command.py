@@ -8,9 +8,9 @@ A tracked stage's command is::
 ``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
 at run time only. The script makes the run id, writes it to KFP's output, and ends in ``exec WORDS``, so that signals
 and the exit code are the application's. WORDS are the application's entrypoint and arguments. The role's variables are
-set by an ``env`` before them: KFP's cache key covers a command, not a container's environment. Those of further trackers
-are too, and replace the script's own. PUBLISHER is there where the stage has results or artifacts that become outputs of
-KFP: it runs WORDS as its child, and signals and the exit code pass through it (``torchx_kfp.publisher``).
+set by an ``env`` before them: KFP's cache key covers a command, not a container's environment. Those of further
+trackers are too, and replace the script's own. PUBLISHER is there where the stage has results or artifacts that become
+outputs of KFP: it runs WORDS as its child, and signals and the exit code pass through it (``torchx_kfp.publisher``).
 
 Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
 process but ``mkdir`` where the output's folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the
