@@ -12,11 +12,13 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fsspec.asyn import sync
 
 from tests.s3 import S3Server, running
+from torchx_kfp.tracking import run
 
 
 def pytest_configure() -> None:
@@ -114,3 +116,14 @@ def memory_base() -> Iterator[str]:
     yield "memory://results"
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else str(request.getfixturevalue(f"{request.param}_base"))
+
+
+@pytest.fixture(autouse=True)
+def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a process of its own to what a process says once; memory's tracker base is the same for all."""
+    monkeypatch.setattr(run, "_said", set())

@@ -8,7 +8,7 @@ import fsspec
 from torchx.tracker.backend.fsspec import FsspecTracker
 
 from tests.cli.conftest import Call
-from torchx_kfp.backend import create
+from torchx_kfp.trackers.stage import create
 
 
 def test_takes_over_what_torchx_has_stored(call: Call, tmp_path: Path) -> None:

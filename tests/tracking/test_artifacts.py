@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from torchx_kfp import protocol
-from torchx_kfp.backend import create
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.trackers.stage import create
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
 
 

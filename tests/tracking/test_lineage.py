@@ -261,7 +261,7 @@ def test_folders_are_read_back() -> None:
 
 @pytest.mark.parametrize("run_id", ["", "..", "a/../b", "/a", "a//b", "a\0b"])
 def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
-    from torchx_kfp.backend import create
+    from torchx_kfp.trackers.stage import create
 
     backend = create(str(tmp_path / "base"))
     for action in (

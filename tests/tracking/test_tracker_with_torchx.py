@@ -13,7 +13,7 @@ import pytest
 from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
 
 from torchx_kfp import protocol
-from torchx_kfp.backend import create
+from torchx_kfp.trackers.stage import create
 from torchx_kfp.tracking import FsspecResultTracker
 
 RESULTS: dict[str, Any] = {

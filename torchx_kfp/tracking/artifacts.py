@@ -1,7 +1,7 @@
 """Artifacts of a run: files and folders that it has made, by name, where they are, and what is to be said of them.
 
-``torchx.tracker.AppRun`` reads and writes the same (``backend``). A stage that declares them hands them on to KFP
-(``publisher``).
+``torchx.tracker.AppRun`` reads and writes the same (``trackers.stage``). A stage that declares them hands them on to
+KFP (``publisher``).
 """
 
 from __future__ import annotations

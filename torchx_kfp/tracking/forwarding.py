@@ -20,7 +20,7 @@ from torchx_kfp.tracking.artifacts import absolute
 
 _GROUP = "torchx.tracker"
 #: Modules of this project that are trackers -> what they need beside TorchX, and the extra that brings it.
-_NEEDED = {"torchx_kfp.mlflow": ("mlflow", "mlflow")}
+_NEEDED = {"torchx_kfp.trackers.mlflow": ("mlflow", "mlflow")}
 #: After a failure a tracker is left alone for this many times as long as it took to fail: a server that is gone
 #: costs a tenth of the time, however often a stage records.
 _PAUSE = 9

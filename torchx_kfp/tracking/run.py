@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
-from collections.abc import Iterator, Mapping, Sequence
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import (
@@ -134,7 +133,10 @@ class Run:
             TrackerError: the store failed.
         """
         self._refuse_others("records metadata", "add_metadata")
-        add_metadata(self._tracker.store, self.id, {**(metadata or {}), **named})
+        new = {**(metadata or {}), **named}
+        add_metadata(self._tracker.store, self.id, new)
+        for tracker in self._further:
+            tracker.add_metadata(new)
 
     def metadata(self) -> dict[str, object]:
         """What this run has said of itself, by name.
@@ -163,7 +165,6 @@ class Run:
         """
         self._refuse_others("registers artifacts", "add_artifact")
         add_artifact(self._tracker.store, self.id, name, path, metadata)
-        add_artifact(self._tracker.store, self.id, Artifact(name, path, metadata))  # type: ignore[arg-type]
         for tracker in self._further:
             tracker.add_artifact(name, os.fspath(path), metadata)
 
@@ -351,8 +352,9 @@ def current_run(environ: Mapping[str, str] = os.environ) -> Run:
     except KeyRefusedError as error:
         raise ProtocolError(f"{protocol.JOB_ID} is no run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base)
+    further = further_trackers(context)
     declare_parents(tracker, context)
-    return Run(context.run_id, tracker, context.parents)
+    return Run(context.run_id, tracker, context.parents, further=further)
 
 
 def declare_parents(tracker: FsspecResultTracker, context: protocol.StageContext) -> None:
@@ -377,4 +379,3 @@ def _say_once(tracker: FsspecResultTracker, run_id: str, what: object, say: Call
     except TrackerError as error:
         _logger.warning("The lineage of the run %r lacks what it reads: %s", run_id, error)
     _said.add(saying)
-    return Run(context.run_id, FsspecResultTracker(context.tracker_base), context.parents, further_trackers(context))

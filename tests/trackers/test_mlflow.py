@@ -219,11 +219,6 @@ def test_sources_and_lineage(tracker: mlflow.MlflowTracker) -> None:
     assert tracker.lineage("r/prep/1").ancestors == ()
 
 
-def test_lineage_ends_where_runs_read_each_other() -> None:
-    lineage = mlflow.make_lineage("a", {"a": ["b"], "b": ["c", "a"], "c": ["c"]})
-    assert lineage == mlflow.RunLineage(ancestors=("b", "c"), descendants=("b",))
-
-
 def test_the_experiment(
     mlflow_server: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch, experiment: str
 ) -> None:
@@ -259,7 +254,7 @@ def test_without_a_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_mlflow() -> None:
-    code = "import sys; sys.modules['mlflow'] = None; import torchx_kfp.mlflow"
+    code = "import sys; sys.modules['mlflow'] = None; import torchx_kfp.trackers.mlflow"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert 'TrackerError: The tracker "mlflow" needs MLflow (' in done.stderr
@@ -274,7 +269,7 @@ def stage(base: Path, uri: str) -> protocol.StageContext:
 #: and its processes begin at once.
 FORKS = """
 import json, os, sys, time
-import torchx_kfp.mlflow
+import torchx_kfp.trackers.mlflow
 for group in json.loads(sys.argv[1]):
     start, children = time.time() + 0.5, []
     for environ, code in group:
@@ -310,7 +305,10 @@ def test_processes_that_start_at_once_agree_on_one_run(
     mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path
 ) -> None:
     # As on machines of their own, which have no file in common.
-    apart = "import contextlib, torchx_kfp.mlflow; torchx_kfp.mlflow._one_process_at_a_time = contextlib.nullcontext\n"
+    apart = (
+        "import contextlib, torchx_kfp.trackers.mlflow as tracker\n"
+        "tracker._one_process_at_a_time = contextlib.nullcontext\n"
+    )
     put = "from torchx_kfp.tracking import current_run; current_run().put({'rank%d': 1})"
     run_processes(
         tmp_path,
@@ -340,7 +338,7 @@ ENDS = {
 def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
     fails = PUT + "time.sleep(2); raise ValueError"
     waits = PUT + "time.sleep(4)"
-    gone = PUT + "torchx_kfp.mlflow.MlflowClient.set_terminated = lambda *_: 1 / 0  # as good as gone"
+    gone = PUT + "torchx_kfp.trackers.mlflow.MlflowClient.set_terminated = lambda *_: 1 / 0  # as good as gone"
     done = run_processes(
         tmp_path,
         mlflow_server,

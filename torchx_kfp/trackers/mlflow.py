@@ -18,13 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from torchx.tracker.api import Lineage, TrackerArtifact, TrackerBase, TrackerSource
+from torchx.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 
-from torchx_kfp import mlflow_values as values
 from torchx_kfp.errors import TrackerError
+from torchx_kfp.trackers import mlflow_values as values
+from torchx_kfp.trackers.stage import AppLineage
+from torchx_kfp.tracking.artifacts import Artifact
+from torchx_kfp.tracking.lineage import trace
+from torchx_kfp.tracking.sources import Source
 
 try:
     from mlflow import MlflowClient
@@ -46,14 +49,6 @@ _SETTLE = 0.3
 _BATCH = 100
 
 _log = logging.getLogger("torchx_kfp")
-
-
-@dataclass(frozen=True)
-class RunLineage(Lineage):  # type: ignore[misc]
-    """The runs that a run depends on, and those that depend on it, near ones first."""
-
-    ancestors: tuple[str, ...]
-    descendants: tuple[str, ...]
 
 
 class MlflowTracker(TrackerBase):  # type: ignore[misc]
@@ -144,10 +139,19 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             if not parent or any(source.source_run_id == parent for source in sources)
         ]
 
-    def lineage(self, run_id: str) -> RunLineage:
-        """What the run depends on, and what depends on it, as far as this experiment tells."""
-        parents = {run: [source.source_run_id for source in found] for run, found in self._all_sources().items()}
-        return make_lineage(run_id, parents)
+    def lineage(self, run_id: str) -> AppLineage:
+        """What the run was made of and what was made of it, as far as this experiment tells."""
+        sources = {
+            run: [Source(source.source_run_id, source.artifact_name) for source in found]
+            for run, found in self._all_sources().items()
+        }
+        return AppLineage(**vars(trace([run_id], sources, self._artifacts_of)))
+
+    def _artifacts_of(self, run_ids: Iterable[str]) -> dict[str, dict[str, Artifact]]:
+        return {
+            run_id: {name: Artifact(name, it.path, it.metadata or {}) for name, it in self.artifacts(run_id).items()}
+            for run_id in run_ids
+        }
 
     def _run(self, run_id: str) -> str:
         """MLflow's run for this run id, which is running."""
@@ -237,15 +241,6 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
                 _log.warning("MLflow was not told that the run %r has ended: %s", run_id, error)
 
 
-def make_lineage(run_id: str, parents: Mapping[str, Iterable[str]]) -> RunLineage:
-    """The lineage of a run, of what each run reads directly."""
-    children: dict[str, list[str]] = {}
-    for run, sources in parents.items():
-        for source in sources:
-            children.setdefault(source, []).append(run)
-    return RunLineage(_reachable(run_id, parents), _reachable(run_id, children))
-
-
 def create(config: str | None = None) -> MlflowTracker:
     """The tracker of this process; TorchX calls it through the entry point ``mlflow`` of the group ``torchx.tracker``.
 
@@ -281,17 +276,6 @@ def _one_process_at_a_time() -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _reachable(start: str, edges: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    waiting = [start]
-    for run in waiting:
-        for neighbour in edges.get(run, ()):
-            if neighbour not in found and neighbour != start:
-                found[neighbour] = None
-                waiting.append(neighbour)
-    return tuple(found)
 
 
 def _sources(tags: Mapping[str, str]) -> list[TrackerSource]:
