@@ -38,9 +38,11 @@ current_run().put({"l2norm/mean": 1, "run_id": "a", "self": "b"})
 run.put()
 run.add_artifact("model", "model.bin", size=7)
 run.add_artifact("remote", "s3://x/y")
+run.add_metadata({"git/commit": "4f2a91c"}, config={"lr": [0.1]})
 """
     run_application(code, stage(tmp_path, "recorder"), packages)
-    made, *sources, first, second, artifact, remote = calls(tmp_path / "calls")
+    made, *sources, first, second, artifact, remote, metadata = calls(tmp_path / "calls")
+    assert metadata == ["metadata", RUN, {"git/commit": "4f2a91c", "config": {"lr": [0.1]}}]
     assert made == ["create", str(tmp_path / "calls")]
     assert [source[1:] for source in sources] == [[RUN, run, None] for run in ("run/prepare/1", "run/t/1", "run/t/2")]
     assert math.isnan(first[2].pop("loss"))
