@@ -25,7 +25,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
 from mlflow import MlflowClient
 
-from torchx_kfp import mlflow, mlflow_values
+from torchx_kfp.trackers import mlflow, mlflow_values
 
 RUN = "run/train/pod-1"
 
