@@ -75,6 +75,8 @@ class Cleanup:
         self._before = before
         # What was read once need not be read again, unless the file has changed.
         self._problems: dict[File, str] = {}
+        self._seen: dict[str, set[File]] = {}
+        self._known: dict[str, list[Source]] = {}
 
     def look(self) -> Findings:
         """What is there now.
@@ -83,7 +85,8 @@ class Cleanup:
             CorruptResultError: what a run was made of cannot be read, so which runs are used is not known.
             TrackerError: the store failed.
         """
-        results, entries = _grouped(self._store.files())
+        files = self._store.files()
+        results, entries = _grouped(files)
         left_alone = {name: why for name, files in results.items() if (why := _shape_problem(files))}
         runs = (results.keys() | entries.keys()) - left_alone.keys()
         newest = {run: max(file.modified for file in [*results.get(run, ()), *entries.get(run, ())]) for run in runs}
@@ -98,7 +101,7 @@ class Cleanup:
             for run in old
             if run not in left_alone
         ]
-        users = _users(read_sources_of(self._store), {run.run for run in candidates}) if candidates else {}
+        users = _users(self._sources(files), {run.run for run in candidates}) if candidates else {}
         return Findings(
             old=tuple(
                 replace(run, kept=f"used by {users[run.run]}") if run.run in users else run for run in candidates
@@ -130,6 +133,18 @@ class Cleanup:
             # What is there again was written since, and not by a run that is over.
             done.update(run.run for run in batch)
             yield from batch
+
+    def _sources(self, files: Iterable[File]) -> dict[str, list[Source]]:
+        """The sources of all runs; those whose files are as they were are not read again."""
+        there: dict[str, set[File]] = {}
+        for file in files:
+            if file.key.startswith(f"{PRIVATE}/{SOURCES}/") and file.key.count("/") >= 3:
+                there.setdefault(run_id_of(file.key), set()).add(file)
+        changed = [run_id for run_id, its in there.items() if self._seen.get(run_id) != its]
+        if changed:
+            self._known.update(read_sources_of(self._store, changed))
+            self._seen.update((run_id, there[run_id]) for run_id in changed)
+        return {run_id: self._known.get(run_id, []) for run_id in there}
 
     def _read(self, files: Iterable[File]) -> None:
         new = [file for file in files if file not in self._problems]

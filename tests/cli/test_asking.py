@@ -19,7 +19,7 @@ def test_the_commands_of_the_readme(inside: Call, project: Path) -> None:
         declare_sources(tracker.store, f"{run}/choose/choose-0", {"trials": [f"{run}/train/train-0-0"]})
     blocks = re.findall(r"^```console\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     commands = next(block for block in blocks if "lineage" in block).splitlines()
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         words = shlex.split(command.replace("RUN", "example-1").replace("OTHER", "example-2"), comments=True)
         done = inside(*words[1:])

@@ -47,10 +47,10 @@ def base(project: Path) -> Path:
 TREES = """\
 Made of
 a-1/choose/c  best=a-1/train/t1
-├── trials: a-1/train/t0  accuracy=0.5  [model ...ng/long/long/long/long/long/long/0.pt]
+├── trials: a-1/train/t0  accuracy=0.5  (model ...ng/long/long/long/long/long/long/0.pt)
 │   └── prepare: a-1/prepare/p  rows=1000
 │       └── s3://datasets/digits  [raw]
-├── trials: a-1/train/t1  accuracy=0.75  [model ...ng/long/long/long/long/long/long/1.pt]
+├── trials: a-1/train/t1  accuracy=0.75  (model ...ng/long/long/long/long/long/long/1.pt)
 │   └── prepare: a-1/prepare/p  (shown above)
 └── data: a-1/prepare/p  (shown above)
 
@@ -95,7 +95,10 @@ def test_circles_end(inside: Call) -> None:
 
 
 def test_a_run_without_lineage(inside: Call) -> None:
-    sentence = "Nothing is known of what 'alone' was made of, and of what was made of it.\n"
+    sentence = (
+        "Nothing is known of what 'alone' was made of, and of what was made of it. "
+        "That is recorded by stages that call current_run() or torchx.tracker.AppRun.run_from_env().\n"
+    )
     done = inside("lineage", "base", "alone")
     assert (done.returncode, done.stdout, done.stderr) == (0, "alone/s/1  loss=0.25\n", sentence)
     done = inside("lineage", "base", "alone", "--format", "json")
@@ -166,6 +169,7 @@ def test_json_has_all(inside: Call) -> None:
         "run_id": "a-1/choose/c",
         "alias": "trials",
         "artifacts": [{"name": "model", "path": f"s3://bucket/{'long/' * 9}0.pt", "metadata": {"epochs": 3}}],
+        "named": False,
     } in shown["links"]
     assert len(shown["links"]) == 7
 

@@ -132,7 +132,7 @@ def test_lineage(base: str) -> None:
     assert isinstance(found, api.Lineage)
     assert (found.ancestors, found.descendants) == (("p1/train/1",), ("p2/deploy/1",))
     assert found.links == (
-        Link("p1/train/1", "p1/use/1", None, (Artifact("model", "s3://models/1"),)),
+        Link("p1/train/1", "p1/use/1", None, (Artifact("model", "s3://models/1"),), named=True),
         Link("p1/use/1", "p2/deploy/1"),
     )
 
@@ -288,3 +288,27 @@ class TestImport:
         file.write_text(content)
         with pytest.raises(CorruptResultError, match=rf"{file} is not what TorchX's tracker writes: .*Remove it"):
             import_torchx(tmp_path, create(str(tmp_path)).tracker.store)
+
+    def test_what_is_no_entry_may_be_left_out(self, tmp_path: Path) -> None:
+        """TorchX truncates a file before it writes: a process that was killed leaves an empty one."""
+        theirs = FsspecTracker(fsspec.filesystem("file"), str(tmp_path))
+        theirs.add_metadata(RUN, a=1)
+        (broken,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+        broken.write_text("")
+        theirs.add_metadata(OTHER, b=1)
+        ours = create(str(tmp_path / "ours"))
+        errors: list[CorruptResultError] = []
+        assert import_torchx(tmp_path, ours.tracker.store, corrupt=errors.append) == {OTHER: 1}
+        assert [str(broken) in str(error) for error in errors] == [True]
+        assert ours.run_ids() == [OTHER]
+
+
+def test_what_are_no_sources_is_left_out_of_the_lineage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    backend = create(str(tmp_path))
+    backend.add_source("p/b/1", "p/a/1")
+    for number, content in enumerate(("{", "{}")):
+        path = tmp_path / ".torchx_kfp" / "sources" / f"p%2Fc%2F{number}" / "1"
+        path.parent.mkdir()
+        path.write_text(content)
+    assert backend.lineage("p/a/1").descendants == ("p/b/1",)
+    assert caplog.text.count("Left out of the lineage: ") == 2

@@ -186,16 +186,16 @@ class TestLineage:
         assert found.ancestors == (*trials, "p1/prepare/1")
         assert found.descendants == ("p2/deploy/1", "p2/monitor/1")
         data = Artifact("train_set", "s3://data/1")
-        log = Artifact("log", "s3://logs")
         models = [Artifact("model", f"s3://models/{trial}") for trial in trials]
         assert set(map(repr, found.links)) == set(
             map(
                 repr,
                 [
-                    *(Link("p1/prepare/1", trial, "data", (data,)) for trial in trials),
-                    Link(trials[0], "p1/best/1", "trials", (models[0], log)),
-                    Link(trials[1], "p1/best/1", "trials", (models[1],)),
-                    Link(trials[2], "p1/best/1", "trials", (models[2], log)),
+                    *(Link("p1/prepare/1", trial, "data", (data,), named=True) for trial in trials),
+                    # It has said that it uses one model, and so no other.
+                    Link(trials[0], "p1/best/1", "trials"),
+                    Link(trials[1], "p1/best/1", "trials", (models[1],), named=True),
+                    Link(trials[2], "p1/best/1", "trials"),
                     Link("p1/best/1", "p2/deploy/1", "model"),
                     Link("p2/deploy/1", "p2/monitor/1", "deployed"),
                 ],
@@ -204,6 +204,14 @@ class TestLineage:
         down = stage(base, "p1/prepare/1").lineage()
         assert down.ancestors == ()
         assert set(down.descendants) == {*trials, "p1/best/1", "p2/deploy/1", "p2/monitor/1"}
+
+    def test_artifacts_of_a_source_where_nothing_tells_which_are_used(self, base: str) -> None:
+        run = stage(base)
+        run.add_artifact("model", "s3://models/1")
+        run.add_artifact("log", "s3://logs")
+        stage(base, "p1/use/1", {"train": "p1/train/e1"})
+        (link,) = run.lineage().links
+        assert link == Link("p1/train/e1", "p1/use/1", "train", tuple(run.artifacts().values()))
 
     def test_of_a_run_that_nothing_is_known_of(self, base: str) -> None:
         found = stage(base, "p9/none/1").lineage()

@@ -284,6 +284,10 @@ class TrackerContract:
         )
         assert found == {"run/missing": {}, "5": {}, **{key: {"number": number} for number, key in enumerate(keys)}}
         assert tracker.get_many([]) == {}
+        with pytest.raises(
+            KeyRefusedError, match=r"get_many takes a list of keys\. Got: 'run/train'\. One key is for get"
+        ):
+            tracker.get_many("run/train")
         with pytest.raises(KeyRefusedError, match=r"'a/\.\./b' would leave its place"):
             tracker.get_many([*keys, "a/../b"])
 
@@ -317,7 +321,7 @@ class TrackerContract:
     def test_a_frame(self, tracker: FsspecResultTracker) -> None:
         pandas = pytest.importorskip("pandas")
         tracker.put("p1/train/1", accuracy=0.5, epochs=3, note="a")
-        tracker.put("p1/train/2", accuracy=0.75, stage=7)
+        tracker.put("p1/train/2", accuracy=0.75)
         tracker.put("other", loss=math.nan)
         table = tracker.to_frame()
         assert list(table.index) == ["other", "p1/train/1", "p1/train/2"]
@@ -326,10 +330,14 @@ class TrackerContract:
         assert table.loc["p1/train/1", ["run", "stage", "execution", "accuracy", "epochs", "note"]].to_list() == [
             "p1", "train", "1", 0.5, 3, "a",
         ]  # fmt: skip
-        assert table.loc["p1/train/2", "stage"] == 7, "a result of that name comes first"
         assert table["accuracy"].mean() == 0.625
         assert pandas.isna(table.loc["other", "run"])
         assert list(tracker.to_frame("p1").index) == ["p1/train/1", "p1/train/2"]
+        tracker.put("p1/train/2", accuracy=0.75, stage=7)
+        table = tracker.to_frame("p1")
+        assert list(table.columns) == ["run", "execution", "accuracy", "epochs", "note", "stage"]
+        assert table.loc["p1/train/2", "stage"] == 7, "what is recorded under such a name, and nothing else"
+        assert pandas.isna(table.loc["p1/train/1", "stage"])
         assert tracker.to_frame("none").empty
         # Where no row lacks a value, types stay as they were recorded.
         assert tracker.to_frame("p1/train/1").dtypes["epochs"].kind == "i"

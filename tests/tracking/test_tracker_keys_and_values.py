@@ -40,9 +40,9 @@ class Nameless:
         return "<it>"
 
 
-class Scalar(Nameless):
+class Array(Nameless):
     def item(self) -> float:
-        return 1.0
+        raise ValueError("there are several")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ class Scalar(Nameless):
         ((1,), r"is of type tuple: \(1,\)\. .* for example 'loss/0'"),
         (1j, r"is of type complex: 1j\. .* Convert it, for example with float\(\.\.\.\) or str\(\.\.\.\)\."),
         (decimal.Decimal("0.1"), r"is of type decimal\.Decimal: Decimal\('0\.1'\)\. .* Convert it"),
-        (Scalar(), r"is of type .*Scalar: <it>\. .* Put its \.item\(\)\."),
+        (Array(), r"is of type .*Array: <it>\. .* Put a number that it is reduced to, such as its \.mean\(\)\."),
         (Nameless(), r"is of type .*Nameless: <it>\. .* Convert it"),
         ("é" * 513, r"is a str of 1,026 bytes in UTF-8; the limit is 1,024 bytes\. Store the text elsewhere"),
         ("a\udc80", r"holds half of a surrogate pair, which cannot be written as UTF-8\. Replace it"),
@@ -75,10 +75,13 @@ def test_scalars_of_numpy() -> None:
     values = check_results("run", {"loss": numpy.float64(0.5), "name": numpy.str_("x")})
     assert values == {"loss": 0.5, "name": "x"}
     assert [type(value) for value in values.values()] == [float, str]
-    for value in (numpy.float32(0.5), numpy.int64(1), numpy.bool_(True), numpy.array(1.0)):
-        with pytest.raises(ResultRefusedError, match=r"is of type numpy\.\w+: .* Put its \.item\(\)\."):
+    scalars = {"f": numpy.float32(0.5), "i": numpy.int64(1), "b": numpy.bool_(True), "a": numpy.array(1.5)}
+    values = check_results("run", scalars)
+    assert values == {"f": 0.5, "i": 1, "b": True, "a": 1.5}
+    assert [type(value) for value in values.values()] == [float, int, bool, float]
+    for value in (numpy.array([1, 2]), numpy.datetime64("2026-01-01"), numpy.complex64(1j)):
+        with pytest.raises(ResultRefusedError, match=r"is of type numpy\.\w+: "):
             check_results("run", {"loss": value})
-        assert check_results("run", {"loss": value.item()})
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torchx_kfp.cli.import_torchx import import_command
 from torchx_kfp.cli.lineage import lineage_command
 from torchx_kfp.cli.results import results_command
 from torchx_kfp.cli.run import run_command
+from torchx_kfp.cli.show import show_command
 from torchx_kfp.errors import TorchxKfpError
 
 __all__ = ["main"]
@@ -51,6 +52,7 @@ def cli(traceback: bool) -> None:
 cli.add_command(compile_command)
 cli.add_command(run_command)
 cli.add_command(results_command)
+cli.add_command(show_command)
 cli.add_command(lineage_command)
 cli.add_command(compare_command)
 cli.add_command(gc_command)

@@ -40,8 +40,9 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     \b
     torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
 
-    What a run that stays uses is kept: KFP's cache hands on run ids of earlier runs. Which run uses which is known
-    where stages call current_run(), or record sources with TorchX's tracker.
+    What a run that stays uses is kept. Which run uses which is known where stages call current_run(), or record sources
+    with TorchX's tracker. KFP's cache does not ask: AGE should be longer than it keeps executions, or a later run gets
+    the run id of one whose results are gone.
 
     A folder that holds anything but results of stages is left alone, and so are keys that are no run ids. The files of
     artifacts are never touched, wherever they are.
@@ -50,7 +51,7 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     findings = cleanup.look()
     _say_left_alone(findings)
     if not findings.old:
-        younger = f", and {counted(findings.younger, 'pipeline run')} younger than that" if findings.younger else ""
+        younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
         print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is as old as that{younger}.")
         return
     if dry_run:

@@ -45,6 +45,7 @@ def dot(lineage: Lineage) -> str:
 def link_label(link: Link) -> str:
     """The alias of a link, and its artifacts."""
     artifacts = ", ".join(artifact_label(artifact) for artifact in link.artifacts)
+    artifacts = artifacts if link.named or not artifacts else f"({artifacts})"
     return f"{link.alias}: {artifacts}" if link.alias and artifacts else link.alias or artifacts
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.cli.output import counted, print_message
+from torchx_kfp.cli.runs import PATIENCE
+from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.torchx_layout import import_torchx
 
@@ -21,5 +23,11 @@ def import_command(torchx_root: str, tracker_base: str) -> None:
     \b
     torchx-kfp import s3://bucket/torchx s3://bucket/results
     """
-    found = import_torchx(torchx_root, FsspecResultTracker(tracker_base).store)
+    wrong: list[CorruptResultError] = []
+    store = FsspecResultTracker(tracker_base, patience=PATIENCE).store
+    found = import_torchx(torchx_root, store, corrupt=wrong.append, patience=PATIENCE)
+    for error in wrong:
+        print_message(f"Left out: {error}")
     print_message(f"Took over {counted(sum(found.values()), 'file')} of {counted(len(found), 'run')}.")
+    if wrong:
+        click.get_current_context().exit(1)

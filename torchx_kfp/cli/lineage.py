@@ -58,11 +58,12 @@ def lineage_command(tracker_base: str, run: str, form: str) -> None:
     \b
     torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
 
-    Runs are shown with the artifacts that were used of them, and with their results. In a tree, of more than 20 runs
+    Runs are shown with their results and with artifacts: in brackets those that were used, in parentheses what the run
+    has where nothing tells which were used. In a tree, of more than 20 runs
     that are read under one alias the first 20 are shown; the other formats have all.
     """
     tracker = open_tracker(tracker_base)
-    sources = read_sources_of(tracker.store)
+    sources = read_sources_of(tracker.store, corrupt=lambda error: print_message(f"Left out: {error}"))
     recorded = tracker.keys()
     named = (source.run_id for found in sources.values() for source in found)
     known = sorted({*recorded, *runs_with_entries(tracker.store), *named})
@@ -70,7 +71,10 @@ def lineage_command(tracker_base: str, run: str, form: str) -> None:
         raise nothing(tracker_base)
     lineage = trace(chosen(run, known, tracker_base), sources, lambda wanted: read_artifacts_of(tracker.store, wanted))
     if not lineage.links:
-        print_message(f"Nothing is known of what {run!r} was made of, and of what was made of it.")
+        print_message(
+            f"Nothing is known of what {run!r} was made of, and of what was made of it. "
+            "That is recorded by stages that call current_run() or torchx.tracker.AppRun.run_from_env()."
+        )
     results = read(tracker, sorted({*recorded} & {*runs_of(lineage)})) if form in ("tree", "json") else {}
     if form == "json":
         print_json(_as_json(lineage, results))
@@ -95,6 +99,7 @@ def _as_json(lineage: Lineage, results: Results) -> dict[str, Any]:
                 "run_id": link.run_id,
                 "alias": link.alias,
                 "artifacts": [vars(artifact) for artifact in link.artifacts],
+                "named": link.named,
             }
             for link in lineage.links
         ],
@@ -210,4 +215,6 @@ class _Forest:
         artifacts = link.artifacts if link else ()
         shown = ", ".join(printable(artifact_label(artifact, _PATH)) for artifact in artifacts[:3])
         more = f" and {counted(len(artifacts) - 3, 'more artifact')}" if len(artifacts) > 3 else ""
-        return "  ".join(filter(None, [alias + printable(run_id), results, f"[{shown}{more}]" if shown else ""]))
+        brackets = "[]" if link and link.named else "()"
+        artifact = f"{brackets[0]}{shown}{more}{brackets[1]}" if shown else ""
+        return "  ".join(filter(None, [alias + printable(run_id), results, artifact]))

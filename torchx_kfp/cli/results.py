@@ -21,7 +21,9 @@ from torchx_kfp.cli.output import (
 )
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, pipeline_run, read, say_if_misplaced
 from torchx_kfp.cli.where import OWN, matching, unknown_name
+from torchx_kfp.errors import MissingResultsError
 from torchx_kfp.tracking import FsspecResultTracker, Result
+from torchx_kfp.tracking.entries import run_ids
 
 Results = Mapping[str, Mapping[str, Result]]
 
@@ -30,7 +32,13 @@ Results = Mapping[str, Mapping[str, Result]]
 @click.argument("tracker_base")
 @click.argument("run", required=False)
 @click.option("--stage", "stages", metavar="STAGE", multiple=True, help="Only this stage; may be given several times.")
-@click.option("--sort", metavar="NAME", help="Sort by this result; -NAME: the largest first.")
+@click.option(
+    "--sort",
+    "sorts",
+    metavar="NAME",
+    multiple=True,
+    help="Sort by this result, then by the next; -NAME: largest first.",
+)
 @click.option("--where", "expressions", metavar="EXPRESSION", multiple=True, help="Only runs for which this holds.")
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
@@ -39,7 +47,7 @@ def results_command(
     tracker_base: str,
     run: str | None,
     stages: tuple[str, ...],
-    sort: str | None,
+    sorts: tuple[str, ...],
     expressions: tuple[str, ...],
     form: str,
 ) -> None:
@@ -60,15 +68,16 @@ def results_command(
     """
     tracker = open_tracker(tracker_base)
     keys = _keys(tracker, run)
-    if run is None and form == "table" and not (stages or sort is not None or expressions):
+    if run is None and form == "table" and not (stages or sorts or expressions):
         _list_runs(keys)
         say_if_misplaced(tracker_base, keys)
         return
     found: Results = read(tracker, _of_stages(keys, stages))
     for expression in expressions:
-        rows = {key: (_values(key, results), results) for key, results in found.items()}
+        values = _values(found)
+        rows = {key: (values[key], results) for key, results in found.items()}
         found = {key: found[key] for key in matching(expression, rows)} if rows else found
-    if sort is not None and found:
+    for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)
     if not found:
         print_message(f"None of {counted(len(keys), 'run id')} is left over.")
@@ -82,7 +91,13 @@ def _keys(tracker: FsspecResultTracker, run: str | None) -> list[str]:
         return keys
     known = tracker.keys()
     if not known:
-        raise nothing(tracker.tracker_base)
+        others = run_ids(tracker.store)
+        if not others:
+            raise nothing(tracker.tracker_base)
+        raise MissingResultsError(
+            f"There are no results under {tracker.tracker_base!r}, but metadata, artifacts or sources of "
+            f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
+        )
     if run is None:
         return known
     return chosen(run, known, tracker.tracker_base)
@@ -109,12 +124,18 @@ def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
     return [key for key in keys if parts(key).get("stage") in stages]
 
 
-def _values(key: str, results: Mapping[str, Result]) -> dict[str, Any]:
-    return {"run_id": key, **parts(key), **results}
+def _values(found: Results) -> dict[str, dict[str, Any]]:
+    """What there is to ask for of each run: its results, and parts of its run id where no run has such a result."""
+    taken = {name for results in found.values() for name in results}
+    own = {key: {"run_id": key, **parts(key)} for key in found}
+    return {
+        key: {**{name: part for name, part in own[key].items() if name not in taken}, **results}
+        for key, results in found.items()
+    }
 
 
 def _sorted(found: Results, sort: str) -> Results:
-    values = {key: _values(key, results) for key, results in found.items()}
+    values = _values(found)
     there = dict.fromkeys(name for results in found.values() for name in results)
     descending = sort.startswith("-") and sort not in there
     name = sort[1:] if descending else sort

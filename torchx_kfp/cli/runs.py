@@ -26,7 +26,7 @@ def open_tracker(base: str) -> FsspecResultTracker:
     """
     tracker = FsspecResultTracker(base, patience=PATIENCE)
     if isinstance(tracker.store, DiskStore):
-        folder = os.path.dirname(tracker.store.location("key"))
+        folder = tracker.store.folder
         if not os.path.lexists(folder):
             raise TrackerError(
                 f"There is no directory {base!r}. A tracker base is a directory, or a URL such as s3://bucket/results: "

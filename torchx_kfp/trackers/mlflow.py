@@ -14,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import time
@@ -38,6 +39,9 @@ except ModuleNotFoundError as error:
 
 #: MLflow's own names.
 _URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
+_RETRIES, _FEW = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
+#: ``localhost:5000``: MLflow would take it for a folder.
+_HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 #: The experiment of stages that name none: what a pipeline is called, no stage knows.
 DEFAULT_EXPERIMENT = "torchx-kfp"
 
@@ -51,6 +55,28 @@ _BATCH = 100
 _log = logging.getLogger("torchx_kfp")
 
 
+class _Client:
+    """MLflow's client, which gives up after seconds: its own seven retries take more than four minutes."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        self._client = MlflowClient(tracking_uri=tracking_uri)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            if _RETRIES in os.environ:
+                return method(*args, **options)
+            # MLflow has no other place for it, and the application's own calls keep theirs.
+            os.environ[_RETRIES] = _FEW
+            try:
+                return method(*args, **options)
+            finally:
+                os.environ.pop(_RETRIES, None)
+
+        return call
+
+
 class MlflowTracker(TrackerBase):  # type: ignore[misc]
     """Runs in one experiment of an MLflow server.
 
@@ -61,7 +87,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     """
 
     def __init__(self, tracking_uri: str, experiment: str, experiment_id: str | None = None) -> None:
-        self._client = MlflowClient(tracking_uri=tracking_uri)
+        self._client = _Client(tracking_uri)
         self._experiment = experiment
         self._known_experiment = experiment_id
         self._open: dict[str, str] = {}
@@ -156,7 +182,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     def _run(self, run_id: str) -> str:
         """MLflow's run for this run id, which is running."""
         if run_id not in self._open:
-            with _one_process_at_a_time():
+            with _one_process_at_a_time(run_id):
                 found = self._find(run_id) or self._create(run_id)
             if found.info.status != "RUNNING":  # of a process that has ended, such as one that torchrun starts again
                 self._client.update_run(found.info.run_id, status="RUNNING")
@@ -255,17 +281,19 @@ def create(config: str | None = None) -> MlflowTracker:
     uri = config or os.environ.get(_URI)
     if not uri:
         raise TrackerError(
-            'The tracker "mlflow" has no tracking URI: trackers={"mlflow": "http://mlflow:5000"} of the stage, or the '
-            f"variable {_URI}."
+            'The tracker "mlflow" has no tracking URI. Give the stage one, trackers={"mlflow": "http://mlflow:5000"}, '
+            f"or set the variable {_URI}."
         )
+    if _HOST.fullmatch(uri):
+        raise TrackerError(f"The tracking URI {uri!r} of the tracker \"mlflow\" has no protocol. Write 'http://{uri}'.")
     name = os.environ.get(_EXPERIMENT_NAME)
     return MlflowTracker(uri, name or DEFAULT_EXPERIMENT, None if name else os.environ.get(_EXPERIMENT_ID) or None)
 
 
 @contextlib.contextmanager
-def _one_process_at_a_time() -> Iterator[None]:
-    """MLflow cannot make a run only where there is none; the processes of one machine take turns."""
-    path = os.path.join(tempfile.gettempdir(), f"torchx-kfp-mlflow-{os.getuid()}.lock")
+def _one_process_at_a_time(run_id: str) -> Iterator[None]:
+    """MLflow cannot make a run only where there is none; the processes of a run that are on one machine take turns."""
+    path = os.path.join(tempfile.gettempdir(), f"torchx-kfp-mlflow-{os.getuid()}-{values.digest(run_id)}.lock")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:  # no folder that can be written: what _create does has to be enough
@@ -276,6 +304,9 @@ def _one_process_at_a_time() -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+        # One that waits for it has the file open; the next one makes another, and finds the run that is there by then.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _sources(tags: Mapping[str, str]) -> list[TrackerSource]:

@@ -81,7 +81,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
     def run_ids(
         self, parent_run_id: str | None = None, run: str | None = None, stage: str | None = None, **metadata: object
     ) -> Iterable[str]:
-        """The runs of which anything is said here, sorted.
+        """The runs of which anything is said here, sorted; one that has recorded results alone is not among them.
 
         Args:
             parent_run_id: only those that use this run.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.errors import ResultRefusedError
-from torchx_kfp.tracking.entries import ARTIFACTS, add_entry, corrupt, read_entries, read_entries_of
+from torchx_kfp.tracking.entries import ARTIFACTS, add_entry, no_entry, read_entries, read_entries_of
 from torchx_kfp.tracking.keys import shown
 from torchx_kfp.tracking.store import Store
 
@@ -73,7 +73,7 @@ def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> dict[str, Art
         try:
             artifact = Artifact(str(entry["name"]), str(entry["path"]), dict(entry.get("metadata") or {}))
         except (KeyError, TypeError, ValueError) as error:
-            raise corrupt(store, entry["_key"], error) from None
+            raise no_entry(store, entry["_key"], error) from None
         artifacts.pop(artifact.name, None)  # the order is that of what counts
         artifacts[artifact.name] = artifact
     return artifacts

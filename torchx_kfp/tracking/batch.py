@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 
-from torchx_kfp.errors import KeyRefusedError
-from torchx_kfp.tracking.keys import key_text
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.results import FsspecResultTracker
 from torchx_kfp.tracking.values import Result
 
 
 class Batch:
-    """The results of these runs, each given once; nothing is fetched before the first is asked for."""
+    """The results of these runs, each given once; nothing is fetched before the first is asked for.
+
+    Another process, forked or unpickled, has none of it: its threads are not there.
+    """
 
     def __init__(self, tracker: FsspecResultTracker, run_ids: Iterable[str]) -> None:
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ahead: dict[str, dict[str, Result]] = {}
-        # What is no key or no result is left to the one that reads it, and gets the error.
-        self._rest = tracker.get_each(filter(_is_key, dict.fromkeys(run_ids)), corrupt=lambda error: None)
+
+        def read(run_id: str) -> tuple[str, dict[str, Result] | None]:
+            try:
+                return run_id, tracker.get(run_id)
+            except TrackerError:  # left to the one that reads it, and gets the error
+                return run_id, None
+
+        self._rest = tracker.store.each(read, dict.fromkeys(run_ids))
 
     def take(self, run_id: str) -> dict[str, Result] | None:
         """The run's results; None where they have been taken already, or could not be fetched here."""
+        if self._pid != os.getpid():
+            return None
         with self._lock:
             while run_id not in self._ahead:
                 try:
-                    key, results = next(self._rest)
+                    found, results = next(self._rest)
                 except StopIteration:
                     return None
-                self._ahead[key] = results
+                if results is not None:
+                    self._ahead[found] = results
+                elif found == run_id:
+                    return None
             return self._ahead.pop(run_id)
 
-
-def _is_key(run_id: str) -> bool:
-    try:
-        return key_text(run_id) == run_id
-    except KeyRefusedError:
-        return False
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()

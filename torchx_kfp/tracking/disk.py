@@ -39,6 +39,11 @@ class DiskStore:
         # Names are UTF-8 on disk, whatever the locale of the process says.
         self._prefix = os.fsencode(self._folder) + b"/"
 
+    @property
+    def folder(self) -> str:
+        """The directory, as an absolute path."""
+        return self._folder or "/"
+
     def location(self, key: str) -> str:
         """The path of the key's file."""
         return f"{self._folder}/{key}"

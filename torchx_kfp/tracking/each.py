@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torchx_kfp.tracking.retry import Calls, join_calls
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -31,9 +33,10 @@ def each(function: Callable[[T], R], items: Iterable[T], concurrency: Concurrenc
         Exception: the function's, where its item is taken. The rest is given up then.
     """
     source = iter(items)
+    calls = Calls()
 
-    def work(batch: list[T]) -> list[R]:
-        return list(map(function, batch))
+    def work(batch: list[T]) -> list[Callable[[], R]]:
+        return [_outcome(function, item) for item in batch]
 
     def take() -> list[T]:
         return list(itertools.islice(source, concurrency.batch))
@@ -44,14 +47,29 @@ def each(function: Callable[[T], R], items: Iterable[T], concurrency: Concurrenc
         for batch in itertools.chain(first, batches):
             yield from map(function, batch)
         return
-    pool = ThreadPoolExecutor(concurrency.threads, thread_name_prefix="torchx-kfp")
-    pending: deque[Future[list[R]]] = deque()
+    pool = ThreadPoolExecutor(concurrency.threads, "torchx-kfp", initializer=join_calls, initargs=(calls,))
+    pending: deque[Future[list[Callable[[], R]]]] = deque()
     try:
         for batch in itertools.chain(first, batches):
             pending.append(pool.submit(work, batch))
             if len(pending) >= 4 * concurrency.threads:
-                yield from pending.popleft().result()
+                yield from (outcome() for outcome in pending.popleft().result())
         while pending:
-            yield from pending.popleft().result()
+            yield from (outcome() for outcome in pending.popleft().result())
     finally:
+        calls.stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _outcome(function: Callable[[T], R], item: T) -> Callable[[], R]:
+    """Calls the function; what it gave or raised comes when the outcome is called."""
+    try:
+        value = function(item)
+    except Exception as error:
+        raised = error
+
+        def fail() -> R:
+            raise raised
+
+        return fail
+    return lambda: value

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,6 +27,9 @@ ARTIFACTS = "artifacts"
 METADATA = "metadata"
 SOURCES = "sources"
 KINDS = (ARTIFACTS, METADATA, SOURCES)
+
+#: What is called with the error for a file that is no entry.
+Corrupt = Callable[[CorruptResultError], object]
 
 #: Runs whose entries are listed one by one; of more, all of the kind are listed at once.
 _FEW_RUNS = 64
@@ -84,15 +87,20 @@ def read_entries(store: Store, kind: str, run_id: str) -> list[dict[str, Any]]:
     return _read(store, store.keys(_folder(kind, run_id))).get(run_id, [])
 
 
-def read_entries_of(store: Store, kind: str, run_ids: Iterable[str] | None = None) -> dict[str, list[dict[str, Any]]]:
-    """The entries of this kind of these runs, or of all runs; runs that have none are left out."""
+def read_entries_of(
+    store: Store, kind: str, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The entries of this kind of these runs, or of all runs, as ``read_entries`` gives them.
+
+    Runs that have none are left out. ``corrupt`` is called for what is no entry, in place of an error.
+    """
     wanted = None if run_ids is None else list(dict.fromkeys(run_ids))
     if wanted is not None and len(wanted) <= _FEW_RUNS:
         keys = [key for found in store.each(store.keys, [_folder(kind, run_id) for run_id in wanted]) for key in found]
     else:
         folders = None if wanted is None else {folder_name(run_id) for run_id in wanted}
         keys = [key for key in store.keys(f"{PRIVATE}/{kind}") if folders is None or key.split("/")[2] in folders]
-    return _read(store, keys)
+    return _read(store, keys, corrupt)
 
 
 def run_ids(store: Store) -> list[str]:
@@ -101,7 +109,7 @@ def run_ids(store: Store) -> list[str]:
     return sorted({unquote(name.rstrip("/")) for names in found for name in names})
 
 
-def _read(store: Store, keys: list[str]) -> dict[str, list[dict[str, Any]]]:
+def _read(store: Store, keys: list[str], corrupt: Corrupt | None = None) -> dict[str, list[dict[str, Any]]]:
     entries: dict[str, list[dict[str, Any]]] = {}
     for key, content in zip(keys, store.each(store.read, keys), strict=True):
         if content is None:  # removed since it was listed
@@ -111,13 +119,16 @@ def _read(store: Store, keys: list[str]) -> dict[str, list[dict[str, Any]]]:
             if not isinstance(entry, dict):
                 raise ValueError(f"{entry!r} is no JSON object")
         except (ValueError, RecursionError) as error:
-            raise corrupt(store, key, error) from None
+            if corrupt is None:
+                raise no_entry(store, key, error) from None
+            corrupt(no_entry(store, key, error))
+            continue
         # Underscored: no statement's own name.
         entries.setdefault(run_id_of(key), []).append({**entry, "_key": key})
     return entries
 
 
-def corrupt(store: Store, key: str, error: Exception) -> CorruptResultError:
+def no_entry(store: Store, key: str, error: Exception) -> CorruptResultError:
     """The error for a file that is no entry."""
     kind = key.split("/")[1]
     return CorruptResultError(

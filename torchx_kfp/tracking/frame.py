@@ -21,11 +21,14 @@ def frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame
         import pandas
     except ImportError as error:
         raise TrackerError('A DataFrame needs pandas: pip install "torchx-kfp[pandas]".') from error
-    found = dict(items)
-    parts = {key: run_id_parts(key) for key in found}
-    # A row, whose names are in the order of the first run that has them.
-    rows = [{**dict(zip(_PARTS, parts[key] or (), strict=False)), **results} for key, results in found.items()]
-    index = pandas.Index(list(found), name="run_id", dtype=object)
-    table = pandas.DataFrame(rows, index=index)
-    first = [name for name in _PARTS if name in table]
-    return table[[*first, *(name for name in table if name not in first)]]
+    found = list(items)  # a fan-in may have a run twice
+    names = dict.fromkeys(name for _, results in found for name in results)
+    parts = [name for name in _PARTS if name not in names and any(run_id_parts(key) for key, _ in found)]
+    rows = [{**dict(zip(_PARTS, run_id_parts(key) or (), strict=False)), **results} for key, results in found]
+    # Of a name that is a part of run ids as well, only what was recorded.
+    rows = [
+        {name: row[name] for name in row if name in parts or name in results}
+        for row, (_, results) in zip(rows, found, strict=True)
+    ]
+    index = pandas.Index([key for key, _ in found], name="run_id", dtype=object)
+    return pandas.DataFrame(rows, index=index, columns=[*parts, *names])

@@ -12,7 +12,8 @@ from torchx_kfp.errors import KeyRefusedError
 
 Key = int | str
 
-#: Folder of a local store's temporary files; no key may use the name, and no listing shows it.
+#: Folder of what the tracker keeps beside results (``entries``), and of a local store's temporary files. No key may use
+#: the name, and no listing shows it.
 PRIVATE = ".torchx_kfp"
 
 #: TorchX's own runner sets TORCHX_JOB_ID to an app handle, ``local_cwd://session/app``: an empty name may stand there.

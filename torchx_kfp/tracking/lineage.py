@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torchx_kfp.tracking.artifacts import Artifact, read_artifacts_of
 from torchx_kfp.tracking.sources import Source, read_sources_of
 from torchx_kfp.tracking.store import Store
+
+_logger = logging.getLogger(__name__)
 
 ArtifactsOf = Callable[[Iterable[str]], Mapping[str, Mapping[str, Artifact]]]
 
@@ -16,14 +19,16 @@ ArtifactsOf = Callable[[Iterable[str]], Mapping[str, Mapping[str, Artifact]]]
 class Link:
     """One run uses another one.
 
-    ``artifacts`` are those of the source that were named as used, or all that it has where none was named. ``alias`` is
-    the name under which the pipeline declares the source, if it does.
+    ``artifacts`` are those of the source that were used, where ``named`` says that this is known. Where the run has not
+    named any artifact that it uses, they are all that the source has. ``alias`` is the name under which the pipeline
+    declares the source, if it does.
     """
 
     source: str
     run_id: str
     alias: str | None = None
     artifacts: tuple[Artifact, ...] = ()
+    named: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,13 @@ def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
     """The lineage of these runs, over all pipelines that use this tracker base.
 
     Every run's sources are read for it: who uses a run is written with the user, so that a stage with a thousand
-    sources writes one file and not a thousand.
+    sources writes one file and not a thousand. A warning is logged for what are none.
 
     Raises:
-        CorruptResultError: what is stored are no sources.
+        CorruptResultError: what is stored are no artifacts.
         TrackerError: the store failed.
     """
-    sources = read_sources_of(store)
+    sources = read_sources_of(store, corrupt=lambda error: _logger.warning("Left out of the lineage: %s", error))
     return trace(run_ids, sources, lambda wanted: read_artifacts_of(store, wanted))
 
 
@@ -97,8 +102,11 @@ def _reachable(starts: Iterable[str], neighbours: Mapping[str, list[str]]) -> tu
     return tuple(waiting[own:])
 
 
-def _link(run_id: str, source: str, sources: Iterable[Source], artifacts: Mapping[str, Artifact]) -> Link:
+def _link(run_id: str, source: str, sources: list[Source], artifacts: Mapping[str, Artifact]) -> Link:
     between = [found for found in sources if found.run_id == source]
-    named = [found.artifact for found in between if found.artifact]
-    used = [artifacts.get(name, Artifact(name, "")) for name in named] if named else list(artifacts.values())
-    return Link(source, run_id, next((found.alias for found in between if found.alias), None), tuple(used))
+    alias = next((found.alias for found in between if found.alias), None)
+    # A run that names one artifact names all that it uses.
+    if not any(found.artifact for found in sources):
+        return Link(source, run_id, alias, tuple(artifacts.values()))
+    used = [artifacts.get(found.artifact, Artifact(found.artifact, "")) for found in between if found.artifact]
+    return Link(source, run_id, alias, tuple(used), named=bool(used))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torchx_kfp.tracking.entries import METADATA, add_entry, corrupt, read_entries, read_entries_of
+from torchx_kfp.tracking.entries import METADATA, add_entry, no_entry, read_entries, read_entries_of
 from torchx_kfp.tracking.store import Store
 
 
@@ -41,5 +41,5 @@ def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> dict[str, obj
         try:
             metadata.update(entry["metadata"])
         except (KeyError, TypeError, ValueError) as error:
-            raise corrupt(store, entry["_key"], error) from None
+            raise no_entry(store, entry["_key"], error) from None
     return metadata

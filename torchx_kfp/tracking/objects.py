@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import inspect
 import os
@@ -28,9 +29,9 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss",
 _MAX_OBJECT_NAME = 1024
 #: Requests at once: S3 takes thousands, and a client of Python makes some hundred in a second.
 _REQUESTS = 64
-#: Seconds for one attempt to write. botocore asks S3 whether it may send ("Expect: 100-continue"), and the HTTP client
-#: waits for the answer without an end; for everything else s3fs has time-outs.
-_WRITE_SECONDS = 30
+#: Seconds for one attempt to write, and bytes for which there is another second. botocore asks S3 whether it may send
+#: ("Expect: 100-continue"), and the HTTP client waits for the answer without an end; for all else s3fs has time-outs.
+_WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
 #: Where file systems of fsspec tell when a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -43,7 +44,9 @@ def open_filesystem(base: str) -> tuple[Any, str]:
     """
     options = {}
     for protocol in re.findall(r"(?:^|::)(s3a?)://", base):
-        own = fsspec.config.conf.get(protocol, {}).get("config_kwargs", {})
+        own: dict[str, Any] = {}
+        for name in ("s3", "s3a"):
+            own |= fsspec.config.conf.get(name, {}).get("config_kwargs", {})
         config = {"max_pool_connections": _REQUESTS, "retries": {"total_max_attempts": 1}, **own}
         options[protocol] = {"config_kwargs": config, "use_listings_cache": False}
     filesystem, path = url_to_fs(base, **options)
@@ -69,10 +72,11 @@ class FsspecStore:
         self._memory = "memory" in protocols
         if self._objects and not self._root:
             raise TrackerError(f"The tracker base {base!r} names no bucket. Use one such as s3://bucket/results.")
-        # Others, such as SFTP, may not bear calls from several threads, and take no time-out.
-        asynchronous = getattr(filesystem, "async_impl", False)
-        self._concurrency = Concurrency(_REQUESTS if asynchronous else 1)
-        self._write_options = {"timeout": _WRITE_SECONDS} if asynchronous else {}
+        # Others, such as SFTP, may not bear calls from several threads.
+        self._asynchronous = bool(getattr(filesystem, "async_impl", False))
+        self._concurrency = Concurrency(_REQUESTS if self._asynchronous else 1)
+        finder = getattr(filesystem, "_find", filesystem.find)
+        self._finds_prefixes = self._objects and "prefix" in inspect.signature(finder).parameters
         # s3fs asks for the size before it reads, in order to read large files in pieces; results are small.
         reader = getattr(filesystem, "_cat_file", filesystem.cat_file)
         self._read_options = {"max_concurrency": 1} if "max_concurrency" in inspect.signature(reader).parameters else {}
@@ -108,17 +112,33 @@ class FsspecStore:
 
         def write() -> None:
             try:
-                self._fs.pipe_file(path, content, **self._write_options)
+                self._pipe(path, content)
             except FileNotFoundError:
                 if self._objects:  # the bucket is missing: none is made by the way
                     raise
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-                self._fs.pipe_file(path, content, **self._write_options)
+                self._pipe(path, content)
 
         try:
             self._tried("write", key, write)
         except Exception as error:
             raise self._problem("write", key, error) from error
+
+    def _pipe(self, path: str, content: bytes) -> None:
+        if not self._asynchronous:
+            self._fs.pipe_file(path, content)
+            return
+        seconds = _WRITE_SECONDS + len(content) / _BYTES_PER_SECOND
+        writing = asyncio.wait_for(self._fs._pipe_file(path, content), seconds)
+        future = asyncio.run_coroutine_threadsafe(writing, self._fs.loop)
+        try:
+            future.result()
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer in {seconds:g} s") from None
+        except BaseException:
+            # Ctrl-C: what is abandoned may not come later and replace what is put next.
+            future.cancel()
+            raise
 
     def remove(self, key: str) -> None:
         """Remove the key's file, if there is one."""
@@ -139,8 +159,14 @@ class FsspecStore:
     def keys(self, prefix: str | None) -> list[str]:
         """The keys that are, or lie below, the prefix; all keys without one."""
         path = self._root if prefix is None else self._path(prefix)
-        found = self._listed(lambda: self._fs.find(path))
-        if prefix is not None and self._objects and path not in found and self.read(prefix) is not None:
+        if prefix is not None and self._finds_prefixes:
+            # As a folder, s3fs would ask twice more for one that is not there.
+            above, _, name = path.rpartition("/")
+            found = self._listed(lambda: self._fs.find(above, prefix=f"{name}/"))
+        else:
+            found = self._listed(lambda: self._fs.find(path))
+        own = prefix is not None and prefix.partition("/")[0] == PRIVATE
+        if prefix is not None and self._objects and not own and path not in found and self.read(prefix) is not None:
             found.append(path)  # an object may be beside others below its name
         keys = self._below(found)
         start = len(prefix or "")

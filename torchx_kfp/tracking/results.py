@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from torchx_kfp.errors import CorruptResultError
-from torchx_kfp.tracking.keys import Key, key_text
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError
+from torchx_kfp.tracking.keys import Key, key_text, shown
 from torchx_kfp.tracking.retry import PATIENCE
 from torchx_kfp.tracking.store import Store, open_store
 from torchx_kfp.tracking.values import Result, check_results, decode_results, encode_results
@@ -135,6 +135,8 @@ class FsspecResultTracker(ResultTracker):
             KeyRefusedError: a key would leave the tracker base, or the store cannot hold it.
             CorruptResultError: what is stored under a key is not a JSON object, and ``corrupt`` is not given.
         """
+        if isinstance(keys, (str, bytes)):
+            raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. One key is for get.")
         texts = dict.fromkeys(map(key_text, keys))
         return dict(self.get_each(texts, corrupt=corrupt))
 
@@ -179,7 +181,12 @@ class FsspecResultTracker(ResultTracker):
         return frame(self.items(prefix))
 
     def keys(self, prefix: Key | None = None) -> list[str]:
-        """All keys that have results, or those below a prefix such as ``<pipeline run>``; sorted. None is read."""
+        """All keys that have results, sorted. None is read.
+
+        Args:
+            prefix: only this key and those below it: ``<pipeline run>`` or ``<pipeline run>/<stage>``, a folder and
+                not the beginning of a name.
+        """
         return self._store.keys(None if prefix is None else key_text(prefix))
 
     def names(self) -> list[str]:

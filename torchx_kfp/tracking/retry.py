@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -51,6 +53,30 @@ _CONNECTION_ERRORS = {
 _LASTING = {"CertificateError", "ClientConnectorCertificateError", "ClientSSLError", "SSLError"}
 
 
+class Calls:
+    """Calls of several threads that belong together: they are given up together, and warn once in a second."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+        self._warned = -math.inf
+
+    def may_warn(self) -> bool:
+        """Whether a second has passed since the last warning."""
+        now = time.monotonic()
+        if now - self._warned <= 1:
+            return False
+        self._warned = now
+        return True
+
+
+_thread = threading.local()
+
+
+def join_calls(calls: Calls) -> None:
+    """Make this thread's calls belong to these."""
+    _thread.calls = calls
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether the same may work a moment later: connections, time-outs, and stores that say so."""
     for reason in _reasons(error):
@@ -78,6 +104,7 @@ def retried(action: Callable[[], T], patience: float, what: Callable[[], str]) -
     """
     start = time.monotonic()
     wait = _FIRST_WAIT
+    calls: Calls | None = getattr(_thread, "calls", None)
     while True:
         try:
             return action()
@@ -86,9 +113,13 @@ def retried(action: Callable[[], T], patience: float, what: Callable[[], str]) -
             pause = wait * random.uniform(0.5, 1.0)
             if time.monotonic() - start + pause > patience or not is_transient(error):
                 raise
-            name = type(error).__name__
-            _logger.warning("Cannot %s now, trying again in %.1f s (%s: %s)", what(), pause, name, error)
-            time.sleep(pause)
+            if calls is None or calls.may_warn():
+                name = type(error).__name__
+                _logger.warning("Cannot %s now, trying again in %.1f s (%s: %s)", what(), pause, name, error)
+            if calls is None:
+                time.sleep(pause)
+            elif calls.stopped.wait(pause):  # nobody waits for it any more
+                raise
             wait = min(2 * wait, _LONGEST_WAIT)
 
 

@@ -28,6 +28,7 @@ from torchx_kfp.tracking.lineage import Lineage, read_lineage
 from torchx_kfp.tracking.metadata import add_metadata, read_metadata
 from torchx_kfp.tracking.nearby import recorded_nearby, some
 from torchx_kfp.tracking.results import FsspecResultTracker
+from torchx_kfp.tracking.retry import PATIENCE
 from torchx_kfp.tracking.sources import Source, add_source, declare_sources, read_sources
 from torchx_kfp.tracking.values import Result, check_results
 
@@ -264,7 +265,8 @@ class Run:
         return (
             f"The run {self.id!r} has recorded no results{waited} under the tracker base "
             f"{self._tracker.tracker_base!r}. {recorded_nearby(self._tracker, self.id)} Does that stage record any "
-            "(current_run().put(...))? Where the store is slow to show them, wait: results(timeout=60)."
+            "(current_run().put(...))? Were they removed (torchx-kfp gc)? Where the store is slow to show them, wait: "
+            "results(timeout=60)."
         )
 
     def __eq__(self, other: object) -> bool:
@@ -335,11 +337,15 @@ class Parents(Mapping[str, Run | FanIn]):
         return f"Parents({dict(self)!r})"
 
 
-def current_run(environ: Mapping[str, str] = os.environ) -> Run:
+def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:
     """The run of the stage that this process is.
 
     What the pipeline declares that it reads is recorded as its sources, with one request; where the store does not take
     that, a warning is logged.
+
+    Args:
+        environ: the stage protocol's variables.
+        patience: seconds for which a call tries again while the store fails for a moment.
 
     Raises:
         NotInStageError: the process was not started as a tracked stage; the message says what is missing.
@@ -351,7 +357,7 @@ def current_run(environ: Mapping[str, str] = os.environ) -> Run:
         key_text(context.run_id)
     except KeyRefusedError as error:
         raise ProtocolError(f"{protocol.JOB_ID} is no run id. {error}") from None
-    tracker = FsspecResultTracker(context.tracker_base)
+    tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     further = further_trackers(context)
     declare_parents(tracker, context)
     return Run(context.run_id, tracker, context.parents, further=further)
@@ -376,6 +382,6 @@ def _say_once(tracker: FsspecResultTracker, run_id: str, what: object, say: Call
         return
     try:
         say()
+        _said.add(saying)
     except TrackerError as error:
         _logger.warning("The lineage of the run %r lacks what it reads: %s", run_id, error)
-    _said.add(saying)

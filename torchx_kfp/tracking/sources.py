@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.protocol import RunIds
-from torchx_kfp.tracking.entries import SOURCES, add_entry, corrupt, read_entries, read_entries_of
+from torchx_kfp.tracking.entries import SOURCES, Corrupt, add_entry, no_entry, read_entries, read_entries_of
 from torchx_kfp.tracking.store import Store
 
 #: Name of the entry with what the pipeline declares. It sorts before those that are named by the time.
@@ -70,13 +70,18 @@ def read_sources(store: Store, run_id: str) -> list[Source]:
     return _decode(store, read_entries(store, SOURCES, run_id))
 
 
-def read_sources_of(store: Store, run_ids: Iterable[str] | None = None) -> dict[str, list[Source]]:
-    """The sources of each of these runs that has any, or of all runs."""
-    found = read_entries_of(store, SOURCES, run_ids)
-    return {run_id: _decode(store, entries) for run_id, entries in found.items()}
+def read_sources_of(
+    store: Store, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
+) -> dict[str, list[Source]]:
+    """The sources of each of these runs that has any, or of all runs.
+
+    ``corrupt`` is called for what are no sources, in place of an error.
+    """
+    found = read_entries_of(store, SOURCES, run_ids, corrupt)
+    return {run_id: _decode(store, entries, corrupt) for run_id, entries in found.items()}
 
 
-def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> list[Source]:
+def _decode(store: Store, entries: Iterable[Mapping[str, Any]], corrupt: Corrupt | None = None) -> list[Source]:
     sources: dict[tuple[str, str | None], Source] = {}
     for entry in entries:
         try:
@@ -84,5 +89,7 @@ def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> list[Source]:
                 source = Source(str(found["run_id"]), found.get("artifact") or None, found.get("alias"))
                 sources.setdefault((source.run_id, source.artifact), source)
         except (AttributeError, KeyError, TypeError) as error:
-            raise corrupt(store, entry["_key"], error) from None
+            if corrupt is None:
+                raise no_entry(store, entry["_key"], error) from None
+            corrupt(no_entry(store, entry["_key"], error))
     return list(sources.values())

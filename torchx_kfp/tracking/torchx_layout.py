@@ -15,16 +15,23 @@ import hashlib
 import json
 import os
 from base64 import b32decode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking.entries import ARTIFACTS, METADATA, SOURCES, add_entry
 from torchx_kfp.tracking.keys import key_text
+from torchx_kfp.tracking.retry import PATIENCE
 from torchx_kfp.tracking.sources import Source, encode_sources
 from torchx_kfp.tracking.store import Store, open_store
 
 
-def import_torchx(root: str | os.PathLike[str], store: Store) -> dict[str, int]:
+def import_torchx(
+    root: str | os.PathLike[str],
+    store: Store,
+    *,
+    corrupt: Callable[[CorruptResultError], object] | None = None,
+    patience: float = PATIENCE,
+) -> dict[str, int]:
     """Take over what TorchX's tracker has stored under a root; nothing there is changed.
 
     To do it again changes nothing. The last value of a name counts by the time in TorchX's file names.
@@ -32,37 +39,50 @@ def import_torchx(root: str | os.PathLike[str], store: Store) -> dict[str, int]:
     Args:
         root: fsspec URL or local directory: ``root_path`` of TorchX's configuration.
         store: the store that gets it.
+        corrupt: is called for a file that is not what TorchX writes, which is then left out.
+        patience: seconds for which what fails for a moment at the root is tried again.
 
     Returns:
-        Run id -> how many artifacts, pieces of metadata and sources it has.
+        Run id -> how many of its files were taken over.
 
     Raises:
-        CorruptResultError: a file is not what TorchX writes. What came before it has been taken over.
+        CorruptResultError: a file is not what TorchX writes, and ``corrupt`` is not given.
         TrackerError: nothing of TorchX's tracker is there, or a store failed.
     """
-    theirs = open_store(root)
-    keys = [(key, found) for key in theirs.keys(None) if (found := _parse(key)) is not None]
+    theirs = open_store(root, patience)
+    keys = [key for key in theirs.keys(None) if _parse(key)]
     if not keys:
         raise TrackerError(
             f"There is nothing of TorchX's FsspecTracker under {theirs.base!r}. Name the folder that its configuration "
             "has as root_path."
         )
-    count: dict[str, int] = {}
 
-    def copy(found: tuple[str, tuple[str, str, str]]) -> str:
-        key, (run_id, kind, name) = found
-        content = theirs.read(key) or b""
-        try:
-            entry = _convert(kind, name, content)
-        except (binascii.Error, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CorruptResultError(
-                f"{theirs.location(key)} is not what TorchX's tracker writes: {error!r}. Remove it, and import again."
-            ) from None
-        # The same name each time: an import that is repeated replaces what it wrote.
-        add_entry(store, kind, run_id, entry, kind, f"{_time(name)}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
+    def entries() -> Iterator[tuple[str, str, Mapping[str, object], str]]:
+        for key, content in zip(keys, theirs.each(theirs.read, keys), strict=True):
+            if content is None:  # removed since it was listed
+                continue
+            run_id, kind, name = _parse(key) or ("", "", "")
+            try:
+                entry = _convert(kind, name, content)
+            except (binascii.Error, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                problem = CorruptResultError(
+                    f"{theirs.location(key)} is not what TorchX's tracker writes: {error!r}. Remove it, and import "
+                    "again."
+                )
+                if corrupt is None:
+                    raise problem from None
+                corrupt(problem)
+                continue
+            # The same name each time: an import that is repeated replaces what it wrote.
+            yield run_id, kind, entry, f"{_time(name)}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
+    def write(found: tuple[str, str, Mapping[str, object], str]) -> str:
+        run_id, kind, entry, name = found
+        add_entry(store, kind, run_id, entry, kind, name)
         return run_id
 
-    for run_id in store.each(copy, keys):
+    count: dict[str, int] = {}
+    for run_id in store.each(write, entries()):
         count[run_id] = count.get(run_id, 0) + 1
     return count
 

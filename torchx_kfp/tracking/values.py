@@ -91,10 +91,25 @@ def _value(key: str, name: str, value: object) -> Result:
                 f"{MAX_STR_BYTES:,} bytes. Store the text elsewhere and put its URL."
             )
         return str.__str__(value)
+    scalar = _scalar(value)
+    if scalar is not None:
+        return _value(key, name, scalar)
     raise ResultRefusedError(
         f"The result {shown(name)} of the key {shown(key)} is {_kind(value)}. Results are int, float, bool "
         f"and str of at most {MAX_STR_BYTES:,} bytes. {_way_out(name, value)}"
     )
+
+
+def _scalar(value: object) -> Result | None:
+    """The Python value of a scalar of NumPy, PyTorch, JAX or pandas, or of an array that holds one; None otherwise."""
+    item = getattr(value, "item", None)
+    if not callable(item) or isinstance(value, type):
+        return None
+    try:
+        found = item()
+    except Exception:  # an array of several, and whatever else has such a method
+        return None
+    return found if isinstance(found, (int, float, str)) else None
 
 
 def _utf8(key: str, name: str, text: str) -> bytes:
@@ -124,6 +139,6 @@ def _way_out(name: str, value: object) -> str:
         return f"Put each value under a name of its own, for example {shown(f'{name}/mean')}."
     if isinstance(value, (list, tuple, set, frozenset)):
         return f"Put each value under a name of its own, for example {shown(f'{name}/0')}."
-    if callable(getattr(value, "item", None)):  # scalars of NumPy, PyTorch, JAX, pandas
-        return "Put its .item()."
+    if callable(getattr(value, "item", None)):  # arrays of NumPy, PyTorch, JAX, pandas
+        return "Put a number that it is reduced to, such as its .mean()."
     return "Convert it, for example with float(...) or str(...)."

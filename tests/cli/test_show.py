@@ -1,0 +1,78 @@
+"""``torchx-kfp show``: all that is known of one run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from torchx_kfp import protocol
+from torchx_kfp.tracking import FsspecResultTracker, current_run
+
+
+@pytest.fixture
+def base(project: Path) -> str:
+    tracker = str(project / "base")
+    trained = current_run(protocol.encode(protocol.StageContext(tracker, "a-1/train/t1")))
+    trained.add_artifact("model", "s3://models/1", epochs=3)
+    context = protocol.StageContext(tracker, "a-1/choose/c", {"trials": ("a-1/train/t1", "a-1/train/t2")})
+    run = current_run(protocol.encode(context))
+    run.put(accuracy=0.5, loss=math.nan, note="two words")
+    run.add_metadata(config={"lr": 0.1}, commit="4f2a91c")
+    run.add_artifact("plot", "s3://plots/1")
+    run.parents["trials"][0].artifact("model")  # type: ignore[index]
+    FsspecResultTracker(tracker)["a-1/train/t2"] = {"x": 1}
+    return tracker
+
+
+def test_a_table(call: Call, base: str) -> None:
+    done = call("show", "base", "a-1/choose")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        "Run a-1/choose/c\n"
+        "what       name       value\n"
+        "───────────────────────────────────────────\n"
+        "result     accuracy   0.5\n"
+        "result     loss       nan\n"
+        "result     note       'two words'\n"
+        'metadata   config     {"lr": 0.1}\n'
+        "metadata   commit     4f2a91c\n"
+        "artifact   plot       s3://plots/1\n"
+        "reads      trials     a-1/train/t1\n"
+        "reads      trials     a-1/train/t2\n"
+        "reads                 a-1/train/t1  [model]\n"
+    )
+
+
+def test_json(call: Call, base: str) -> None:
+    done = call("show", "base", "a-1/train/t1", "--format", "json")
+    assert json.loads(done.stdout) == {
+        "run_id": "a-1/train/t1",
+        "results": {},
+        "metadata": {},
+        "artifacts": {"model": {"path": "s3://models/1", "metadata": {"epochs": 3}}},
+        "sources": [],
+    }
+
+
+def test_several_or_none(call: Call, base: str) -> None:
+    done = call("show", "base", "a-1/train")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "Error: 'a-1/train' has 2 runs of stages under 'base': a-1/train/t1, a-1/train/t2. Give the run id of one.\n"
+    )
+    assert call("show", "base", "b").stderr.startswith("Error: Nothing is recorded of 'b' under 'base'.")
+
+
+def test_results_of_a_base_that_has_none_name_what_there_is(call: Call, project: Path) -> None:
+    current_run(protocol.encode(protocol.StageContext(str(project / "meta"), "a/b/c"))).add_metadata(x=1)
+    done = call("results", "meta")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "Error: There are no results under 'meta', but metadata, artifacts or sources of 1 run: a/b/c. "
+        "`torchx-kfp show` shows them.\n"
+    )
+    assert call("show", "meta", "a").stdout.splitlines()[-1] == "metadata   x      1"

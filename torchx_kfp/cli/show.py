@@ -1,0 +1,74 @@
+"""``torchx-kfp show``: all that is known of one run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from torchx_kfp.cli.output import listed, print_json, printable, show_value
+from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
+from torchx_kfp.errors import MissingResultsError
+from torchx_kfp.tracking.artifacts import read_artifacts
+from torchx_kfp.tracking.entries import run_ids
+from torchx_kfp.tracking.metadata import read_metadata
+from torchx_kfp.tracking.sources import read_sources
+
+
+@click.command("show")
+@click.argument("tracker_base")
+@click.argument("run")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
+)
+def show_command(tracker_base: str, run: str, form: str) -> None:
+    """Show all that is known of RUN: results, metadata, artifacts and what it reads.
+
+    RUN is the run id of one stage, or the beginning of one.
+
+    \b
+    torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
+    """
+    tracker = open_tracker(tracker_base)
+    known = sorted({*tracker.keys(), *run_ids(tracker.store)})
+    if not known:
+        raise nothing(tracker_base)
+    run_id, *others = chosen(run, known, tracker_base)
+    if others:
+        raise MissingResultsError(
+            f"{run!r} has {len(others) + 1:,} runs of stages under {tracker_base!r}: {listed([run_id, *others])}. Give "
+            "the run id of one."
+        )
+    found = {
+        "run_id": run_id,
+        "results": read(tracker, [run_id]).get(run_id, {}),
+        "metadata": read_metadata(tracker.store, run_id),
+        "artifacts": {
+            name: {"path": artifact.path, "metadata": dict(artifact.metadata)}
+            for name, artifact in read_artifacts(tracker.store, run_id).items()
+        },
+        "sources": [vars(source) for source in read_sources(tracker.store, run_id)],
+    }
+    if form == "json":
+        print_json(found)
+    else:
+        _print_table(found)
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    from torchx_kfp.cli.tables import print_table
+
+    rows = [
+        *(("result", name, show_value(value)) for name, value in found["results"].items()),
+        *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
+        *(
+            ("artifact", name, "  ".join(filter(None, [it["path"], it["metadata"] and json.dumps(it["metadata"])])))
+            for name, it in found["artifacts"].items()
+        ),
+        *(
+            ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
+            for it in found["sources"]
+        ),
+    ]
+    print_table(("what", "name", "value"), rows, above=f"Run {printable(found['run_id'])}")
