@@ -54,12 +54,14 @@ class OldRun:
 class Findings:
     """What is under a tracker base: old runs, the newest first, how many younger ones, and what is no run.
 
-    ``left_alone`` has the first name of its keys -> why it is no pipeline run.
+    ``left_alone`` has the first name of its keys -> why it is no pipeline run. ``marked`` says whether anything is there
+    that only a tracker makes.
     """
 
     old: tuple[OldRun, ...]
     younger: int
     left_alone: Mapping[str, str]
+    marked: bool
 
 
 class Cleanup:
@@ -108,6 +110,7 @@ class Cleanup:
             ),
             younger=len(runs) - len(old),
             left_alone=left_alone,
+            marked=any(file.key.startswith(f"{PRIVATE}/") for file in files),
         )
 
     def remove(self) -> Iterator[OldRun]:
