@@ -54,8 +54,8 @@ class OldRun:
 class Findings:
     """What is under a tracker base: old runs, the newest first, how many younger ones, and what is no run.
 
-    ``left_alone`` has the first name of its keys -> why it is no pipeline run. ``marked`` says whether anything is there
-    that only a tracker makes.
+    ``left_alone`` has the first name of its keys -> why it is no pipeline run. ``marked`` says whether anything is
+    there that only a tracker makes.
     """
 
     old: tuple[OldRun, ...]
