@@ -55,7 +55,7 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
         print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is as old as that{younger}.")
         return
     if not findings.marked:
-        print_message(f"Under {tracker_base!r} is nothing that only a tracker makes: see that it is a tracker base.")
+        print_message(f"Only results are in {tracker_base!r}, no .torchx_kfp: is it a tracker base?")
     if dry_run:
         going = [run for run in findings.old if not run.kept]
         _print(findings, {run.run: "would be removed" for run in going}, f"Would remove {_sum(going)}.")
