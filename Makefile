@@ -29,10 +29,10 @@ test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker 
 	.ci/with-docker $(bin)/python -m pytest -m docker $(ARGS)
 
 test-lowest: .venv-lowest/.ready ## run the tests with the lowest versions that pyproject.toml allows
-	.venv-lowest/bin/python -m pytest -m "not docker" $(ARGS)
+	.venv-lowest/bin/python -m pytest -n 2 -m "not docker and not once" $(ARGS)
 
 test-newest: .venv-newest/.ready ## run the tests with the newest kfp and torchx's nightly
-	.venv-newest/bin/python -m pytest $(ARGS)
+	.venv-newest/bin/python -m pytest -n 2 -m "not once and not storage" $(ARGS)
 
 ci: ## run everything that CI runs
 	bash .ci/run

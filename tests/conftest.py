@@ -27,6 +27,18 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run at once are those of several files; those with the engine, or with MLflow's server, share one."""
+    for item in items:
+        group = item.path.name
+        if item.get_closest_marker("docker"):
+            group = "docker"
+        elif "mlflow_server" in getattr(item, "fixturenames", ()):
+            group = "mlflow"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with running(tmp_path_factory.mktemp("s3") / "log") as server:

@@ -92,7 +92,7 @@ class Proxy:
                         await asyncio.sleep(fault)
                 to_upstream.write(data)
                 await to_upstream.drain()
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # cancelled at the end: asyncio logs a task that ends by it
             pass
         finally:
             self._finish(state)

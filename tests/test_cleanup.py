@@ -19,6 +19,8 @@ from torchx_kfp.tracking.metadata import add_metadata
 from torchx_kfp.tracking.sources import add_source, declare_sources
 from torchx_kfp.tracking.store import Store
 
+pytestmark = pytest.mark.once
+
 DAY = 86400.0
 
 

@@ -25,6 +25,8 @@ from tests import carry
 from torchx_kfp.adapter.carried import PROGRAM, SOURCE
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
+pytestmark = pytest.mark.storage
+
 #: Of this process alone: what a stage leaves running is found by it, also beside another run of the tests.
 RUN_ID = f"run/train/{uuid.uuid4()}"
 LARGEST = sys.float_info.max

@@ -14,6 +14,8 @@ from tests.cli.conftest import Call
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.metadata import add_metadata
 
+pytestmark = pytest.mark.once
+
 ONE, TWO = "digits-20260101-120000", "digits-20260102-120000"
 
 

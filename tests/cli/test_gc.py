@@ -19,6 +19,8 @@ from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.metadata import add_metadata
 from torchx_kfp.tracking.sources import add_source
 
+pytestmark = pytest.mark.once
+
 DAY = 86400
 
 

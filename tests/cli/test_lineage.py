@@ -15,6 +15,8 @@ from torchx_kfp.tracking import Artifact, FsspecResultTracker, Lineage, Link, So
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.sources import add_source, declare_sources
 
+pytestmark = pytest.mark.once
+
 #: Text that each of the languages would take for something of its own.
 NASTY = 'a"b\\n[x](y){z}<i>`c`#35;;|end|%%{init}\n\r\t größe -->&amp; \\" $x'
 

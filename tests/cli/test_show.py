@@ -12,6 +12,8 @@ from tests.cli.conftest import Call
 from torchx_kfp import protocol
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def base(project: Path) -> str:

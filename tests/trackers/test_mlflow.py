@@ -27,6 +27,8 @@ from mlflow import MlflowClient
 
 from torchx_kfp.trackers import mlflow, mlflow_values
 
+pytestmark = pytest.mark.once
+
 RUN = "run/train/pod-1"
 
 
@@ -307,7 +309,7 @@ def test_processes_that_start_at_once_agree_on_one_run(
     # As on machines of their own, which have no file in common.
     apart = (
         "import contextlib, torchx_kfp.trackers.mlflow as tracker\n"
-        "tracker._one_process_at_a_time = contextlib.nullcontext\n"
+        "tracker._one_process_at_a_time = lambda run_id: contextlib.nullcontext()\n"
     )
     put = "from torchx_kfp.tracking import current_run; current_run().put({'rank%d': 1})"
     run_processes(
@@ -400,6 +402,6 @@ def test_a_server_that_is_not_there(tmp_path: Path, experiment: str, monkeypatch
 
 def test_the_lock_needs_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with mlflow._one_process_at_a_time():
+    with mlflow._one_process_at_a_time(RUN):
         pass
     assert os.listdir(tmp_path) == []

@@ -14,6 +14,8 @@ from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.trackers.stage import create
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
 
+pytestmark = pytest.mark.storage
+
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
     return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))

@@ -18,7 +18,7 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.retry import is_transient, retried
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.storage]
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_store_that_hangs_is_given_up(
     monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 1)
     tracker = FsspecResultTracker(s3_base)
     for fault, action, text in (
-        (5.0, lambda: tracker.put("run", x=1), "FSTimeoutError"),
+        (5.0, lambda: tracker.put("run", x=1), "no answer in 1"),
         (5.0, lambda: tracker.get("run"), "Read timeout"),
     ):
         proxy.faults.append(fault)

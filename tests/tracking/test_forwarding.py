@@ -13,6 +13,8 @@ from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.forwarding import check_tracker
 
+pytestmark = pytest.mark.storage
+
 RUN = "run/train/1"
 PARENTS = {"prepare": "run/prepare/1", "trials": ("run/t/1", "run/t/2"), "again": "run/prepare/1", "none": ()}
 

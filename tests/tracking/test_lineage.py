@@ -20,6 +20,8 @@ from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source
 from torchx_kfp.tracking.entries import folder_name, run_id_of, run_ids
 from torchx_kfp.tracking.lineage import trace
 
+pytestmark = pytest.mark.storage
+
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
     return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))

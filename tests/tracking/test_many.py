@@ -21,6 +21,8 @@ from torchx_kfp.errors import KeyRefusedError
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.each import Concurrency, each
 
+pytestmark = pytest.mark.storage
+
 COUNT = 300
 KEYS = [f"p1/train/{number:03}" for number in range(COUNT)]
 

@@ -28,6 +28,8 @@ from torchx_kfp.errors import (
 from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.objects import survives_fork
 
+pytestmark = pytest.mark.storage
+
 
 def stage(base: object, run_id: str = "p1/eval/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
     """The run of a stage with the environment that the protocol gives it."""
@@ -221,7 +223,7 @@ class TestMissingResults:
     def test_nothing_there(self, base: str) -> None:
         assert self.missing(base) == (
             f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Nothing at all is there. "
-            "Does that stage record any (current_run().put(...))? "
+            "Does that stage record any (current_run().put(...))? Were they removed (torchx-kfp gc)? "
             "Where the store is slow to show them, wait: results(timeout=60)."
         )
 

@@ -16,6 +16,8 @@ import pytest
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, ResultRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
+pytestmark = pytest.mark.storage
+
 PLAIN_KEYS = [
     "a*b",
     "what?",

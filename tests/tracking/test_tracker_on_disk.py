@@ -19,6 +19,8 @@ import pytest
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
+pytestmark = pytest.mark.storage
+
 UNNAMED = pytest.mark.parametrize("unnamed", [True, False], ids=["unnamed files", "named files"])
 
 #: Puts results that are wrong unless they are whole, for ever; arguments: base, key, writer, unnamed.

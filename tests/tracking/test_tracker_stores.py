@@ -16,6 +16,8 @@ from tests.s3 import S3Server
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
+pytestmark = pytest.mark.storage
+
 
 @pytest.mark.parametrize(
     ("base", "message"),

@@ -73,7 +73,7 @@ class FsspecStore:
         if self._objects and not self._root:
             raise TrackerError(f"The tracker base {base!r} names no bucket. Use one such as s3://bucket/results.")
         # Others, such as SFTP, may not bear calls from several threads.
-        self._asynchronous = bool(getattr(filesystem, "async_impl", False))
+        self._asynchronous = all(getattr(layer, "async_impl", False) for layer in _layers(filesystem))
         self._concurrency = Concurrency(_REQUESTS if self._asynchronous else 1)
         finder = getattr(filesystem, "_find", filesystem.find)
         self._finds_prefixes = self._objects and "prefix" in inspect.signature(finder).parameters
@@ -308,11 +308,16 @@ def survives_fork() -> bool:
 def _protocols(filesystem: Any) -> set[str]:
     """The protocols of a file system and of those that it wraps."""
     found: set[str] = set()
-    while filesystem is not None:
-        protocol = filesystem.protocol
-        found.update([protocol] if isinstance(protocol, str) else protocol)
-        filesystem = vars(filesystem).get("fs")
+    for layer in _layers(filesystem):
+        found.update([layer.protocol] if isinstance(layer.protocol, str) else layer.protocol)
     return found
+
+
+def _layers(filesystem: Any) -> Iterator[Any]:
+    """The file system and those that it wraps."""
+    while filesystem is not None:
+        yield filesystem
+        filesystem = vars(filesystem).get("fs")
 
 
 def _bucket_is_missing(error: Exception) -> bool:
