@@ -31,11 +31,9 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that run at once are those of several files; those with the engine, or with MLflow's server, share one."""
     for item in items:
-        group = item.path.name
-        if item.get_closest_marker("docker"):
-            group = "docker"
-        elif "mlflow_server" in getattr(item, "fixturenames", ()):
-            group = "mlflow"
+        fixtures = getattr(item, "fixturenames", ())
+        shared = [fixture for fixture in ("docker_client", "mlflow_server") if fixture in fixtures]
+        group = shared[0] if shared else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))
 
 
