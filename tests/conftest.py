@@ -27,14 +27,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Tests that run at once are those of several files; those with the engine, or with MLflow's server, share one."""
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         shared = [fixture for fixture in ("docker_client", "mlflow_server") if fixture in fixtures]
         group = shared[0] if shared else item.path.name
         item.add_marker(pytest.mark.xdist_group(group))
+    yield
 
 
 @pytest.fixture(scope="session")

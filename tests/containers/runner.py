@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import docker
 import kfp.local
+from docker.models.containers import Container
 from docker.types import Mount
 from kfp.components import load_component_from_file
 from kfp.local import config
@@ -72,6 +73,7 @@ class KfpDockerRunner:
             self._named(images or {}),
             self._without_leftovers(run_label),
             self._executing_locally(runner, cache),
+            _removed_containers_are_gone(),
             warnings.catch_warnings(),
         ):
             # From kfp 2.17 on: it says that resources are not applied.
@@ -118,3 +120,26 @@ class KfpDockerRunner:
             yield
         finally:
             config.LocalExecutionConfig.instance = before
+
+
+@contextmanager
+def _removed_containers_are_gone() -> Iterator[None]:
+    """KFP expects that a container that was quick is gone (404); the engine may also say that it will be (409)."""
+
+    def tolerant(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            try:
+                return method(*args, **options)
+            except docker.errors.APIError as error:
+                if error.status_code != 409:
+                    raise
+                raise docker.errors.NotFound(str(error), error.response) from error
+
+        return call
+
+    before = Container.logs, Container.wait
+    Container.logs, Container.wait = map(tolerant, before)
+    try:
+        yield
+    finally:
+        Container.logs, Container.wait = before

@@ -163,6 +163,7 @@ class FsspecStore:
             # As a folder, s3fs would ask twice more for one that is not there.
             above, _, name = path.rpartition("/")
             found = self._listed(lambda: self._fs.find(above, prefix=f"{name}/"))
+            found = [name for name in found if name.startswith(f"{path}/")]  # older ones give the prefix itself
         else:
             found = self._listed(lambda: self._fs.find(path))
         own = prefix is not None and prefix.partition("/")[0] == PRIVATE
