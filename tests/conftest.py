@@ -27,17 +27,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Tests that run at once are those of several files; those with the engine, or with MLflow's server, share one."""
-    for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        shared = [fixture for fixture in ("docker_client", "mlflow_server") if fixture in fixtures]
-        group = shared[0] if shared else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
-    yield
-
-
 @pytest.fixture(scope="session")
 def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with running(tmp_path_factory.mktemp("s3") / "log") as server:

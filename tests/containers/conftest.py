@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import hashlib
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,8 +70,14 @@ def docker_client() -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture
-def kfp_docker_runner(docker_client: docker.DockerClient, tmp_path: Path) -> KfpDockerRunner:
-    """KFP's local runner, with ``BUSYBOX_IMAGE`` and ``HOST_IMAGE`` in its engine."""
+def kfp_docker_runner(docker_client: docker.DockerClient, tmp_path: Path) -> Iterator[KfpDockerRunner]:
+    """KFP's local runner, with ``BUSYBOX_IMAGE`` and ``HOST_IMAGE`` in its engine.
+
+    One test at a time, of all processes that run tests: they name the same images.
+    """
     root = tmp_path / "pipeline-root"
     root.mkdir()
-    return KfpDockerRunner(docker_client, root)
+    engine = hashlib.sha256(os.environ.get("DOCKER_HOST", "").encode()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"torchx-kfp-tests-{engine}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield KfpDockerRunner(docker_client, root)
