@@ -21,7 +21,7 @@ def in_experiment(app, name: str):
 
 
 @dsl.pipeline(name="experiments", description="Trials on hand-written digits, as runs of MLflow")
-def experiments(tracker_base: str, tracking_uri: str = "", weights: list = [0.1, 1.0, 10.0]):  # noqa: B006
+def experiments(tracker_base: str, tracking_uri: str = "", weights: list = [0.1, 1.0, 10.0]):  # noqa: B006 (a constant to KFP)
     stage = partial(task_from_app, tracker_base=tracker_base)
     recorded = partial(stage, trackers={"mlflow": tracking_uri})
 

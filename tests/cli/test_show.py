@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from torchx_kfp import protocol
-from torchx_kfp.tracking import FsspecResultTracker, current_run
+from torchx_kfp.tracking import FanIn, FsspecResultTracker, current_run
 
 pytestmark = pytest.mark.once
 
@@ -25,7 +25,9 @@ def base(project: Path) -> str:
     run.put(accuracy=0.5, loss=math.nan, note="two words")
     run.add_metadata(config={"lr": 0.1}, commit="4f2a91c")
     run.add_artifact("plot", "s3://plots/1")
-    run.parents["trials"][0].artifact("model")  # type: ignore[index]
+    trials = run.parents["trials"]
+    assert isinstance(trials, FanIn)
+    trials[0].artifact("model")
     FsspecResultTracker(tracker)["a-1/train/t2"] = {"x": 1}
     return tracker
 

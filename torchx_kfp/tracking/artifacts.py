@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchx_kfp.errors import ResultRefusedError
-from torchx_kfp.tracking.entries import ARTIFACTS, add_entry, no_entry, read_entries, read_entries_of
+from torchx_kfp.tracking.entries import ARTIFACTS, Entry, add_entry, no_entry, read_entries
 from torchx_kfp.tracking.keys import shown
 from torchx_kfp.tracking.store import Store
 
@@ -58,22 +57,24 @@ def read_artifacts(store: Store, run_id: str) -> dict[str, Artifact]:
         CorruptResultError: what is stored is no artifact.
         TrackerError: the store failed.
     """
-    return _decode(store, read_entries(store, ARTIFACTS, run_id))
+    return read_artifacts_of(store, [run_id]).get(run_id, {})
 
 
 def read_artifacts_of(store: Store, run_ids: Iterable[str]) -> dict[str, dict[str, Artifact]]:
     """The artifacts of each of these runs that has any, as ``read_artifacts`` gives them."""
-    found = read_entries_of(store, ARTIFACTS, run_ids)
+    found = read_entries(store, ARTIFACTS, run_ids)
     return {run_id: _decode(store, entries) for run_id, entries in found.items()}
 
 
-def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> dict[str, Artifact]:
+def _decode(store: Store, entries: Iterable[Entry]) -> dict[str, Artifact]:
     artifacts: dict[str, Artifact] = {}
     for entry in entries:
         try:
-            artifact = Artifact(str(entry["name"]), str(entry["path"]), dict(entry.get("metadata") or {}))
+            artifact = Artifact(
+                str(entry.content["name"]), str(entry.content["path"]), dict(entry.content.get("metadata") or {})
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise no_entry(store, entry["_key"], error) from None
+            raise no_entry(store, entry.key, error) from None
         artifacts.pop(artifact.name, None)  # the order is that of what counts
         artifacts[artifact.name] = artifact
     return artifacts

@@ -47,4 +47,4 @@ class Batch:
             return self._ahead.pop(run_id)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
+        return type(None), ()  # None takes its place in a pickle

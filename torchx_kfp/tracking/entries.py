@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
@@ -27,6 +27,14 @@ ARTIFACTS = "artifacts"
 METADATA = "metadata"
 SOURCES = "sources"
 KINDS = (ARTIFACTS, METADATA, SOURCES)
+
+
+class Entry(NamedTuple):
+    """A statement about a run, and the key of its file."""
+
+    key: str
+    content: Mapping[str, Any]
+
 
 #: What is called with the error for a file that is no entry.
 Corrupt = Callable[[CorruptResultError], object]
@@ -77,22 +85,19 @@ def add_entry(
     store.write(f"{_folder(kind, run_id)}/{name or _time_name()}", content)
 
 
-def read_entries(store: Store, kind: str, run_id: str) -> list[dict[str, Any]]:
-    """The run's entries of this kind, the oldest first.
+def read_entries(
+    store: Store, kind: str, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
+) -> dict[str, list[Entry]]:
+    """The entries of this kind of each of these runs, or of all runs, that has any; the oldest first.
+
+    Args:
+        kind: one of ``KINDS``.
+        run_ids: the runs; None for all.
+        corrupt: is called for what is no entry, which is then left out.
 
     Raises:
-        CorruptResultError: what is stored is no entry.
+        CorruptResultError: what is stored is no entry, and ``corrupt`` is not given.
         TrackerError: the store failed.
-    """
-    return _read(store, store.keys(_folder(kind, run_id))).get(run_id, [])
-
-
-def read_entries_of(
-    store: Store, kind: str, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
-) -> dict[str, list[dict[str, Any]]]:
-    """The entries of this kind of these runs, or of all runs, as ``read_entries`` gives them.
-
-    Runs that have none are left out. ``corrupt`` is called for what is no entry, in place of an error.
     """
     wanted = None if run_ids is None else list(dict.fromkeys(run_ids))
     if wanted is not None and len(wanted) <= _FEW_RUNS:
@@ -100,17 +105,7 @@ def read_entries_of(
     else:
         folders = None if wanted is None else {folder_name(run_id) for run_id in wanted}
         keys = [key for key in store.keys(f"{PRIVATE}/{kind}") if folders is None or key.split("/")[2] in folders]
-    return _read(store, keys, corrupt)
-
-
-def run_ids(store: Store) -> list[str]:
-    """The runs of which anything is said, sorted."""
-    found = store.each(store.names, [f"{PRIVATE}/{kind}" for kind in KINDS])
-    return sorted({unquote(name.rstrip("/")) for names in found for name in names})
-
-
-def _read(store: Store, keys: list[str], corrupt: Corrupt | None = None) -> dict[str, list[dict[str, Any]]]:
-    entries: dict[str, list[dict[str, Any]]] = {}
+    entries: dict[str, list[Entry]] = {}
     for key, content in zip(keys, store.each(store.read, keys), strict=True):
         if content is None:  # removed since it was listed
             continue
@@ -123,9 +118,14 @@ def _read(store: Store, keys: list[str], corrupt: Corrupt | None = None) -> dict
                 raise no_entry(store, key, error) from None
             corrupt(no_entry(store, key, error))
             continue
-        # Underscored: no statement's own name.
-        entries.setdefault(run_id_of(key), []).append({**entry, "_key": key})
+        entries.setdefault(run_id_of(key), []).append(Entry(key, entry))
     return entries
+
+
+def run_ids(store: Store) -> list[str]:
+    """The runs of which anything is said, sorted."""
+    found = store.each(store.names, [f"{PRIVATE}/{kind}" for kind in KINDS])
+    return sorted({unquote(name.rstrip("/")) for names in found for name in names})
 
 
 def no_entry(store: Store, key: str, error: Exception) -> CorruptResultError:

@@ -24,11 +24,9 @@ def frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame
     found = list(items)  # a fan-in may have a run twice
     names = dict.fromkeys(name for _, results in found for name in results)
     parts = [name for name in _PARTS if name not in names and any(run_id_parts(key) for key, _ in found)]
-    rows = [{**dict(zip(_PARTS, run_id_parts(key) or (), strict=False)), **results} for key, results in found]
-    # Of a name that is a part of run ids as well, only what was recorded.
-    rows = [
-        {name: row[name] for name in row if name in parts or name in results}
-        for row, (_, results) in zip(rows, found, strict=True)
-    ]
+    rows = []
+    for key, results in found:
+        own = dict(zip(_PARTS, run_id_parts(key) or (), strict=False))
+        rows.append({**{name: own[name] for name in parts if name in own}, **results})
     index = pandas.Index([key for key, _ in found], name="run_id", dtype=object)
     return pandas.DataFrame(rows, index=index, columns=[*parts, *names])

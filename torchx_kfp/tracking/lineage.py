@@ -69,27 +69,31 @@ def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts
         artifacts_of: gives the artifacts of runs.
     """
     starts = tuple(dict.fromkeys(run_ids))
-    above = {run_id: list(dict.fromkeys(source.run_id for source in its)) for run_id, its in sources.items()}
+    above: dict[str, dict[str, list[Source]]] = {}
     below: dict[str, list[str]] = {}
-    for run_id, found in above.items():
-        for source in found:
-            below.setdefault(source, []).append(run_id)
+    for run_id, its in sources.items():
+        for source in its:
+            uses = above.setdefault(run_id, {})
+            if source.run_id not in uses:
+                below.setdefault(source.run_id, []).append(run_id)
+            uses.setdefault(source.run_id, []).append(source)
     ancestors = _reachable(starts, above)
     descendants = _reachable(starts, below)
     inside = {*starts, *ancestors, *descendants}
-    used = {source for run_id in inside for source in above.get(run_id, ()) if source in inside}
-    artifacts = artifacts_of(sorted(used))
+    artifacts = artifacts_of(sorted({source for run_id in inside for source in above.get(run_id, ())} & inside))
+    # A run that names one artifact names all that it uses.
+    naming = {run_id for run_id in inside if any(source.artifact for source in sources.get(run_id, ()))}
     order = {run_id: place for place, run_id in enumerate([*reversed(ancestors), *starts, *descendants])}
     links = [
-        _link(run_id, source, sources[run_id], artifacts.get(source, {}))
+        _link(run_id, source, between, artifacts.get(source, {}), named=run_id in naming)
         for run_id in sorted(inside & above.keys(), key=order.__getitem__)
-        for source in above[run_id]
+        for source, between in above[run_id].items()
         if source in inside
     ]
     return Lineage(starts, ancestors, descendants, tuple(links))
 
 
-def _reachable(starts: Iterable[str], neighbours: Mapping[str, list[str]]) -> tuple[str, ...]:
+def _reachable(starts: Iterable[str], neighbours: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
     """What can be reached from the starts, the nearest first; circles are left at what was seen."""
     seen = dict.fromkeys(starts)
     own = len(seen)
@@ -102,11 +106,9 @@ def _reachable(starts: Iterable[str], neighbours: Mapping[str, list[str]]) -> tu
     return tuple(waiting[own:])
 
 
-def _link(run_id: str, source: str, sources: list[Source], artifacts: Mapping[str, Artifact]) -> Link:
-    between = [found for found in sources if found.run_id == source]
+def _link(run_id: str, source: str, between: list[Source], artifacts: Mapping[str, Artifact], *, named: bool) -> Link:
     alias = next((found.alias for found in between if found.alias), None)
-    # A run that names one artifact names all that it uses.
-    if not any(found.artifact for found in sources):
+    if not named:
         return Link(source, run_id, alias, tuple(artifacts.values()))
     used = [artifacts.get(found.artifact, Artifact(found.artifact, "")) for found in between if found.artifact]
     return Link(source, run_id, alias, tuple(used), named=bool(used))

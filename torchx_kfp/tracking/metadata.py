@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from torchx_kfp.tracking.entries import METADATA, add_entry, no_entry, read_entries, read_entries_of
+from torchx_kfp.tracking.entries import METADATA, Entry, add_entry, no_entry, read_entries
 from torchx_kfp.tracking.store import Store
 
 
@@ -26,20 +25,20 @@ def read_metadata(store: Store, run_id: str) -> dict[str, object]:
         CorruptResultError: what is stored is no metadata.
         TrackerError: the store failed.
     """
-    return _decode(store, read_entries(store, METADATA, run_id))
+    return read_metadata_of(store, [run_id]).get(run_id, {})
 
 
 def read_metadata_of(store: Store, run_ids: Iterable[str] | None = None) -> dict[str, dict[str, object]]:
     """The metadata of each of these runs that has any, or of all runs."""
-    found = read_entries_of(store, METADATA, run_ids)
+    found = read_entries(store, METADATA, run_ids)
     return {run_id: _decode(store, entries) for run_id, entries in found.items()}
 
 
-def _decode(store: Store, entries: Iterable[Mapping[str, Any]]) -> dict[str, object]:
+def _decode(store: Store, entries: Iterable[Entry]) -> dict[str, object]:
     metadata: dict[str, object] = {}
     for entry in entries:
         try:
-            metadata.update(entry["metadata"])
+            metadata.update(entry.content["metadata"])
         except (KeyError, TypeError, ValueError) as error:
-            raise no_entry(store, entry["_key"], error) from None
+            raise no_entry(store, entry.key, error) from None
     return metadata

@@ -128,9 +128,9 @@ class FsspecStore:
         if not self._asynchronous:
             self._fs.pipe_file(path, content)
             return
+        loop = self._fs.loop  # an error in a forked process, with older fsspec
         seconds = _WRITE_SECONDS + len(content) / _BYTES_PER_SECOND
-        writing = asyncio.wait_for(self._fs._pipe_file(path, content), seconds)
-        future = asyncio.run_coroutine_threadsafe(writing, self._fs.loop)
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(self._fs._pipe_file(path, content), seconds), loop)
         try:
             future.result()
         except asyncio.TimeoutError:

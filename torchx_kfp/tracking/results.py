@@ -138,23 +138,7 @@ class FsspecResultTracker(ResultTracker):
         if isinstance(keys, (str, bytes)):
             raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. One key is for get.")
         texts = dict.fromkeys(map(key_text, keys))
-        return dict(self.get_each(texts, corrupt=corrupt))
-
-    def get_each(
-        self, keys: Iterable[str], *, corrupt: Callable[[CorruptResultError], object] | None = None
-    ) -> Iterator[tuple[str, dict[str, Result]]]:
-        """Each of the keys and its results, as ``get_many`` gives them, fetched a little ahead of what is taken."""
-
-        def read(key: str) -> tuple[str, bytes | None]:
-            return key, self._store.read(key)
-
-        for key, content in self._store.each(read, keys):
-            try:
-                yield key, {} if content is None else decode_results(content, self._store.location(key))
-            except CorruptResultError as error:
-                if corrupt is None:
-                    raise
-                corrupt(error)
+        return dict(self._fetch(texts, corrupt))
 
     def items(
         self, prefix: Key | None = None, *, corrupt: Callable[[CorruptResultError], object] | None = None
@@ -164,7 +148,7 @@ class FsspecResultTracker(ResultTracker):
         They are fetched many at once, a little ahead of what is taken: memory does not grow with their number. What is
         removed meanwhile is left out. Arguments and errors are those of ``get_many``.
         """
-        return ((key, results) for key, results in self.get_each(self.keys(prefix), corrupt=corrupt) if results)
+        return ((key, results) for key, results in self._fetch(self.keys(prefix), corrupt) if results)
 
     def to_frame(self, prefix: Key | None = None) -> pandas.DataFrame:
         """All results, or those below a prefix, as a pandas DataFrame: a row for each key, a column for each name.
@@ -196,6 +180,20 @@ class FsspecResultTracker(ResultTracker):
     def location(self, key: Key) -> str:
         """Path or URL of the key's file, for messages."""
         return self._store.location(key_text(key))
+
+    def _fetch(
+        self, keys: Iterable[str], corrupt: Callable[[CorruptResultError], object] | None
+    ) -> Iterator[tuple[str, dict[str, Result]]]:
+        def read(key: str) -> tuple[str, bytes | None]:
+            return key, self._store.read(key)
+
+        for key, content in self._store.each(read, keys):
+            try:
+                yield key, {} if content is None else decode_results(content, self._store.location(key))
+            except CorruptResultError as error:
+                if corrupt is None:
+                    raise
+                corrupt(error)
 
     def __repr__(self) -> str:
         return f"FsspecResultTracker({self.tracker_base!r})"

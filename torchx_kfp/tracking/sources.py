@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torchx_kfp.protocol import RunIds
-from torchx_kfp.tracking.entries import SOURCES, Corrupt, add_entry, no_entry, read_entries, read_entries_of
+from torchx_kfp.tracking.entries import SOURCES, Corrupt, Entry, add_entry, no_entry, read_entries
 from torchx_kfp.tracking.store import Store
 
 #: Name of the entry with what the pipeline declares. It sorts before those that are named by the time.
@@ -67,7 +66,7 @@ def read_sources(store: Store, run_id: str) -> list[Source]:
         CorruptResultError: what is stored are no sources.
         TrackerError: the store failed.
     """
-    return _decode(store, read_entries(store, SOURCES, run_id))
+    return read_sources_of(store, [run_id]).get(run_id, [])
 
 
 def read_sources_of(
@@ -77,19 +76,19 @@ def read_sources_of(
 
     ``corrupt`` is called for what are no sources, in place of an error.
     """
-    found = read_entries_of(store, SOURCES, run_ids, corrupt)
+    found = read_entries(store, SOURCES, run_ids, corrupt)
     return {run_id: _decode(store, entries, corrupt) for run_id, entries in found.items()}
 
 
-def _decode(store: Store, entries: Iterable[Mapping[str, Any]], corrupt: Corrupt | None = None) -> list[Source]:
+def _decode(store: Store, entries: Iterable[Entry], corrupt: Corrupt | None = None) -> list[Source]:
     sources: dict[tuple[str, str | None], Source] = {}
     for entry in entries:
         try:
-            for found in entry["sources"]:
+            for found in entry.content["sources"]:
                 source = Source(str(found["run_id"]), found.get("artifact") or None, found.get("alias"))
                 sources.setdefault((source.run_id, source.artifact), source)
         except (AttributeError, KeyError, TypeError) as error:
             if corrupt is None:
-                raise no_entry(store, entry["_key"], error) from None
-            corrupt(no_entry(store, entry["_key"], error))
+                raise no_entry(store, entry.key, error) from None
+            corrupt(no_entry(store, entry.key, error))
     return list(sources.values())
