@@ -147,11 +147,15 @@ def _seconds(stage: StageResult) -> str:
     return f"{stage.duration:.1f}" if stage.attempts else ""
 
 
-def _artifacts(artifacts: Mapping[str, Artifact]) -> dict[str, Any]:
+def _artifacts(artifacts: Mapping[str, Artifact | list[Artifact]]) -> dict[str, Any]:
     return {
-        name: {"type": artifact.type.title, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
-        for name, artifact in artifacts.items()
+        name: [_artifact(item) for item in made] if isinstance(made, list) else _artifact(made)
+        for name, made in artifacts.items()
     }
+
+
+def _artifact(artifact: Artifact) -> dict[str, Any]:
+    return {"type": artifact.type.title, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
 
 
 def _as_json(result: RunResult, recorded: dict[str, dict[str, Any]]) -> dict[str, Any]:

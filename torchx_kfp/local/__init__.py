@@ -11,17 +11,17 @@ from __future__ import annotations
 from torchx_kfp.local.arguments import describe_parameters, parse_arguments
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.check import check_supported
-from torchx_kfp.local.load import load_pipeline
-from torchx_kfp.local.result import (
+from torchx_kfp.local.events import (
     Event,
-    RunResult,
+    RunFinished,
     RunStarted,
     StageFinished,
-    StageResult,
     StageRetried,
     StageStarted,
-    State,
+    StageWaiting,
 )
+from torchx_kfp.local.load import load_pipeline
+from torchx_kfp.local.result import RunResult, StageResult, State
 from torchx_kfp.local.runner import OUTPUT_DIR, default_parallelism, run
 from torchx_kfp.local.spec import Pipeline
 
@@ -30,12 +30,14 @@ __all__ = [
     "Artifact",
     "Event",
     "Pipeline",
+    "RunFinished",
     "RunResult",
     "RunStarted",
     "StageFinished",
     "StageResult",
     "StageRetried",
     "StageStarted",
+    "StageWaiting",
     "State",
     "check_supported",
     "default_parallelism",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import os
 import stat
@@ -12,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp import protocol
+from torchx_kfp.errors import TrackerError
 from torchx_kfp.local.artifacts import Artifact, read_report
 from torchx_kfp.local.output import Log, LogPump
 from torchx_kfp.local.process import StageProcess
 from torchx_kfp.local.result import describe_exit
 from torchx_kfp.local.values import convert, from_output
+from torchx_kfp.tracking import FsspecResultTracker
 
 # Seconds that output is still waited for when its last known writer is gone.
 _OUTPUT_PATIENCE = 2.0
+# Seconds for which reading a stage's results is tried again.
+_RESULTS_PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Attempt:
     #: Output artifacts as the stage is told them, and the file in which it may report otherwise.
     artifacts: Mapping[str, Artifact]
     report: str
+    #: Input parameters, for those who watch.
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def log_file(self) -> Path:
@@ -67,6 +75,9 @@ class Outcome:
     reason: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    #: Of a tracked stage: its run id, and what is recorded under it (None where that cannot be read).
+    run_id: str | None = None
+    results: Mapping[str, Any] | None = None
 
 
 class Execution:
@@ -101,10 +112,20 @@ class Execution:
 
     def _run(self) -> None:
         try:
-            outcome = self._execute()
+            outcome = self._recorded(self._execute())
         except Exception as error:  # a thread's exception would be lost, and the run would wait for ever
             outcome = Outcome(reason=f"could not be run: {type(error).__name__}: {error}")
         self._done(self, outcome)
+
+    def _recorded(self, outcome: Outcome) -> Outcome:
+        """The outcome with what the stage has recorded; one that failed may have recorded something, too."""
+        run_id, base = self.attempt.read_run_id(), self.attempt.tracker_base
+        if run_id is None or base is None:
+            return outcome
+        results = None
+        with contextlib.suppress(TrackerError):  # the stage has ended, and its results are shown and no more
+            results = FsspecResultTracker(base, patience=_RESULTS_PATIENCE).get(run_id)
+        return dataclasses.replace(outcome, run_id=run_id, results=results)
 
     def _execute(self) -> Outcome:
         attempt = self.attempt

@@ -12,7 +12,7 @@ from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
 from torchx_kfp.local.kubernetes import field_values
 from torchx_kfp.local.placeholders import Facts, resolve_command
-from torchx_kfp.local.scopes import Node, with_defaults
+from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.protocol import POD_NAME
 
 
@@ -65,4 +65,5 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         output_files=output_files,
         artifacts=artifacts,
         report=report,
+        inputs=parameters_of(inputs),
     )

@@ -1,13 +1,13 @@
-"""What a run reports: events while it goes on, and its result."""
+"""How stages and runs end."""
 
 from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local.artifacts import Artifact
@@ -22,11 +22,20 @@ class State(str, enum.Enum):
     """How a stage, or a run, ended."""
 
     SUCCEEDED = "succeeded"
+    #: It did not run: an earlier run has done the same, and its outputs are taken.
+    CACHED = "cached"
     FAILED = "failed"
     #: A condition was false, or a stage that it reads was skipped.
     SKIPPED = "skipped"
     #: A stage that it depends on has failed, or the run was ended.
     NOT_RUN = "not run"
+    #: It was running when the run was ended.
+    CANCELED = "canceled"
+
+    @property
+    def is_success(self) -> bool:
+        """Whether there are outputs."""
+        return self in (State.SUCCEEDED, State.CACHED)
 
     def __str__(self) -> str:
         return self.value
@@ -53,10 +62,20 @@ class StageResult:
     pod_name: str = ""
     log_file: Path | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
     #: Of a tracked stage that came that far, also if it failed: under which run id its results are, and where.
     run_id: str | None = None
     tracker_base: str | None = None
+    #: What is recorded there; None where it could not be read.
+    results: Mapping[str, Any] | None = None
+    #: Parameters, as they came to the stage.
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    #: When the first attempt started, in seconds since the epoch.
+    started_at: float | None = None
+    #: Of a cached stage, or one that an earlier attempt of this run has finished: what covers its command and inputs.
+    key: str = ""
+    #: Of a cached stage: the run whose outputs these are.
+    cached_from: str = ""
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
         """The end of the stage's log, as it is shown while the stage runs: without control characters."""
@@ -80,52 +99,12 @@ class RunResult:
     duration: float
     stages: tuple[StageResult, ...]
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
 
     def raise_for_failure(self) -> None:
         """Raises StageFailedError if a stage failed: which ones, why, and the last lines of their logs."""
         if self.state is State.FAILED:
             raise StageFailedError(describe_failure(self))
-
-
-@dataclass(frozen=True)
-class RunStarted:
-    """The first event. ``not_applied`` are settings of the pipeline that have no effect on this machine."""
-
-    pipeline: str
-    run_id: str
-    folder: Path
-    not_applied: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StageStarted:
-    """A process of a stage was started; ``attempt`` counts from 1."""
-
-    name: str
-    pod_name: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class StageRetried:
-    """An attempt failed, and another one follows after ``delay`` seconds."""
-
-    name: str
-    attempt: int
-    reason: str
-    delay: float
-
-
-@dataclass(frozen=True)
-class StageFinished:
-    """A stage has ended, or will not run."""
-
-    result: StageResult
-
-
-Event: TypeAlias = RunStarted | StageStarted | StageRetried | StageFinished
-Listener: TypeAlias = Callable[[Event], None]
 
 
 def describe_exit(code: int) -> str:

@@ -17,21 +17,13 @@ from torchx_kfp.local.arguments import complete_arguments
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.environment import stage_environment
+from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted, StageFinished, StageRetried
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.output import LogPump, Terminal
 from torchx_kfp.local.prepare import Settings
 from torchx_kfp.local.process import GRACE, kill_marked
-from torchx_kfp.local.result import (
-    Event,
-    Listener,
-    RunResult,
-    RunStarted,
-    StageFinished,
-    StageResult,
-    StageRetried,
-    State,
-)
+from torchx_kfp.local.result import RunResult, StageResult, State
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
 from torchx_kfp.local.scopes import order_of_tasks
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
@@ -129,9 +121,10 @@ def run(
         scheduler = Scheduler(loaded, settings, pump, listener)
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
-                listener(RunStarted(loaded.name, run_id, folder, find_not_applied(loaded)))
+                listener(RunStarted(loaded.name, run_id, folder, find_not_applied(loaded), values))
                 root = scheduler.run(values)
             except Interrupted as interrupted:
+                listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started))
                 terminal.write_lines([f"Run {run_id} was ended by {signal.Signals(interrupted.number).name}."])
                 raise_for_signal(interrupted.number)
             finally:
@@ -139,7 +132,7 @@ def run(
                 kill_marked(run_id)
     outputs = root.outputs()
     artifacts = {name: value for name, value in outputs.items() if isinstance(value, Artifact)}
-    return RunResult(
+    result = RunResult(
         pipeline=loaded.name,
         run_id=run_id,
         state=State.FAILED if root.failed else State.SUCCEEDED,
@@ -149,6 +142,8 @@ def run(
         outputs={name: value for name, value in outputs.items() if name not in artifacts},
         artifacts=artifacts,
     )
+    listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
+    return result
 
 
 def _verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any) -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.local.conditions import compile_condition
+from torchx_kfp.local.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.local.execution import Execution, Outcome
 from torchx_kfp.local.names import PodNames, StageNames
 from torchx_kfp.local.output import LogPump
 from torchx_kfp.local.prepare import Settings, prepare_attempt
-from torchx_kfp.local.result import Listener, StageFinished, StageResult, StageRetried, StageStarted, State
+from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.scopes import (
     LoopProgress,
     Node,
@@ -42,10 +43,12 @@ class _Stage:
 
     node: Node
     attempt: int = 0
-    started_at: float = 0.0
+    #: Of the first attempt: on the clock that goes steadily, and on the wall's.
+    started: float = 0.0
+    started_at: float | None = None
     pod_name: str = ""
     log_file: Path | None = None
-    outcome: Outcome = field(default_factory=Outcome)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Interrupted(Exception):
@@ -173,6 +176,7 @@ class Scheduler:
             self._open(Scope(self._pipeline, node.component, inputs, inner_names(node.task, node.scope.names), node))
         else:
             self._startable.append(_Stage(node))
+            self._listener(StageWaiting(node.name, node.task.name))
 
     def _holds(self, node: Node) -> bool:
         condition = node.task.condition or ""
@@ -251,17 +255,27 @@ class Scheduler:
 
     def _start(self, stage: _Stage) -> None:
         stage.attempt += 1
-        stage.started_at = stage.started_at or time.monotonic()
+        if stage.started_at is None:
+            stage.started, stage.started_at = time.monotonic(), time.time()
         try:
             attempt = prepare_attempt(stage.node, self._settings, self._pod_names.make(stage.node.name, stage.attempt))
         except Exception as error:  # what one stage makes must not end the others
             self._fail(stage.node, str(error) if isinstance(error, ValueError) else _not_prepared(error))
             return
-        stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
+        stage.pod_name, stage.log_file, stage.inputs = attempt.pod_name, attempt.log_file, attempt.inputs
         execution = Execution(attempt, self._pump, lambda *event: self._events.put(event))
         self._running[execution] = stage
         execution.start()
-        self._listener(StageStarted(stage.node.name, attempt.pod_name, stage.attempt))
+        self._listener(
+            StageStarted(
+                name=stage.node.name,
+                pod_name=attempt.pod_name,
+                attempt=stage.attempt,
+                task=stage.node.task.name,
+                log_file=attempt.log_file,
+                inputs=attempt.inputs,
+            )
+        )
 
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         stage = self._running.pop(execution)
@@ -279,14 +293,17 @@ class Scheduler:
                 state=state,
                 exit_code=outcome.exit_code,
                 reason=outcome.reason,
-                duration=time.monotonic() - stage.started_at,
+                duration=time.monotonic() - stage.started,
                 attempts=stage.attempt,
                 pod_name=stage.pod_name,
                 log_file=stage.log_file,
                 outputs=outcome.outputs,
                 artifacts=outcome.artifacts,
-                run_id=execution.attempt.read_run_id(),
+                run_id=outcome.run_id,
                 tracker_base=execution.attempt.tracker_base,
+                results=outcome.results,
+                inputs=stage.inputs,
+                started_at=stage.started_at,
             )
         )
         self._finish(node, state, {**outcome.outputs, **outcome.artifacts})
