@@ -24,11 +24,13 @@ class Artifact:
     type: ArtifactType
     uri: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: Where its file is on this machine, if that is not what the URI says.
+    custom_path: str = ""
 
     @property
     def path(self) -> str:
         """Where its file is on this machine."""
-        return self.uri.removeprefix("file://")
+        return self.custom_path or self.uri.removeprefix("file://")
 
     @property
     def is_here(self) -> bool:
@@ -36,11 +38,35 @@ class Artifact:
         return "://" not in self.path
 
     def as_message(self) -> dict[str, Any]:
-        """KFP's ArtifactList, with this one artifact."""
-        kind = {"schemaTitle": self.type.title, "schemaVersion": self.type.version}
-        return {
-            "artifacts": [{"name": self.name, "type": kind, "uri": self.uri, "metadata": dict(self.metadata)}],
+        """KFP's RuntimeArtifact."""
+        message = {
+            "name": self.name,
+            "type": {"schemaTitle": self.type.title, "schemaVersion": self.type.version},
+            "uri": self.uri,
+            "metadata": dict(self.metadata),
         }
+        return {**message, "customPath": self.custom_path} if self.custom_path else message
+
+
+class ArtifactList(list[Artifact]):
+    """Artifacts that are one input or output: those of a loop's iterations. (A parameter is a plain list.)"""
+
+
+def is_artifact(value: object) -> bool:
+    """Whether the value of an input or output is an artifact or several, rather than a parameter."""
+    return isinstance(value, (Artifact, ArtifactList))
+
+
+def artifacts_in(value: object) -> list[Artifact]:
+    """The artifacts that the value of an input or output is: one, several, or none where it is a parameter."""
+    if isinstance(value, ArtifactList):
+        return list(value)
+    return [value] if isinstance(value, Artifact) else []
+
+
+def as_message(value: object) -> dict[str, Any]:
+    """KFP's ArtifactList of an input or output."""
+    return {"artifacts": [artifact.as_message() for artifact in artifacts_in(value)]}
 
 
 def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any], dict[str, Artifact]]:
@@ -65,7 +91,7 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
         if name not in given:
             raise ValueError(f"has the artifact {name!r}, which the component does not declare")
         _check_fields(entries, {"artifacts"}, f"the artifact {name!r}")
-        for entry in entries.get("artifacts", [])[:1]:
+        for entry in (entries.get("artifacts") or [])[:1]:
             _check_fields(entry, _ARTIFACT, f"the artifact {name!r}")
             metadata = entry.get("metadata") or {}
             if not isinstance(metadata, dict):
@@ -74,6 +100,7 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
                 name=given[name].name,
                 type=given[name].type,
                 uri=str(entry.get("uri") or given[name].uri),
+                custom_path=str(entry.get("customPath") or ""),
                 metadata={**given[name].metadata, **metadata},
             )
     return dict(report.get("parameterValues") or report.get("parameter_values") or {}), artifacts

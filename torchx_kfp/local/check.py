@@ -6,27 +6,27 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import kubernetes
 from torchx_kfp.local.conditions import compares_types, compile_condition, is_field_selector
+from torchx_kfp.local.kubernetes import GivenKeys
 from torchx_kfp.local.names import join_names
-from torchx_kfp.local.placeholders import WORKSPACE
 from torchx_kfp.local.spec import Component, Constant, FromInput, FromTask, Other, Pipeline, Task
 from torchx_kfp.local.values import TYPE_NAMES
 
 _ON_KFP = "Run the pipeline on KFP"
-# kfp-kubernetes has tasks that are no containers, with images of these names.
-_VOLUME_IMAGES = ("argostub/createpvc", "argostub/deletepvc")
-_USUAL_STRATEGIES = ("", "TRIGGER_STRATEGY_UNSPECIFIED", "ALL_UPSTREAM_TASKS_SUCCEEDED")
+# Inputs that KFP itself fills: how another task has ended, and how this one is run on Kubernetes.
+_STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 
 
-def check_supported(pipeline: Pipeline, environ: Mapping[str, str] = os.environ) -> None:
+def check_supported(pipeline: Pipeline) -> None:
     """Raises UnsupportedPipelineError with everything in the pipeline that cannot run on this machine."""
     problems = list(_pipeline_problems(pipeline))
     for where, task, given in _walk(pipeline):
-        problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given, environ)]
+        problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given)]
     if problems:
         raise UnsupportedPipelineError(
             f"The pipeline {pipeline.name!r} cannot run on this machine, so nothing was started:\n"
@@ -34,11 +34,17 @@ def check_supported(pipeline: Pipeline, environ: Mapping[str, str] = os.environ)
         )
 
 
-def find_not_applied(pipeline: Pipeline) -> tuple[str, ...]:
-    """Kinds of settings in the pipeline that have no effect on this machine, each named once."""
+def find_not_applied(
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any] | None = None,
+    given: GivenKeys | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[str, ...]:
+    """What the pipeline asks of Kubernetes that has no effect on this machine, each kind named once."""
     kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
     for _, task, _ in _walk(pipeline):
-        kinds.update(kubernetes.not_applied(pipeline.component_of(task)))
+        component = pipeline.component_of(task)
+        kinds.update(kubernetes.not_applied(component, given or GivenKeys(), arguments or {}, environ))
     return tuple(sorted(kinds))
 
 
@@ -59,49 +65,28 @@ def _walk(pipeline: Pipeline) -> Iterator[tuple[str, Task, frozenset[str]]]:
 
 def _pipeline_problems(pipeline: Pipeline) -> Iterator[str]:
     yield from kubernetes.pipeline_refusals(pipeline.platform)
-    if pipeline.root.artifact_inputs:
-        names = join_names(pipeline.root.artifact_inputs)
-        yield f"the pipeline takes an artifact ({names}). {_ON_KFP}."
+    if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
+        yield f"the pipeline takes an artifact ({join_names(names)}). {_ON_KFP}."
 
 
-def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str], environ: Mapping[str, str]) -> Iterator[str]:
+def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str]) -> Iterator[str]:
     component = pipeline.component_of(task)
-    if component.kind == "importer":
-        yield f"imports an artifact (dsl.importer). {_ON_KFP}, or give the stage a URL as a parameter"
-        return
-    if component.kind not in ("dag", "container"):
+    if component.kind not in ("dag", "container", "importer"):
         yield f"has an executor of the kind {component.kind!r}. {_ON_KFP}"
         return
-    if task.strategy not in _USUAL_STRATEGIES:
-        yield from _strategy_problems(task)
-    if task.artifact_loop:
-        yield f"loops over artifacts (dsl.ParallelFor). {_ON_KFP}"
     others = [name for name, source in task.artifacts.items() if isinstance(source, Other)]
     if others:
         yield f"takes an artifact from elsewhere than a task ({join_names(others)}). {_ON_KFP}"
-    lists = [name for name, kind in component.artifact_outputs.items() if kind.is_list or task.loop is not None]
-    if lists:
-        yield f"makes a list of artifacts ({join_names(lists)}). {_ON_KFP}, or read the stages' results in one fan-in"
     yield from _input_problems(task, component, given)
     if component.container is not None:
         yield from _container_problems(component)
-        yield from kubernetes.refusals(component, environ)
-    elif task.retry is not None:
-        yield f"is retried as a whole (set_retry on a nested pipeline). {_ON_KFP}, or set the retries on its tasks"
-
-
-def _strategy_problems(task: Task) -> Iterator[str]:
-    if any(name.startswith("exit-handler-") for name in task.depends_on):
-        yield f"is the exit task of a dsl.ExitHandler. {_ON_KFP}"
-    else:
-        yield f"runs whatever became of the tasks before it (ignore_upstream_failure). {_ON_KFP}"
+        yield from kubernetes.refusals(component)
 
 
 def _input_problems(task: Task, component: Component, given: frozenset[str]) -> Iterator[str]:
     for name, source in task.inputs.items():
         if isinstance(source, Other):
-            what = "the final status of other tasks" if source.kind == "taskFinalStatus" else source.kind
-            yield f"takes {what} as its input {name!r}. {_ON_KFP}"
+            yield f"takes {source.kind} as its input {name!r}. {_ON_KFP}"
         elif isinstance(source, FromInput) and source.name not in given:
             yield (
                 f"takes {source.name!r}, which does not exist where the task stands: KFP has lost it in compiling, as "
@@ -113,7 +98,7 @@ def _input_problems(task: Task, component: Component, given: frozenset[str]) -> 
         elif isinstance(source, Constant):
             yield from _text_problems(json.dumps(source.value, ensure_ascii=False))
     for parameter in component.inputs.values():
-        if parameter.type not in TYPE_NAMES and not isinstance(task.inputs.get(parameter.name), Other):
+        if parameter.type not in (*TYPE_NAMES, *_STRUCTS) and not isinstance(task.inputs.get(parameter.name), Other):
             yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
     if task.condition is not None:
         yield from _condition_problems(task.condition)
@@ -161,12 +146,7 @@ def _container_problems(component: Component) -> Iterator[str]:
     words = (*container.command, *container.args)
     if any("kfp.dsl.executor_main" in word for word in words):
         yield f"is a Python component (dsl.component). {_ON_KFP}, or make it a container component"
-    elif container.image.startswith(_VOLUME_IMAGES):
-        yield (
-            "makes or deletes a volume (kubernetes.CreatePVC, kubernetes.DeletePVC), which cannot be done here. "
-            f"{_ON_KFP}, or leave the task out and make the directory that the stages mount the volume at"
-        )
-    elif not container.command:
+    elif not container.command and not kubernetes.volume_task(component):
         yield (
             f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
             "here. Give the component a command"
@@ -184,5 +164,3 @@ def _text_problems(text: str) -> Iterator[str]:
         producer, name = match.groups()
         channel = f"{producer}.{name}" if producer else name
         yield f"holds the channel {channel!r} as text that KFP has not filled in. Pass it as an argument of its own"
-    if WORKSPACE in text:
-        yield f"uses the workspace path. {_ON_KFP}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.artifacts import Artifact, ArtifactList
 from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.spec import ArtifactType
 
@@ -165,7 +165,7 @@ def _decode(key: str, value: Any) -> Any:
         return State(value)
     if key == "artifacts":
         return {
-            name: [_decode_artifact(item) for item in made] if isinstance(made, list) else _decode_artifact(made)
+            name: ArtifactList(map(_decode_artifact, made)) if isinstance(made, list) else _decode_artifact(made)
             for name, made in value.items()
         }
     if key == "results" and value is not None:
@@ -175,12 +175,13 @@ def _decode(key: str, value: Any) -> Any:
 
 def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
     kind = {"type": artifact.type.title, "version": artifact.type.version}
-    return {"name": artifact.name, **kind, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
+    content = {"name": artifact.name, **kind, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
+    return {**content, "custom_path": artifact.custom_path} if artifact.custom_path else content
 
 
 def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
     kind = ArtifactType(content["type"], content["version"])
-    return Artifact(content["name"], kind, content["uri"], content["metadata"])
+    return Artifact(content["name"], kind, content["uri"], content["metadata"], content.get("custom_path", ""))
 
 
 def _encode_number(value: Any) -> Any:

@@ -13,8 +13,10 @@ from torchx_kfp.local.spec import (
     Constant,
     Container,
     Dag,
+    FinalStatus,
     FromInput,
     FromTask,
+    Importer,
     Loop,
     Other,
     Parameter,
@@ -24,6 +26,9 @@ from torchx_kfp.local.spec import (
     Source,
     Task,
 )
+
+# The strategy of tasks that run whatever became of those before them.
+_ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
 class MalformedError(Exception):
@@ -67,7 +72,7 @@ class _Reader:
     def component(self, name: str, spec: dict[str, Any]) -> Component:
         inputs = spec.get("inputDefinitions") or {}
         outputs = spec.get("outputDefinitions") or {}
-        dag = container = None
+        dag = container = importer = None
         platform: dict[str, Any] = {}
         if "dag" in spec:
             kind, dag = "dag", _dag(spec["dag"])
@@ -80,6 +85,8 @@ class _Reader:
             platform = self.platform_executors.get(label) or {}
             if kind == "container":
                 container = _container(executor["container"])
+            elif kind == "importer":
+                importer = _importer(executor["importer"])
         return Component(
             name=name,
             kind=kind,
@@ -92,16 +99,30 @@ class _Reader:
             artifact_outputs={key: _artifact_type(value) for key, value in (outputs.get("artifacts") or {}).items()},
             dag=dag,
             container=container,
+            importer=importer,
             platform=platform,
         )
 
 
 def _artifact_type(spec: dict[str, Any]) -> ArtifactType:
-    kind = spec.get("artifactType") or {}
+    return _schema(spec.get("artifactType") or {}, is_list=bool(spec.get("isArtifactList")))
+
+
+def _schema(spec: dict[str, Any], *, is_list: bool = False) -> ArtifactType:
     return ArtifactType(
-        title=str(kind.get("schemaTitle", "system.Artifact")),
-        version=str(kind.get("schemaVersion", "")),
-        is_list=bool(spec.get("isArtifactList")),
+        title=str(spec.get("schemaTitle", "system.Artifact")),
+        version=str(spec.get("schemaVersion", "")),
+        is_list=is_list,
+    )
+
+
+def _importer(spec: dict[str, Any]) -> Importer:
+    uri = spec["artifactUri"]
+    return Importer(
+        uri=FromInput(uri["runtimeParameter"]) if "runtimeParameter" in uri else Constant(uri["constant"]),
+        type=_schema(spec.get("typeSchema") or {}),
+        metadata=spec.get("metadata") or {},
+        to_workspace=bool(spec.get("downloadToWorkspace")),
     )
 
 
@@ -158,7 +179,12 @@ def _task(name: str, spec: dict[str, Any]) -> Task:
     sources = {key: _source(value) for key, value in (inputs.get("parameters") or {}).items()}
     artifacts = {key: _artifact_source(value) for key, value in (inputs.get("artifacts") or {}).items()}
     depends_on = list(spec.get("dependentTasks") or ())
-    depends_on += [source.task for source in (*sources.values(), *artifacts.values()) if isinstance(source, FromTask)]
+    depends_on += [
+        source.task
+        for source in (*sources.values(), *artifacts.values())
+        if isinstance(source, (FromTask, FinalStatus))
+    ]
+    caching = spec.get("cachingOptions") or {}
     trigger = spec.get("triggerPolicy") or {}
     return Task(
         name=name,
@@ -167,11 +193,12 @@ def _task(name: str, spec: dict[str, Any]) -> Task:
         inputs=sources,
         depends_on=tuple(dict.fromkeys(depends_on)),
         condition=trigger.get("condition") or None,
-        strategy=trigger.get("strategy") or "",
+        runs_always=trigger.get("strategy") == _ALWAYS,
         loop=_loop(spec),
         retry=_retry(spec.get("retryPolicy")),
         artifacts=artifacts,
-        artifact_loop="artifactIterator" in spec,
+        caches=bool(caching.get("enableCache")),
+        cache_key=str(caching.get("cacheKey") or ""),
     )
 
 
@@ -184,6 +211,8 @@ def _source(spec: dict[str, Any]) -> Source:
     if "taskOutputParameter" in spec:
         output = spec["taskOutputParameter"]
         return FromTask(output["producerTask"], output["outputParameterKey"], selector)
+    if "taskFinalStatus" in spec:
+        return FinalStatus(spec["taskFinalStatus"]["producerTask"])
     return Other(next(iter(spec), "empty"))
 
 
@@ -197,14 +226,14 @@ def _artifact_source(spec: dict[str, Any]) -> Source:
 
 
 def _loop(spec: dict[str, Any]) -> Loop | None:
-    iterator = spec.get("parameterIterator")
+    iterator = spec.get("parameterIterator") or spec.get("artifactIterator")
     if not iterator:
         return None
     items = iterator["items"]
     return Loop(
         item_input=iterator["itemInput"],
         raw=items.get("raw"),
-        from_input=items.get("inputParameter"),
+        from_input=items.get("inputParameter") or items.get("inputArtifact"),
         parallelism=int((spec.get("iteratorPolicy") or {}).get("parallelismLimit") or 0),
     )
 

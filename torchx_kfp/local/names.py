@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 # A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
 _LONGEST = 200
-_BRANCHES = re.compile(r"condition-branches-\d+")
+_GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
 
 
 def make_run_name(pipeline: str) -> str:
@@ -23,9 +23,9 @@ def plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
 
 
-def is_branches(task: str) -> bool:
-    """Whether KFP made this task to hold the branches of one ``dsl.If``."""
-    return _BRANCHES.fullmatch(task) is not None
+def is_group_name(task: str) -> bool:
+    """Whether KFP made this task to hold the branches of one ``dsl.If``, or the tasks in a ``dsl.ExitHandler``."""
+    return _GROUPS.fullmatch(task) is not None
 
 
 class StageNames:

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.artifacts import Artifact, artifacts_in, as_message, is_artifact
 from torchx_kfp.local.values import to_json, to_text
 
-WORKSPACE = "{{$.workspace_path}}"
 _PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
 _INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
 _OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
@@ -40,8 +39,8 @@ class Facts:
     executor_output: str = ""
 
     @property
-    def input_artifacts(self) -> dict[str, Artifact]:
-        return {name: value for name, value in self.parameters.items() if isinstance(value, Artifact)}
+    def input_artifacts(self) -> dict[str, Any]:
+        return {name: value for name, value in self.parameters.items() if is_artifact(value)}
 
 
 def resolve_text(text: str, facts: Facts) -> str:
@@ -88,9 +87,10 @@ def _lookup(match: re.Match[str], facts: Facts) -> str:
     if (found := _OUTPUT.fullmatch(body)) and found.group(2) in facts.output_files:
         return facts.output_files[found.group(2)]
     if found := _ARTIFACT.fullmatch(body):
-        artifacts = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
-        if artifact := artifacts.get(found.group(3)):
-            return _artifact_text(artifact, found.group(4), found.group(6))
+        given: Mapping[str, Any] = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
+        # Of several, the backend takes the first.
+        if artifacts := artifacts_in(given.get(found.group(3))):
+            return _artifact_text(artifacts[0], found.group(4), found.group(6))
         return match.group() if found.group(1) == "outputs" or found.group(3) not in facts.unset else ""
     if body in ("outputs.output_file", "outputMetadataUri") and facts.executor_output:
         return facts.executor_output
@@ -100,12 +100,12 @@ def _lookup(match: re.Match[str], facts: Facts) -> str:
 def _executor_input(facts: Facts) -> str:
     """KFP's ExecutorInput message as JSON, which leaves out what is empty."""
     inputs = {
-        "parameterValues": {name: value for name, value in facts.parameters.items() if not isinstance(value, Artifact)},
-        "artifacts": {name: artifact.as_message() for name, artifact in facts.input_artifacts.items()},
+        "parameterValues": {name: value for name, value in facts.parameters.items() if not is_artifact(value)},
+        "artifacts": {name: as_message(value) for name, value in facts.input_artifacts.items()},
     }
     outputs = {
         "parameters": {name: {"outputFile": path} for name, path in facts.output_files.items()},
-        "artifacts": {name: artifact.as_message() for name, artifact in facts.output_artifacts.items()},
+        "artifacts": {name: as_message(artifact) for name, artifact in facts.output_artifacts.items()},
         "outputFile": facts.executor_output,
     }
     message: dict[str, dict[str, Any]] = {"inputs": inputs, "outputs": outputs}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
-from torchx_kfp.local.kubernetes import field_values
+from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_values
 from torchx_kfp.local.placeholders import Facts, resolve_command
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.protocol import POD_NAME
@@ -26,6 +26,7 @@ class Settings:
     constants: Mapping[str, str]
     parallelism: int
     grace: float
+    given: GivenKeys = field(default_factory=GivenKeys)
 
 
 def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
@@ -54,13 +55,14 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         executor_output=report,
     )
     fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
+    keys = given_values(component, settings.given, node.scope.inputs)
     own = {POD_NAME: pod_name, RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
     return Attempt(
         stage=node.name,
         pod_name=pod_name,
         folder=folder,
         command=resolve_command((*container.command, *container.args), facts),
-        environ={**settings.environ, **dict(container.env), **fields, **own},
+        environ={**settings.environ, **dict(container.env), **keys, **fields, **own},
         output_types=component.outputs,
         output_files=output_files,
         artifacts=artifacts,

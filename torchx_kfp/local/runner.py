@@ -14,10 +14,11 @@ from typing import Any, TextIO
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.arguments import complete_arguments
-from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.artifacts import is_artifact
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted, StageFinished, StageRetried
+from torchx_kfp.local.kubernetes import GivenKeys, has_workspace
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.output import LogPump, Terminal
@@ -26,6 +27,7 @@ from torchx_kfp.local.process import GRACE, kill_marked
 from torchx_kfp.local.result import RunResult, StageResult, State
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
 from torchx_kfp.local.scopes import order_of_tasks
+from torchx_kfp.local.secrets import Given
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.local.spec import Pipeline
 from torchx_kfp.local.values import shorten
@@ -53,6 +55,9 @@ def run(
     stream: TextIO | None = None,
     quiet: bool = False,
     grace: float = GRACE,
+    workspace: str | os.PathLike[str] | None = None,
+    secrets: Given | None = None,
+    config_maps: Given | None = None,
 ) -> RunResult:
     """Runs a compiled pipeline on this machine.
 
@@ -68,6 +73,9 @@ def run(
         stream: where the stages' output is shown, with their names. Default: stderr.
         quiet: shows nothing; the logs are written all the same.
         grace: seconds that processes have to end after a signal before they are killed.
+        workspace: folder that the stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
+        secrets: keys and values of Kubernetes secrets, by the secret's name: variables of stages that take them.
+        config_maps: those of config maps.
 
     Returns:
         How the run and its stages ended, also if stages failed: see ``RunResult.raise_for_failure``.
@@ -85,14 +93,11 @@ def run(
     values = complete_arguments(loaded, arguments or {})
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
-    try:
-        folder.mkdir(parents=True)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(
-            f"The run's folder {str(folder)!r} cannot be made: {reason}. Name another place for it (output_dir, or "
-            "--output-dir of the command)."
-        ) from None
+    _make_folder(folder, "output_dir", "--output-dir")
+    shared = Path(workspace).absolute() if workspace is not None else folder / "workspace"
+    if has_workspace(loaded.platform):
+        _make_folder(shared, "workspace", "--workspace")
+    given = GivenKeys(secrets or {}, config_maps or {})
     terminal = Terminal(None if quiet else stream or sys.stderr)
 
     def listener(event: Event) -> None:
@@ -112,16 +117,18 @@ def run(
             "pipeline_job_create_time_utc": created,
             "pipeline_job_schedule_time_utc": created,
             "pipeline_root": str(folder),
+            "workspace_path": str(shared),
         },
         parallelism=parallelism or default_parallelism(),
         grace=grace,
+        given=given,
     )
     started = time.monotonic()
     with LogPump(terminal) as pump:
         scheduler = Scheduler(loaded, settings, pump, listener)
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
-                listener(RunStarted(loaded.name, run_id, folder, find_not_applied(loaded), values))
+                listener(RunStarted(loaded.name, run_id, folder, find_not_applied(loaded, values, given), values))
                 root = scheduler.run(values)
             except Interrupted as interrupted:
                 listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started))
@@ -131,7 +138,7 @@ def run(
                 # Each stage's end ends what it has started; this finds what came after that.
                 kill_marked(run_id)
     outputs = root.outputs()
-    artifacts = {name: value for name, value in outputs.items() if isinstance(value, Artifact)}
+    artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
     result = RunResult(
         pipeline=loaded.name,
         run_id=run_id,
@@ -144,6 +151,17 @@ def run(
     )
     listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
     return result
+
+
+def _make_folder(folder: Path, argument: str, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"The run's folder {str(folder)!r} cannot be made: {reason}. Name another place for it ({argument}, or "
+            f"{option} of the command)."
+        ) from None
 
 
 def _verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any) -> None:

@@ -9,15 +9,17 @@ import heapq
 import itertools
 import queue
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.conditions import compile_condition
 from torchx_kfp.local.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.local.execution import Execution, Outcome
+from torchx_kfp.local.kubernetes import volume_outputs, volume_task
 from torchx_kfp.local.names import PodNames, StageNames
 from torchx_kfp.local.output import LogPump
 from torchx_kfp.local.prepare import Settings, prepare_attempt
@@ -28,13 +30,14 @@ from torchx_kfp.local.scopes import (
     Scope,
     collect,
     dag_of,
+    import_artifact,
     inner_names,
     loop_items,
     parameters_of,
     task_inputs,
     with_defaults,
 )
-from torchx_kfp.local.spec import Component, Pipeline, Task
+from torchx_kfp.local.spec import Component, Importer, Pipeline, Task
 
 
 @dataclass
@@ -42,6 +45,8 @@ class _Stage:
     """A task with a container, from its first attempt on."""
 
     node: Node
+    #: Attempts under the task's own retry policy, and all of this stage in this run.
+    tries: int = 0
     attempt: int = 0
     #: Of the first attempt: on the clock that goes steadily, and on the wall's.
     started: float = 0.0
@@ -71,11 +76,12 @@ class Scheduler:
         self._ready: deque[Node] = deque()
         self._over: deque[Scope] = deque()
         self._startable: deque[_Stage] = deque()
-        self._timers: list[tuple[float, int, _Stage]] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
         self._running: dict[Execution, _Stage] = {}
         self._pod_names = PodNames()
-        self.results: list[StageResult] = []
+        self._attempts: Counter[str] = Counter()
+        self._results: dict[str, StageResult] = {}
 
     def run(self, arguments: Mapping[str, Any]) -> Scope:
         """Runs all tasks; the root's scope, in which they have ended.
@@ -93,6 +99,11 @@ class Scheduler:
                 self._handle(self._next_event())
         finally:
             self._end_processes(graceful=False)
+
+    @property
+    def results(self) -> list[StageResult]:
+        """How the stages ended, each the last time that it was run."""
+        return list(self._results.values())
 
     def interrupt(self, number: int) -> None:
         """Ends the run. May be called from a signal handler; a second call ends the processes at once."""
@@ -113,7 +124,7 @@ class Scheduler:
         if event is not None:
             self._ended(*event)
         while self._timers and self._timers[0][0] <= time.monotonic():
-            self._startable.append(heapq.heappop(self._timers)[2])
+            heapq.heappop(self._timers)[2]()
 
     def _end_processes(self, graceful: bool) -> None:
         """Ends all processes: asked first if ``graceful``, at once after the grace or another signal."""
@@ -152,7 +163,7 @@ class Scheduler:
 
     def _begin(self, node: Node) -> None:
         """A task's upstream tasks have all ended."""
-        upstream = [node.scope.nodes[name] for name in node.task.depends_on]
+        upstream = [] if node.task.runs_always else [node.scope.nodes[name] for name in node.task.depends_on]
         for state, what in ((State.FAILED, "failed"), (State.NOT_RUN, "was not run"), (State.SKIPPED, "was skipped")):
             for other in upstream:
                 if other.state is state:
@@ -172,11 +183,45 @@ class Scheduler:
             node.loop = LoopProgress(items, node.task.loop.parallelism)
             self._continue_loop(node)
         elif node.component.dag is not None:
-            inputs = with_defaults(node.component, node.inputs)
-            self._open(Scope(self._pipeline, node.component, inputs, inner_names(node.task, node.scope.names), node))
+            self._enter(node)
+        elif node.component.importer is not None:
+            self._import(node, node.component.importer)
+        elif volume_task(node.component):
+            self._made(node, outputs=volume_outputs(node.component, node.inputs, self._settings.run_id))
         else:
             self._startable.append(_Stage(node))
             self._listener(StageWaiting(node.name, node.task.name))
+
+    def _enter(self, node: Node) -> None:
+        """The nested pipeline, or the branch, begins."""
+        node.attempt += 1
+        inputs = with_defaults(node.component, node.inputs)
+        self._open(Scope(self._pipeline, node.component, inputs, inner_names(node.task, node.scope.names), node))
+
+    def _import(self, node: Node, importer: Importer) -> None:
+        """The artifact is there already: nothing is run."""
+        try:
+            artifacts = {name: import_artifact(name, importer, node.inputs) for name in node.component.artifact_outputs}
+        except ValueError as error:
+            self._fail(node, str(error))
+            return
+        self._made(node, artifacts=artifacts)
+
+    def _made(
+        self, node: Node, outputs: Mapping[str, Any] | None = None, artifacts: Mapping[str, Artifact] | None = None
+    ) -> None:
+        """The task was done without a process."""
+        result = StageResult(
+            name=node.name,
+            task=node.task.name,
+            state=State.SUCCEEDED,
+            outputs=outputs or {},
+            artifacts=artifacts or {},
+            inputs=parameters_of(node.inputs),
+            started_at=time.time(),
+        )
+        self._report(result)
+        self._finish(node, State.SUCCEEDED, {**result.outputs, **result.artifacts})
 
     def _holds(self, node: Node) -> bool:
         condition = node.task.condition or ""
@@ -196,6 +241,7 @@ class Scheduler:
             names = node.scope.names.inside_iteration(index)
             self._open(Scope(self._pipeline, node.component, inputs, names, node, index))
         if progress.is_over:
+            node.reason = "failed in an iteration" if progress.failed else ""
             self._finish(node, State.FAILED if progress.failed else State.SUCCEEDED, collect(node, self._pipeline))
 
     def _close(self, scope: Scope) -> None:
@@ -208,8 +254,16 @@ class Scheduler:
             node.loop.failed |= scope.failed
             node.loop.outputs[scope.index] = scope.outputs()
             self._continue_loop(node)
+        elif scope.failed and node.task.retry is not None and node.attempt <= node.task.retry.count:
+            delay = node.task.retry.delay(node.attempt)
+            self._listener(StageRetried(node.name, node.attempt, _failures(scope), delay))
+            self._later(delay, lambda: self._enter(node))
         else:
+            node.reason = _failures(scope)
             self._finish(node, State.FAILED if scope.failed else State.SUCCEEDED, scope.outputs())
+
+    def _later(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
 
     def _finish(self, node: Node, state: State, outputs: Mapping[str, Any] | None = None) -> None:
         node.state = state
@@ -226,11 +280,13 @@ class Scheduler:
 
     def _fail(self, node: Node, reason: str) -> None:
         """The task cannot be begun."""
+        node.reason = reason
         self._report(StageResult(node.name, node.task.name, State.FAILED, reason=reason))
         self._finish(node, State.FAILED)
 
     def _pass_over(self, node: Node, state: State, reason: str) -> None:
         """The task does not run, nor does any stage inside of it."""
+        node.reason = reason
         for name, task in self._stages_in(node.task, node.component, node.scope.names):
             self._report(StageResult(name, task.name, state, reason=reason))
         self._finish(node, state)
@@ -254,7 +310,8 @@ class Scheduler:
             self._advance()
 
     def _start(self, stage: _Stage) -> None:
-        stage.attempt += 1
+        self._attempts[stage.node.name] += 1
+        stage.tries, stage.attempt = stage.tries + 1, self._attempts[stage.node.name]
         if stage.started_at is None:
             stage.started, stage.started_at = time.monotonic(), time.time()
         try:
@@ -280,10 +337,11 @@ class Scheduler:
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         stage = self._running.pop(execution)
         node, retry = stage.node, stage.node.task.retry
-        if outcome.reason and retry is not None and stage.attempt <= retry.count:
-            delay = retry.delay(stage.attempt)
+        node.reason = outcome.reason
+        if outcome.reason and retry is not None and stage.tries <= retry.count:
+            delay = retry.delay(stage.tries)
             self._listener(StageRetried(node.name, stage.attempt, outcome.reason, delay))
-            heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), stage))
+            self._later(delay, lambda: self._startable.append(stage))
             return
         state = State.FAILED if outcome.reason else State.SUCCEEDED
         self._report(
@@ -309,8 +367,14 @@ class Scheduler:
         self._finish(node, state, {**outcome.outputs, **outcome.artifacts})
 
     def _report(self, result: StageResult) -> None:
-        self.results.append(result)
+        self._results[result.name] = result
         self._listener(StageFinished(result))
+
+
+def _failures(scope: Scope) -> str:
+    """Why a nested pipeline failed, as a part of a sentence."""
+    failed = [node.name for node in scope.nodes.values() if node.state is State.FAILED]
+    return f"failed in {', '.join(failed)}" if failed else ""
 
 
 def _not_prepared(error: Exception) -> str:

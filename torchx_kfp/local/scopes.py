@@ -12,12 +12,23 @@ from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from typing import Any
 
-from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 from torchx_kfp.local.conditions import select_field
-from torchx_kfp.local.names import StageNames, is_branches
-from torchx_kfp.local.placeholders import Facts, resolve_value
+from torchx_kfp.local.names import StageNames, is_group_name
+from torchx_kfp.local.placeholders import Facts, resolve_text, resolve_value
 from torchx_kfp.local.result import State
-from torchx_kfp.local.spec import Component, Constant, Dag, FromInput, FromTask, Pipeline, Source, Task
+from torchx_kfp.local.spec import (
+    Component,
+    Constant,
+    Dag,
+    FinalStatus,
+    FromInput,
+    FromTask,
+    Importer,
+    Pipeline,
+    Source,
+    Task,
+)
 from torchx_kfp.local.values import convert, shorten
 
 
@@ -33,6 +44,10 @@ class Node:
         self.dependents: list[Node] = []
         self.waiting = len(task.depends_on)
         self.state: State | None = None
+        #: Why it did not succeed.
+        self.reason = ""
+        #: How often it was begun: a nested pipeline may be retried as a whole.
+        self.attempt = 0
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
         self.loop: LoopProgress | None = None
@@ -113,8 +128,8 @@ def inner_names(task: Task, names: StageNames) -> StageNames:
 
 
 def is_group(task: Task) -> bool:
-    """Whether KFP made the task for a loop or a condition, rather than somebody for a nested pipeline."""
-    return task.loop is not None or task.condition is not None or is_branches(task.name)
+    """Whether KFP made the task for a loop, a condition or an exit handler, and nobody wrote a nested pipeline."""
+    return task.loop is not None or task.condition is not None or is_group_name(task.name)
 
 
 def order_of_tasks(pipeline: Pipeline) -> dict[str, int]:
@@ -151,7 +166,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
             fixed[name] = convert(source.value, parameter.type if parameter else "")
             continue
         try:
-            value = _lookup(source, node)
+            value = _lookup(source, node, constants)
         except LookupError as error:
             if parameter is not None and (parameter.optional or parameter.has_default):
                 continue
@@ -161,7 +176,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
         values[name] = convert(value, parameter.type if parameter else "")
     for name, source in node.task.artifacts.items():
         try:
-            values[name] = _lookup(source, node)
+            values[name] = _lookup(source, node, constants)
         except LookupError as error:
             if name in node.component.optional_artifacts:
                 continue
@@ -185,7 +200,21 @@ def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, 
 
 def parameters_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs without the artifacts among them."""
-    return {name: value for name, value in inputs.items() if not isinstance(value, Artifact)}
+    return {name: value for name, value in inputs.items() if not is_artifact(value)}
+
+
+def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any]) -> Artifact:
+    """The artifact that an importer gives.
+
+    Raises:
+        ValueError: there is no URI.
+    """
+    facts = Facts(parameters=inputs)
+    uri = importer.uri.value if isinstance(importer.uri, Constant) else inputs.get(importer.uri.name)
+    if not isinstance(uri, str) or not uri:
+        raise ValueError(f"has no URI to import: it is {shorten(uri)}")
+    metadata = resolve_value(dict(importer.metadata), facts)
+    return Artifact(name, importer.type, resolve_text(uri, facts), metadata)
 
 
 def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:
@@ -200,6 +229,8 @@ def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:
     if loop.raw is not None:
         return list(resolve_value(json.loads(loop.raw), Facts(parameters=node.inputs, constants=constants)))
     items = node.inputs.get(loop.from_input or "")
+    if is_artifact(items):
+        return artifacts_in(items)
     if isinstance(items, str):
         # A field of a loop item may be a list in a string.
         try:
@@ -209,6 +240,29 @@ def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:
     if not isinstance(items, list):
         raise ValueError(f"loops over something that is not a list: {shorten(node.inputs.get(loop.from_input or ''))}")
     return items
+
+
+#: What KFP calls the ends of tasks (its TaskState).
+_FINAL_STATES = {
+    State.SUCCEEDED: "SUCCEEDED",
+    State.CACHED: "SUCCEEDED",
+    State.FAILED: "FAILED",
+    State.SKIPPED: "SKIPPED",
+    State.NOT_RUN: "NOT_TRIGGERED",
+}
+_ENDS = {State.FAILED: "failed", State.NOT_RUN: "was not run", State.SKIPPED: "was skipped"}
+
+
+def final_status(node: Node, run_id: str) -> dict[str, Any]:
+    """KFP's PipelineTaskFinalStatus of a task that has ended; the code is google.rpc.Code's UNKNOWN."""
+    status: dict[str, Any] = {
+        "state": _FINAL_STATES.get(node.state or State.NOT_RUN, "NOT_TRIGGERED"),
+        "pipelineJobResourceName": run_id,
+        "pipelineTaskName": node.task.name,
+    }
+    if node.state is not None and not node.state.is_success:
+        status["error"] = {"code": 2, "message": node.reason}
+    return status
 
 
 def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
@@ -222,6 +276,9 @@ def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
         if _is_collected(node.component, name, pipeline):
             values = [item for value in values for item in value]
         collected[name] = values
+    for name in dag_of(node.component).artifacts:
+        made = [artifacts_in(outputs[name]) for outputs in progress.outputs if name in outputs]
+        collected[name] = ArtifactList(artifact for artifacts in made for artifact in artifacts)
     return collected
 
 
@@ -235,16 +292,19 @@ def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool
     return is_group(task) and _is_collected(pipeline.component_of(task), inner, pipeline)
 
 
-def _lookup(source: Source, node: Node) -> Any:
+def _lookup(source: Source, node: Node, constants: Mapping[str, str]) -> Any:
     if isinstance(source, FromInput):
         if source.name not in node.scope.inputs:
             raise LookupError(f"{source.name!r} was not set")
         value, selector = node.scope.inputs[source.name], source.selector
     elif isinstance(source, FromTask):
-        outputs = node.scope.nodes[source.task].outputs
-        if source.output not in outputs:
-            raise LookupError(f"{source.task!r} has made no output {source.output!r}, since the stage was skipped")
-        value, selector = outputs[source.output], source.selector
+        producer = node.scope.nodes[source.task]
+        if source.output not in producer.outputs:
+            why = "" if producer.state is None else f", since it {_ENDS.get(producer.state, 'did not make it')}"
+            raise LookupError(f"{source.task!r} has made no output {source.output!r}{why}")
+        value, selector = producer.outputs[source.output], source.selector
+    elif isinstance(source, FinalStatus):
+        return final_status(node.scope.nodes[source.task], constants["pipeline_job_resource_name"])
     else:
         raise TypeError(f"the task {node.task.name} has an input that check_supported refuses: {source}")
     return select_field(value, selector) if selector else value

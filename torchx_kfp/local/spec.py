@@ -57,18 +57,28 @@ class FromTask:
 
 
 @dataclass(frozen=True)
+class FinalStatus:
+    """An input that tells how another task of the scope has ended (``dsl.PipelineTaskFinalStatus``)."""
+
+    task: str
+
+
+@dataclass(frozen=True)
 class Other:
     """An input of a kind that cannot run here; ``kind`` is its key in the file."""
 
     kind: str
 
 
-Source: TypeAlias = Constant | FromInput | FromTask | Other
+Source: TypeAlias = Constant | FromInput | FromTask | FinalStatus | Other
 
 
 @dataclass(frozen=True)
 class Loop:
-    """``dsl.ParallelFor``: the items are ``raw`` (JSON text), or the task's input of the name ``from_input``."""
+    """``dsl.ParallelFor``: the items are ``raw`` (JSON text), or the task's input of the name ``from_input``.
+
+    That input is a parameter, or a list of artifacts.
+    """
 
     item_input: str
     raw: str | None
@@ -103,12 +113,15 @@ class Task:
     inputs: Mapping[str, Source] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     condition: str | None = None
-    strategy: str = ""
+    #: Whether it runs whatever became of the tasks before it: ``ignore_upstream_failure``, and exit tasks.
+    runs_always: bool = False
     loop: Loop | None = None
     retry: Retry | None = None
     #: Where its input artifacts come from.
     artifacts: Mapping[str, Source] = field(default_factory=dict)
-    artifact_loop: bool = False
+    #: Whether what an earlier run has made may be taken, and a key that the author has chosen for that.
+    caches: bool = False
+    cache_key: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,8 +153,18 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Importer:
+    """``dsl.importer``: an artifact that is there already, at a URI that is constant or an input of the task."""
+
+    uri: Constant | FromInput
+    type: ArtifactType
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    to_workspace: bool = False
+
+
+@dataclass(frozen=True)
 class Component:
-    """A template of tasks: a ``dag``, a ``container``, or neither where ``kind`` is something else."""
+    """A template of tasks: a ``dag``, a ``container``, an ``importer``, or none where ``kind`` is something else."""
 
     name: str
     kind: str
@@ -152,6 +175,7 @@ class Component:
     artifact_outputs: Mapping[str, ArtifactType] = field(default_factory=dict)
     dag: Dag | None = None
     container: Container | None = None
+    importer: Importer | None = None
     #: The executor's part of the Kubernetes platform spec, as it is in the file.
     platform: Mapping[str, Any] = field(default_factory=dict)
 
