@@ -122,7 +122,7 @@ import time
 from torchx_kfp.tracking import current_run
 for error in "aaba":
     current_run().put(error=error)
-    time.sleep(0.01)
+    time.sleep(0.3)
 current_run().put(last=1)
 """
     done = run_application(code, stage(tmp_path, "failing", "recorder"), packages)

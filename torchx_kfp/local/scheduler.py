@@ -40,6 +40,10 @@ from torchx_kfp.local.scopes import (
 from torchx_kfp.local.spec import Component, Importer, Pipeline, Task
 
 
+#: Seconds after which waiting is interrupted: a signal that comes just before it begins would not end it.
+_LOOK_UP = 1.0
+
+
 @dataclass
 class _Stage:
     """A task with a container, from its first attempt on."""
@@ -110,8 +114,8 @@ class Scheduler:
         self._events.put(number)
 
     def _next_event(self) -> tuple[Execution, Outcome] | int | None:
-        """What happened next; None when it is time for a retry."""
-        timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        """What happened next; None when it is time for a retry, or to see whether a signal has come."""
+        timeout = min(_LOOK_UP, max(0.0, self._timers[0][0] - time.monotonic())) if self._timers else _LOOK_UP
         try:
             return self._events.get(timeout=timeout)
         except queue.Empty:
