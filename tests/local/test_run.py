@@ -429,11 +429,14 @@ def test_events_tell_what_happens(execute):
 
     events = []
     result = execute(pipeline, on_event=events.append)
-    started, stage_started, finished = events
+    started, waiting, stage_started, stage_finished, finished = events
     assert (started.pipeline, started.run_id, started.folder) == ("pipeline", result.run_id, result.folder)
-    assert started.not_applied == ()
-    assert stage_started == StageStarted("write", "write-0", 1)
-    assert finished.result == result.stages[0]
+    assert (started.not_applied, started.resumed) == ((), False)
+    assert (waiting.name, waiting.task) == ("write", "write")
+    assert (stage_started.name, stage_started.pod_name, stage_started.attempt) == ("write", "write-0", 1)
+    assert (stage_started.log_file, stage_started.inputs) == (result.stages[0].log_file, {"x": "x"})
+    assert stage_finished.result == result.stages[0]
+    assert (finished.run_id, finished.state, finished.duration) == (result.run_id, State.SUCCEEDED, result.duration)
 
 
 def test_an_error_in_a_listener_ends_the_run(execute, tmp_path):

@@ -1,0 +1,167 @@
+"""Events as JSON and back: what a run's folder keeps, and ``--json`` prints."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from torchx_kfp.local import (
+    Artifact,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageResult,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+    State,
+)
+from torchx_kfp.local.events import VERSION, decode, encode
+from torchx_kfp.local.spec import ArtifactType
+
+TEXT = st.text(max_size=8)
+#: A stage may be in a folder whose name is no UTF-8: Python has surrogates for its bytes.
+PATHS = st.binary(min_size=1, max_size=8).filter(lambda name: b"\0" not in name).map(os.fsdecode).map(Path)
+TIMES = st.floats(0, 2e9)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+PARAMETERS = st.dictionaries(TEXT, VALUES, max_size=3)
+#: What a tracker takes.
+RESULTS = st.none() | st.dictionaries(TEXT, st.booleans() | st.integers() | st.floats() | TEXT, max_size=3)
+ARTIFACT = st.builds(Artifact, TEXT, st.builds(ArtifactType, TEXT, TEXT), TEXT, PARAMETERS)
+ARTIFACTS = st.dictionaries(TEXT, ARTIFACT | st.lists(ARTIFACT, max_size=2), max_size=2)
+STATES = st.sampled_from(State)
+
+EVENTS = st.one_of(
+    st.builds(RunStarted, TEXT, TEXT, PATHS, st.lists(TEXT, max_size=2).map(tuple), PARAMETERS, st.booleans(), TIMES),
+    st.builds(StageWaiting, TEXT, TEXT, TIMES),
+    st.builds(StageStarted, TEXT, TEXT, st.integers(1), TEXT, st.none() | PATHS, PARAMETERS, TIMES),
+    st.builds(StageRetried, TEXT, st.integers(1), TEXT, TIMES, TIMES),
+    st.builds(
+        StageFinished,
+        st.builds(
+            StageResult,
+            name=TEXT,
+            task=TEXT,
+            state=STATES,
+            exit_code=st.none() | st.integers(-64, 255),
+            reason=TEXT,
+            duration=TIMES,
+            attempts=st.integers(0, 9),
+            pod_name=TEXT,
+            log_file=st.none() | PATHS,
+            outputs=PARAMETERS,
+            artifacts=ARTIFACTS,
+            run_id=st.none() | TEXT,
+            tracker_base=st.none() | TEXT,
+            results=RESULTS,
+            inputs=PARAMETERS,
+            started_at=st.none() | TIMES,
+            key=TEXT,
+            cached_from=TEXT,
+        ),
+        TIMES,
+    ),
+    st.builds(RunFinished, TEXT, STATES, TIMES, PARAMETERS, ARTIFACTS, TIMES),
+)
+
+
+# How long generating takes says more of the machine than of the code.
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(EVENTS)
+def test_every_event_comes_back_from_one_line(event):
+    line = json.dumps(encode(event))
+    assert "\n" not in line
+    decoded = decode(json.loads(line))
+    assert type(decoded) is type(event)
+    assert repr(decoded) == repr(event)  # NaN is not equal to itself
+
+
+def result(**fields):
+    return StageResult("train[2]", "train", State.SUCCEEDED, **fields)
+
+
+def test_the_form():
+    """Other programs read it: what is changed here wants another VERSION, or is an addition."""
+    event = StageFinished(
+        result(
+            log_file=Path("/runs/x/log.txt"),
+            outputs={"n": 1},
+            artifacts={"all": [Artifact("all", ArtifactType("system.Model", "0.0.1"), "s3://m", {"k": 1})]},
+            results={"loss": math.nan, "bound": -math.inf, "text": "NaN"},
+        ),
+        time=1.5,
+    )
+    assert encode(event) == {
+        "event": "stage_finished",
+        "time": 1.5,
+        "name": "train[2]",
+        "task": "train",
+        "state": "succeeded",
+        "exit_code": None,
+        "reason": "",
+        "duration": 0.0,
+        "attempts": 0,
+        "pod_name": "",
+        "log_file": "/runs/x/log.txt",
+        "outputs": {"n": 1},
+        "artifacts": {
+            "all": [
+                {
+                    "name": "all",
+                    "type": "system.Model",
+                    "version": "0.0.1",
+                    "uri": "s3://m",
+                    "metadata": {"k": 1},
+                }
+            ]
+        },
+        "run_id": None,
+        "tracker_base": None,
+        "results": {"loss": {"number": "NaN"}, "bound": {"number": "-Infinity"}, "text": "NaN"},
+        "inputs": {},
+        "started_at": None,
+        "key": "",
+        "cached_from": "",
+    }
+    assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
+        "event": "run_started",
+        "time": 1.5,
+        "pipeline": "p",
+        "run_id": "p-1",
+        "folder": "/runs/p-1",
+        "not_applied": [],
+        "arguments": {},
+        "resumed": False,
+        "version": VERSION,
+    }
+
+
+def test_what_a_later_version_adds_is_passed_over():
+    assert decode({"event": "stage_paused", "time": 1.0}) is None
+    content = {**encode(StageWaiting("a", "b", time=1.0)), "priority": 7}
+    assert decode(content) == StageWaiting("a", "b", time=1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, r"^is no event of a run \(KeyError: 'event'\)$"),
+        ([], r"^is no event of a run \(TypeError: "),
+        (1, r"^is no event of a run \(TypeError: "),
+        ({"event": ["x"]}, r"^is no event of a run \(TypeError: "),
+        ({"event": "stage_waiting"}, r"^is no event of a run \(TypeError: .*name"),
+        ({**encode(StageFinished(result())), "state": "lost"}, r"'lost' is not a valid State"),
+        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, r"^is no event of a run \(TypeError: "),
+    ],
+)
+def test_what_is_no_event(content, message):
+    with pytest.raises(ValueError, match=message):
+        decode(content)
