@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import tempfile
@@ -73,7 +74,7 @@ def _load_file(path: Path) -> Pipeline:
         raise PipelineFileError(
             f"The file {str(path)!r} is no compiled pipeline: it holds lists or dicts that are nested too deep."
         ) from None
-    return pipeline_from_documents(documents, str(path))
+    return pipeline_from_documents(documents, str(path), text)
 
 
 def _documents(text: str) -> list[Any]:
@@ -84,12 +85,13 @@ def _documents(text: str) -> list[Any]:
     return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
 
 
-def pipeline_from_documents(documents: list[Any], path: str) -> Pipeline:
+def pipeline_from_documents(documents: list[Any], path: str, text: str | None = None) -> Pipeline:
     """The pipeline in these YAML documents: the PipelineSpec, and the platform spec if there is one.
 
     Args:
         documents: what the file holds.
         path: named in errors.
+        text: the file's, where there is one.
 
     Raises:
         PipelineFileError: they are not a compiled KFP v2 pipeline.
@@ -102,12 +104,13 @@ def pipeline_from_documents(documents: list[Any], path: str) -> Pipeline:
     for document in mappings:
         platforms.update(document.get("platforms") or {})
     try:
-        return read_pipeline(specs[0], platforms.get("kubernetes") or {})
+        pipeline = read_pipeline(specs[0], platforms.get("kubernetes") or {})
     except (MalformedError, KeyError, TypeError, AttributeError, ValueError) as error:
-        text = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
         raise PipelineFileError(
-            f"The file {path!r} is a damaged KFP v2 pipeline ({text}). Compile it again instead of editing it."
+            f"The file {path!r} is a damaged KFP v2 pipeline ({what}). Compile it again instead of editing it."
         ) from None
+    return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
 
 
 def _what_it_is(documents: list[dict[str, Any]]) -> str:

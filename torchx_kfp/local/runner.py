@@ -18,6 +18,7 @@ from torchx_kfp.local.artifacts import is_artifact
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted, StageFinished, StageRetried
+from torchx_kfp.local.journal import Journal
 from torchx_kfp.local.kubernetes import GivenKeys, has_workspace
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.names import make_run_name
@@ -63,6 +64,7 @@ def run(
 
     Each stage is a process in the current directory and environment, where ``python`` is the running interpreter.
     A stage that fails ends the stages that depend on it; the others finish. A signal (Ctrl-C) ends all processes.
+    What happens is recorded in the run's folder as it does: see ``journal`` and ``history``.
 
     Args:
         pipeline: path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
@@ -101,6 +103,8 @@ def run(
     terminal = Terminal(None if quiet else stream or sys.stderr)
 
     def listener(event: Event) -> None:
+        # First: whoever hears of it finds it in the folder.
+        journal.write(event)
         terminal.write_lines(_messages(event))
         if on_event is not None:
             on_event(event)
@@ -124,7 +128,19 @@ def run(
         given=given,
     )
     started = time.monotonic()
-    with LogPump(terminal) as pump:
+    with (
+        Journal.create(
+            folder,
+            run_id=run_id,
+            pipeline=loaded.name,
+            text=loaded.text,
+            arguments=values,
+            options={"parallelism": settings.parallelism, "grace": grace, "directory": os.getcwd()},
+            # Also of a quiet run: nobody would look for it.
+            warn=lambda message: Terminal(stream or sys.stderr).write_lines([message]),
+        ) as journal,
+        LogPump(terminal) as pump,
+    ):
         scheduler = Scheduler(loaded, settings, pump, listener)
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
@@ -137,20 +153,20 @@ def run(
             finally:
                 # Each stage's end ends what it has started; this finds what came after that.
                 kill_marked(run_id)
-    outputs = root.outputs()
-    artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
-    result = RunResult(
-        pipeline=loaded.name,
-        run_id=run_id,
-        state=State.FAILED if root.failed else State.SUCCEEDED,
-        folder=folder,
-        duration=time.monotonic() - started,
-        stages=tuple(_in_order(loaded, scheduler.results)),
-        outputs={name: value for name, value in outputs.items() if name not in artifacts},
-        artifacts=artifacts,
-    )
-    listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
-    return result
+        outputs = root.outputs()
+        artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
+        result = RunResult(
+            pipeline=loaded.name,
+            run_id=run_id,
+            state=State.FAILED if root.failed else State.SUCCEEDED,
+            folder=folder,
+            duration=time.monotonic() - started,
+            stages=tuple(_in_order(loaded, scheduler.results)),
+            outputs={name: value for name, value in outputs.items() if name not in artifacts},
+            artifacts=artifacts,
+        )
+        listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
+        return result
 
 
 def _make_folder(folder: Path, argument: str, option: str) -> None:

@@ -188,6 +188,8 @@ class Pipeline:
     root: Component
     components: Mapping[str, Component]
     platform: Mapping[str, Any] = field(default_factory=dict)
+    #: The compiled file that it was read from.
+    text: str = field(default="", repr=False, compare=False)
 
     def component_of(self, task: Task) -> Component:
         return self.components[task.component]

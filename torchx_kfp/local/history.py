@@ -1,0 +1,250 @@
+"""Runs as their folders tell of them, while they run and afterwards: the reading side of ``journal``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, decode
+from torchx_kfp.local.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
+from torchx_kfp.local.result import StageResult
+
+#: States of a run besides those in which it can end: it is running, and its process was killed.
+RUNNING, INTERRUPTED = "running", "interrupted"
+#: The name of the newest run.
+LATEST = "latest"
+# Runs that a message lists.
+_SHOWN = 5
+
+
+class EventReader:
+    """The events of a run in the order in which they happened; also those that come later."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / EVENTS_FILE
+        self._offset = 0
+        self._lines = 0
+        self._suspects: list[str] = []
+        #: Lines that are no events, as sentences. Those at the end are left out: a killed process leaves such.
+        self.corrupt: list[str] = []
+
+    def read_new(self) -> list[Event]:
+        """What has been written since the last call, in whole lines."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        *lines, rest = data.split(b"\n")
+        self._offset += len(data) - len(rest)
+        return [event for line in lines if (event := self._decode(line)) is not None]
+
+    def _decode(self, line: bytes) -> Event | None:
+        self._lines += 1
+        try:
+            event = decode(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            self._suspects.append(f"Line {self._lines} of {self._path} is no event of a run and passed over: {error}.")
+            return None
+        self.corrupt += self._suspects
+        self._suspects.clear()
+        return event
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is known of a run. ``created`` is in seconds since the epoch; ``options`` are those of ``run``."""
+
+    folder: Path
+    run_id: str
+    pipeline: str
+    created: float
+    events: tuple[Event, ...] = field(repr=False)
+    #: Whether its process lives.
+    is_running: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    #: What of its record could not be read, as sentences.
+    corrupt: tuple[str, ...] = ()
+
+    @property
+    def pipeline_file(self) -> Path:
+        """The compiled pipeline, for ``load_pipeline``."""
+        return self.folder / PIPELINE_FILE
+
+    @cached_property
+    def state(self) -> str:
+        """``running``, ``succeeded``, ``failed``, ``canceled``, or ``interrupted`` if its process was killed."""
+        if self.is_running:
+            return RUNNING
+        last = next((event for event in reversed(self.events) if isinstance(event, RunStarted | RunFinished)), None)
+        return str(last.state) if isinstance(last, RunFinished) else INTERRUPTED
+
+    @cached_property
+    def finished(self) -> dict[str, StageResult]:
+        """How stages ended, by their names; of one that ended several times, since the run was resumed, the last."""
+        return {event.result.name: event.result for event in self.events if isinstance(event, StageFinished)}
+
+    @cached_property
+    def attempts(self) -> dict[str, list[StageStarted]]:
+        """All attempts at stages, by their names, in the order in which they started; also those before a resume."""
+        attempts: dict[str, list[StageStarted]] = {}
+        for event in self.events:
+            if isinstance(event, StageStarted):
+                attempts.setdefault(event.name, []).append(event)
+        return attempts
+
+    @cached_property
+    def unfinished(self) -> dict[str, StageStarted]:
+        """Stages that have started and not ended since the run was last (re)started, by their names."""
+        begun: dict[str, StageStarted] = {}
+        for event in self.events:
+            if isinstance(event, RunStarted):
+                begun.clear()
+            elif isinstance(event, StageStarted):
+                begun[event.name] = event
+            elif isinstance(event, StageFinished):
+                begun.pop(event.result.name, None)
+        return begun
+
+    @property
+    def running(self) -> dict[str, StageStarted]:
+        """Stages that are running, or wait for another attempt, by their names; none if the run's process is dead."""
+        return self.unfinished if self.is_running else {}
+
+    @cached_property
+    def duration(self) -> float:
+        """Seconds for which it has run; those between its end and a resume are not counted."""
+        total, started, last = 0.0, None, self.created
+        for event in self.events:
+            if isinstance(event, RunStarted):
+                total += last - started if started is not None else 0.0  # it was killed
+                started = event.time
+            elif isinstance(event, RunFinished):
+                total += event.duration
+                started = None
+            last = event.time
+        if started is not None:
+            total += (time.time() if self.is_running else last) - started
+        return max(0.0, total)
+
+
+def read_run(folder: str | os.PathLike[str]) -> RunRecord:
+    """What the folder of a run tells. It may be running meanwhile.
+
+    Raises:
+        ArgumentError: it is not a run's folder, or one of a later version of this program.
+    """
+    # First: what a process that has ended just now has written is read afterwards.
+    folder = Path(folder)
+    alive = is_running(folder)
+    if not _is_run(folder):
+        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: it has no file {EVENTS_FILE}.")
+    corrupt: list[str] = []
+    request = _read_request(folder, corrupt)
+    if request.get("version", VERSION) != VERSION:
+        raise ArgumentError(
+            f"The run in {str(folder)!r} was made by another version of torchx-kfp: its form is "
+            f"{request['version']!r}, and this one knows {VERSION}. Use that version for it."
+        )
+    reader = EventReader(folder)
+    events = tuple(reader.read_new())
+    first = next((event for event in events if isinstance(event, RunStarted)), None)
+    return RunRecord(
+        folder=folder,
+        run_id=str(request.get("run_id") or folder.name),
+        pipeline=str(request.get("pipeline") or (first.pipeline if first else "")),
+        created=_created(folder, request),
+        events=events,
+        is_running=alive,
+        arguments=request.get("arguments") or (first.arguments if first else {}),
+        options=request.get("options") or {},
+        corrupt=(*corrupt, *reader.corrupt),
+    )
+
+
+def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
+    """The folders of all runs in an output folder, the newest first.
+
+    Raises:
+        ArgumentError: it is not a folder.
+    """
+    try:
+        folders = [path for path in Path(output_dir).iterdir() if _is_run(path)]
+    except OSError as error:
+        raise ArgumentError(
+            f"There are no runs in {str(output_dir)!r}: {error.strerror}. Name the folder that they were run with "
+            "(--output-dir)."
+        ) from None
+    return sorted(folders, key=lambda folder: (_created(folder, _read_request(folder, [])), folder.name), reverse=True)
+
+
+def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
+    """The folder of the run that is meant.
+
+    Args:
+        output_dir: the folder that it was run with.
+        name: its run id, the beginning or the end of one if no other run's is alike, or ``latest``.
+
+    Raises:
+        ArgumentError: there is none, or several.
+    """
+    folders = {folder.name: folder for folder in find_runs(output_dir)}
+    if not folders:
+        raise ArgumentError(
+            f"There are no runs in {str(output_dir)!r}. Name the folder that they were run with (--output-dir)."
+        )
+    if name in folders:
+        return folders[name]
+    if name == LATEST:
+        return next(iter(folders.values()))
+    fitting = [run for run in folders if name and (run.startswith(name) or run.endswith(name))]
+    if len(fitting) == 1:
+        return folders[fitting[0]]
+    if fitting:
+        raise ArgumentError(
+            f"{name!r} fits {len(fitting):,} runs in {str(output_dir)!r}: {_listed(fitting)}. Give more of the one "
+            "that is meant."
+        )
+    near = difflib.get_close_matches(name, list(folders)[:2000], n=1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    raise ArgumentError(
+        f"There is no run {name!r} in {str(output_dir)!r}.{meant} Runs that are there, the newest first: "
+        f"{_listed(list(folders))}."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / EVENTS_FILE).is_file() or (folder / REQUEST_FILE).is_file()
+
+
+def _read_request(folder: Path, corrupt: list[str]) -> dict[str, Any]:
+    """What ``run.json`` holds; empty, with a sentence in ``corrupt``, if it holds nothing of use."""
+    path = folder / REQUEST_FILE
+    try:
+        request = json.loads(path.read_bytes())
+        if not isinstance(request, dict):
+            raise ValueError("it holds no object")
+    except (OSError, ValueError, RecursionError) as error:
+        corrupt.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
+        return {}
+    return request
+
+
+def _created(folder: Path, request: Mapping[str, Any]) -> float:
+    created = request.get("created")
+    return float(created) if isinstance(created, int | float) else folder.stat().st_mtime
