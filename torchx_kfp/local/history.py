@@ -23,6 +23,8 @@ RUNNING, INTERRUPTED = "running", "interrupted"
 LATEST = "latest"
 # Runs that a message lists.
 _SHOWN = 5
+# Runs that a wrong name is compared with.
+_COMPARED = 1000
 
 
 class EventReader:
@@ -215,8 +217,10 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
             f"{name!r} fits {len(fitting):,} runs in {str(output_dir)!r}: {_listed(fitting)}. Give more of the one "
             "that is meant."
         )
-    near = difflib.get_close_matches(name, list(folders)[:2000], n=1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
+    # Of an id, mostly the beginning is written.
+    beginnings = {run[: len(name)]: run for run in reversed(list(folders)[:_COMPARED])}
+    near = difflib.get_close_matches(name, beginnings, n=1)
+    meant = f" Did you mean {beginnings[near[0]]!r}?" if near else ""
     raise ArgumentError(
         f"There is no run {name!r} in {str(output_dir)!r}.{meant} Runs that are there, the newest first: "
         f"{_listed(list(folders))}."
