@@ -52,25 +52,17 @@ def with_default(x: str = "d"):
     return dsl.ContainerSpec(image="busybox", command=["sh"], args=[x])
 
 
-@dsl.component(base_image="python:3.11")
-def light(x: int) -> int:
-    return x
-
-
-def test_importers_python_components_and_images_own_commands(tmp_path):
+def test_importers_and_images_own_commands(tmp_path):
     @dsl.pipeline
     def pipeline():
         imported = dsl.importer(artifact_uri="gs://b/model", artifact_class=dsl.Model)
         use_model(model=imported.output)
         use_model(model=make_model().outputs["model"])
-        light(x=1)
         no_command(x="a")
 
     assert refusal(pipeline, tmp_path) == [
         "task 'importer' imports an artifact (dsl.importer). Run the pipeline on KFP, or give the stage a URL as a "
         "parameter.",
-        "task 'light' is a Python component (dsl.component). Run the pipeline on KFP, or make it a container "
-        "component.",
         "task 'no-command' has no command, so it runs what the image 'busybox' starts by itself, and images "
         "are not used "
         "here. Give the component a command.",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +16,8 @@ from torchx_kfp.local.values import shorten
 #: Fields of KFP's messages ExecutorOutput and RuntimeArtifact (kubeflow/pipelines, pipeline_spec.proto): a launcher
 #: refuses a report with any other.
 _REPORT = {"parameters", "artifacts", "parameterValues", "parameter_values"}
-_ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", "customPath"}
+_CUSTOM_PATH = ("customPath", "custom_path")
+_ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class Artifact:
     type: ArtifactType
     uri: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    #: Where its file is on this machine, if that is not what the URI says.
+    #: Where its file is on this machine, if not at ``uri``: where a stage has left it (``set_path`` in a Python
+    #: component), or a copy of what is on other storage.
     custom_path: str = ""
 
     @property
@@ -36,6 +41,26 @@ class Artifact:
     def is_here(self) -> bool:
         """Whether it is a file of this machine, rather than one on other storage."""
         return "://" not in self.path
+
+    def stored(self) -> Artifact:
+        """The artifact with what is at its custom path copied to where it belongs, as a launcher uploads it.
+
+        Raises:
+            ValueError: that cannot be done.
+        """
+        stored = dataclasses.replace(self, custom_path="")
+        if self.custom_path and stored.is_here:
+            try:
+                if os.path.isdir(self.custom_path):
+                    shutil.copytree(self.custom_path, stored.path, dirs_exist_ok=True)
+                elif os.path.exists(self.custom_path):
+                    shutil.copyfile(self.custom_path, stored.path)
+            except OSError as error:
+                raise ValueError(
+                    f"left the artifact {self.name!r} at {self.custom_path}, which cannot be copied to {stored.path}: "
+                    f"{error}"
+                ) from None
+        return stored
 
     def as_message(self) -> dict[str, Any]:
         """KFP's RuntimeArtifact."""
@@ -100,8 +125,8 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
                 name=given[name].name,
                 type=given[name].type,
                 uri=str(entry.get("uri") or given[name].uri),
-                custom_path=str(entry.get("customPath") or ""),
                 metadata={**given[name].metadata, **metadata},
+                custom_path=next((str(entry[key]) for key in _CUSTOM_PATH if entry.get(key)), ""),
             )
     return dict(report.get("parameterValues") or report.get("parameter_values") or {}), artifacts
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import UnsupportedPipelineError
@@ -13,6 +14,7 @@ from torchx_kfp.local import kubernetes
 from torchx_kfp.local.conditions import compares_types, compile_condition, is_field_selector
 from torchx_kfp.local.kubernetes import GivenKeys
 from torchx_kfp.local.names import join_names
+from torchx_kfp.local.python_components import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.local.spec import Component, Constant, FromInput, FromTask, Other, Pipeline, Task
 from torchx_kfp.local.values import TYPE_NAMES
 
@@ -144,8 +146,14 @@ def _container_problems(component: Component) -> Iterator[str]:
     container = component.container
     assert container is not None
     words = (*container.command, *container.args)
-    if any("kfp.dsl.executor_main" in word for word in words):
-        yield f"is a Python component (dsl.component). {_ON_KFP}, or make it a container component"
+    python = parse_command(words)
+    if python is not None:
+        yield from _python_problems(python, container.image)
+    elif names_executor(words):
+        yield (
+            f"is a Python component (dsl.component) in a form that is not known here. {_ON_KFP}, or compile it with "
+            "kfp 2.14 or newer"
+        )
     elif not container.command and not kubernetes.volume_task(component):
         yield (
             f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
@@ -157,6 +165,15 @@ def _container_problems(component: Component) -> Iterator[str]:
         # It is the name of a file in the stage's folder.
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             yield f"has the output {name!r}, whose name cannot be a file's. Rename the output"
+
+
+def _python_problems(python: PythonComponent, image: str) -> Iterator[str]:
+    if python.source is None and find_containerized(python.function, Path()) is None:
+        yield (
+            f"is a Python component whose code is in its image {image!r} (target_image), and not in this folder: "
+            f"there is no kfp_config.ini that says where the function {python.function!r} is. Start the run in the "
+            "folder for which 'kfp component build' has made the image, or run the task in the image (--docker)"
+        )
 
 
 def _text_problems(text: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from torchx_kfp.local.output import Log, LogPump
 from torchx_kfp.local.process import StageProcess
 from torchx_kfp.local.result import describe_exit
 from torchx_kfp.local.values import convert, from_output
+from torchx_kfp.local.venvs import InstallError, activate, provide_environment
 from torchx_kfp.tracking import FsspecResultTracker
 
 # Seconds that output is still waited for when its last known writer is gone.
@@ -45,6 +46,10 @@ class Attempt:
     report: str
     #: Input parameters, for those who watch.
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    #: Of a Python component: its function, the file that gets its source, and what it has pip install.
+    function: str = ""
+    source: tuple[str, str] | None = None
+    installs: Sequence[Sequence[str]] = ()
 
     @property
     def log_file(self) -> Path:
@@ -130,34 +135,62 @@ class Execution:
     def _execute(self) -> Outcome:
         attempt = self.attempt
         made = (artifact.path for artifact in attempt.artifacts.values())
-        for path in (str(attempt.log_file), *attempt.output_files.values(), *made):
+        source = attempt.source[:1] if attempt.source is not None else ()
+        for path in (str(attempt.log_file), *attempt.output_files.values(), *made, *source):
             os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            if attempt.source is not None:
+                Path(attempt.source[0]).write_text(attempt.source[1], encoding="utf-8", newline="")
+            code = self._run_command(attempt.command, self._environ())
+        except _NotStarted as failure:
+            return Outcome(failure.exit_code, failure.reason)
+        except InstallError as error:
+            return Outcome(error.exit_code, str(error))
+        if code != 0:
+            return Outcome(code, describe_exit(code))
+        try:
+            reported, artifacts = _read_report(attempt)
+            outputs = _read_outputs(attempt, reported)
+            return Outcome(code, outputs=outputs, artifacts={name: made.stored() for name, made in artifacts.items()})
+        except ValueError as error:
+            return Outcome(code, str(error))
+
+    def _environ(self) -> Mapping[str, str]:
+        """The stage's environment variables; what it has pip install is there then."""
+        environ = self.attempt.environ
+        folder = provide_environment(self.attempt.installs, environ, self._run_command, lambda: self._stopped)
+        return environ if folder is None else activate(folder, environ)
+
+    def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Runs a command of the stage, its output in the log, and all that it has started to their end."""
         with self._lock:
             if self._stopped:
-                return Outcome(reason="was not started: the run was ended")
+                raise _NotStarted(None, "was not started: the run was ended")
             try:
-                self._process = process = StageProcess(attempt.command, attempt.environ)
+                self._process = process = StageProcess(command, environ)
             except (OSError, ValueError) as error:
-                return Outcome(*_start_failure(attempt, error))
-        log = Log(process.pipe, attempt.log_file, attempt.stage)
+                raise _NotStarted(*_start_failure(command, error)) from None
+        log = Log(process.pipe, self.attempt.log_file, self.attempt.stage)
         self._pump.add(log)
         code = process.wait(log.closed)
         if not log.closed.wait(_OUTPUT_PATIENCE):
             # A process that has left the session and cleared its environment holds the pipe.
             self._pump.drop(log)
             log.closed.wait()
-        if code != 0:
-            return Outcome(code, describe_exit(code))
-        try:
-            reported, artifacts = _read_report(attempt)
-            return Outcome(code, outputs=_read_outputs(attempt, reported), artifacts=artifacts)
-        except ValueError as error:
-            return Outcome(code, str(error))
+        return code
 
 
-def _start_failure(attempt: Attempt, error: Exception) -> tuple[int | None, str]:
+class _NotStarted(Exception):
+    """A command could not be started."""
+
+    def __init__(self, exit_code: int | None, reason: str) -> None:
+        super().__init__(reason)
+        self.exit_code, self.reason = exit_code, reason
+
+
+def _start_failure(command: Sequence[str], error: Exception) -> tuple[int | None, str]:
     """The exit code that a shell has for it, and the text."""
-    word = attempt.command[0]
+    word = command[0]
     if isinstance(error, UnicodeEncodeError):
         return None, (
             "could not be started: its command or environment holds a character that no UTF-8 text may hold "
@@ -176,7 +209,7 @@ def _start_failure(attempt: Attempt, error: Exception) -> tuple[int | None, str]
     if number in (errno.EACCES, errno.ENOEXEC):
         return 126, f"could not be started: {word!r} is not a program that may be run here"
     if number == errno.E2BIG:
-        longest = max(len(os.fsencode(word)) for word in attempt.command)
+        longest = max(len(os.fsencode(word)) for word in command)
         return None, (
             f"could not be started: its command is too long (its longest argument has {longest} bytes; the system "
             "takes 128 KiB in one argument)"
@@ -219,6 +252,11 @@ def _read_outputs(attempt: Attempt, reported: Mapping[str, Any]) -> dict[str, An
         try:
             text = _read_file(path)
         except FileNotFoundError:
+            if attempt.function:
+                raise ValueError(
+                    f"did not give its output {name!r} a value: the function {attempt.function!r} returned None, and "
+                    f"the file {path} is missing"
+                ) from None
             raise ValueError(
                 f"did not write its output {name!r}: the file {path} is missing, though the process ended with "
                 "exit code 0"

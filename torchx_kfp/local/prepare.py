@@ -12,6 +12,7 @@ from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
 from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_values
 from torchx_kfp.local.placeholders import Facts, resolve_command
+from torchx_kfp.local.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.protocol import POD_NAME
 
@@ -57,15 +58,27 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
     fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
     keys = given_values(component, settings.given, node.scope.inputs)
     own = {POD_NAME: pod_name, RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
+    command = resolve_command((*container.command, *container.args), facts)
+    python = parse_command(command)
+    source = None
+    if python is not None:
+        own[RUNTIME_MARK] = "true"
+        # Not in a temporary folder: tracebacks name the file, and a debugger finds it.
+        source_file = str(folder / "program" / "ephemeral_component.py")
+        command = python.command(source_file)
+        source = None if python.source is None else (source_file, python.source)
     return Attempt(
         stage=node.name,
         pod_name=pod_name,
         folder=folder,
-        command=resolve_command((*container.command, *container.args), facts),
+        command=command,
         environ={**settings.environ, **dict(container.env), **keys, **fields, **own},
         output_types=component.outputs,
         output_files=output_files,
         artifacts=artifacts,
         report=report,
         inputs=parameters_of(inputs),
+        function=python.function if python is not None else "",
+        source=source,
+        installs=python.installs if python is not None else (),
     )

@@ -1,0 +1,121 @@
+"""Python components (``dsl.component``) as KFP compiles them: what they install, and what they run.
+
+Their command is a chain of shell programs: one that installs packages with pip into the image's own environment, KFP
+among them; one that writes the function's source into a temporary folder and starts KFP's executor on it; then the
+source and the executor's arguments. On this machine pip must not touch the environment that the user works in, and
+the KFP that runs here is the one that executes the function, whatever version has compiled it.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: The module that reads the executor input, calls the function, and writes the executor output.
+EXECUTOR = "kfp.dsl.executor_main"
+#: KFP's ``import kfp`` loads its client too, unless this says that a component runs.
+RUNTIME_MARK = "_KFP_RUNTIME"
+
+# Before it had its place, the executor was at others, which compiled pipelines still name.
+_EXECUTOR = re.compile(r"\bkfp(\.v2)?\.(dsl|components)\.executor_main\b")
+_BOOTSTRAP = ("program_path=$(mktemp -d)", '"$program_path/ephemeral_component.py"', '"$@"')
+_REST = re.compile(r'"\$0" "\$@"\s*$')
+_PIP = re.compile(r"\bpython3? -m pip install\b")
+_UNUSED = ("--quiet", "--no-warn-script-location")
+# KFP itself, from elsewhere than an index (``kfp_package_path``).
+_KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|tar\.gz|zip)$|/sdk/python/?$")
+
+
+@dataclass(frozen=True)
+class PythonComponent:
+    """What the command of a Python component says.
+
+    ``source`` is None for one whose code is in its image (``target_image``). ``installs`` are the words behind each
+    ``pip install``, without that of KFP itself.
+    """
+
+    source: str | None
+    arguments: tuple[str, ...]
+    installs: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def function(self) -> str:
+        """The name of the function."""
+        pairs = zip(self.arguments, self.arguments[1:], strict=False)
+        return next((value for option, value in pairs if option == "--function_to_execute"), "")
+
+    def command(self, source_file: str) -> list[str]:
+        """What runs it, where its source is in this file."""
+        module = [] if self.source is None else ["--component_module_path", source_file]
+        return ["python3", "-m", EXECUTOR, *module, *self.arguments]
+
+
+def parse_command(words: Sequence[str]) -> PythonComponent | None:
+    """The Python component that this command runs; None if KFP has not compiled it from one."""
+    rest = tuple(words)
+    installs: tuple[tuple[str, ...], ...] = ()
+    if len(rest) > 3 and rest[:2] == ("sh", "-c"):
+        found = _pip_installs(rest[2])
+        if not found or not _REST.search(rest[2]):
+            return None
+        installs = tuple(words for words in found if not _is_kfp(words))
+        rest = rest[3:]
+    if len(rest) > 3 and rest[:2] == ("sh", "-ec"):
+        if not _EXECUTOR.search(rest[2]) or not all(part in rest[2] for part in _BOOTSTRAP):
+            return None
+        return PythonComponent(rest[3], rest[4:], installs)
+    if len(rest) > 2 and rest[:2] == ("python3", "-m") and _EXECUTOR.fullmatch(rest[2]):
+        return PythonComponent(None, rest[3:], installs)
+    return None
+
+
+def names_executor(words: Sequence[str]) -> bool:
+    """Whether the command has to do with KFP's executor, so that it is a Python component in whatever form."""
+    return any(_EXECUTOR.search(word) for word in words)
+
+
+def find_containerized(function: str, folder: Path) -> Path | None:
+    """The file with the function of a component whose code is in its image, if it is in this folder as well.
+
+    KFP's executor finds it through the file that ``kfp component build`` writes next to the sources.
+    """
+    config = configparser.ConfigParser()
+    config.optionxform = str  # type: ignore[assignment,method-assign]  # names of functions, with their case
+    try:
+        config.read(folder / "kfp_config.ini", encoding="utf-8")
+        path = folder / config.get("Components", function)
+    except (configparser.Error, UnicodeDecodeError):
+        return None
+    return path if path.is_file() else None
+
+
+def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
+    """The words behind each ``pip install`` of a shell program; None where its quotes do not match."""
+    installs = []
+    for match in _PIP.finditer(script):
+        lexer = shlex.shlex(script[match.end() :], posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        lexer.commenters = ""
+        words: list[str] = []
+        try:
+            for word in lexer:
+                if word in ("&&", "||", ";"):
+                    break
+                words.append(word)
+        except ValueError:
+            return None
+        installs.append(tuple(word for word in words if word not in _UNUSED))
+    return installs
+
+
+def _is_kfp(words: tuple[str, ...]) -> bool:
+    """Whether this installs KFP for the executor: those that users ask for have their dependencies."""
+    if "--no-deps" in words and any(re.match(r"kfp\s*==", word) for word in words):
+        return True
+    packages = [word for before, word in zip(("", *words), words, strict=False) if not before.startswith("--")]
+    packages = [word for word in packages if not word.startswith("-")]
+    return len(packages) == 1 and _KFP_SOURCE.search(packages[0]) is not None
