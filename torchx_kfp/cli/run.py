@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 
 #: The parameter that pipelines have for it.
 TRACKER_BASE = "tracker_base"
+#: What --secret takes.
+KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its manifest"
 #: A key that nothing is recorded under.
 _PROBE = "torchx-kfp-probe"
 
 
 @click.command("run")
-@click.argument("target", metavar="FILE[:NAME]|YAML")
+@click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
 @click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
 @click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
 @click.option("--output-dir", metavar="DIR", help="Where the run's logs and outputs go.  [default: local_outputs]")
 @click.option("--parallelism", metavar="N", type=click.IntRange(1), help="How many stages run at once.")
+@click.option("--resume", "resumed", metavar="RUN", help="Go on with a run that has failed, was ended, or was killed.")
+@click.option("--no-cache", is_flag=True, help="Run stages also where an earlier run has done the same.")
+@click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")
+@click.option("--secret", "secrets", metavar="NAME=PATH", multiple=True, help=f"A Kubernetes secret: {KEYS}.")
+@click.option("--config-map", "config_maps", metavar="NAME=PATH", multiple=True, help="A config map, like --secret.")
 @click.option("-q", "--quiet", is_flag=True, help="Do not show the stages' output; it is in the logs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON at the end instead of a table.")
 def run_command(
@@ -37,6 +44,11 @@ def run_command(
     tracker_base: str | None,
     output_dir: str | None,
     parallelism: int | None,
+    resumed: str | None,
+    no_cache: bool,
+    workspace: str | None,
+    secrets: tuple[str, ...],
+    config_maps: tuple[str, ...],
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -45,12 +57,27 @@ def run_command(
     Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME chooses among several. LIST and STRUCT
     parameters are JSON: -p 'points=[{"lr": 0.1}]'.
     """
-    from torchx_kfp.local import parse_arguments, run
+    from torchx_kfp.local import OUTPUT_DIR, parse_arguments, resume, run
+    from torchx_kfp.local.history import find_run
+    from torchx_kfp.local.secrets import parse_given
 
-    pipeline = _load(target)
-    arguments = parse_arguments(pipeline, _split_words(words))
-    arguments.update(_tracker_base(pipeline, arguments, tracker_base))
-    result = run(pipeline, arguments, output_dir=output_dir, parallelism=parallelism, quiet=quiet)
+    options: dict[str, Any] = {
+        "parallelism": parallelism,
+        "secrets": parse_given(secrets, "--secret"),
+        "config_maps": parse_given(config_maps, "--config-map"),
+        "quiet": quiet,
+    }
+    if resumed is not None:
+        _refuse_with_resume({"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace})
+        folder = find_run(output_dir or OUTPUT_DIR, resumed)
+        result = resume(folder, cache=False if no_cache else None, **options)
+    elif target is None:
+        raise click.UsageError("Missing argument 'FILE[:NAME]|YAML', or --resume RUN.")
+    else:
+        pipeline = _load(target)
+        arguments = parse_arguments(pipeline, _split_words(words))
+        arguments.update(_tracker_base(pipeline, arguments, tracker_base))
+        result = run(pipeline, arguments, output_dir=output_dir, workspace=workspace, cache=not no_cache, **options)
     recorded = _read_results(result)
     if as_json:
         print_json(_as_json(result, recorded))
@@ -60,6 +87,12 @@ def run_command(
         for base in dict.fromkeys(bases):
             click.echo(f"See the results again: {this_command('results', base, result.run_id)}", err=True)
     result.raise_for_failure()
+
+
+def _refuse_with_resume(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if value:
+            raise click.UsageError(f"--resume takes no {name}: the run goes on with what it was started with.")
 
 
 def _load(target: str) -> Pipeline:

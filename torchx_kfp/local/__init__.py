@@ -22,7 +22,7 @@ from torchx_kfp.local.events import (
 )
 from torchx_kfp.local.load import load_pipeline
 from torchx_kfp.local.result import RunResult, StageResult, State
-from torchx_kfp.local.runner import OUTPUT_DIR, default_parallelism, run
+from torchx_kfp.local.runner import OUTPUT_DIR, default_parallelism, resume, run
 from torchx_kfp.local.spec import Pipeline
 
 __all__ = [
@@ -44,5 +44,6 @@ __all__ = [
     "describe_parameters",
     "load_pipeline",
     "parse_arguments",
+    "resume",
     "run",
 ]

@@ -19,6 +19,7 @@ from torchx_kfp.local.artifacts import Artifact, read_report
 from torchx_kfp.local.output import Log, LogPump
 from torchx_kfp.local.process import StageProcess
 from torchx_kfp.local.result import describe_exit
+from torchx_kfp.local.transfer import UnavailableError, copy_here
 from torchx_kfp.local.values import convert, from_output
 from torchx_kfp.local.venvs import InstallError, activate, provide_environment
 from torchx_kfp.tracking import FsspecResultTracker
@@ -36,6 +37,8 @@ class Attempt:
     stage: str
     pod_name: str
     folder: Path
+    #: In which it runs.
+    directory: Path
     command: Sequence[str]
     environ: Mapping[str, str]
     #: Output parameters: their types, and the files in which the stage leaves them.
@@ -49,6 +52,8 @@ class Attempt:
     #: Of a Python component: its function, the file that gets its source, and what it has pip install.
     function: str = ""
     source: tuple[str, str] | None = None
+    #: Files on other storage, by their URLs, and where the stage finds copies of them.
+    copies: Mapping[str, str] = field(default_factory=dict)
     installs: Sequence[Sequence[str]] = ()
 
     @property
@@ -139,6 +144,7 @@ class Execution:
         for path in (str(attempt.log_file), *attempt.output_files.values(), *made, *source):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
+            self._copy_inputs()
             if attempt.source is not None:
                 Path(attempt.source[0]).write_text(attempt.source[1], encoding="utf-8", newline="")
             code = self._run_command(attempt.command, self._environ())
@@ -146,6 +152,8 @@ class Execution:
             return Outcome(failure.exit_code, failure.reason)
         except InstallError as error:
             return Outcome(error.exit_code, str(error))
+        except UnavailableError as error:
+            return Outcome(None, str(error))
         if code != 0:
             return Outcome(code, describe_exit(code))
         try:
@@ -154,6 +162,17 @@ class Execution:
             return Outcome(code, outputs=outputs, artifacts={name: made.stored() for name, made in artifacts.items()})
         except ValueError as error:
             return Outcome(code, str(error))
+
+    def _copy_inputs(self) -> None:
+        for url, path in self.attempt.copies.items():
+            try:
+                copy_here(url, path)
+            except UnavailableError as error:
+                if not self.attempt.function:
+                    raise
+                # A Python component may take its URI alone; one that opens it fails by itself.
+                with self.attempt.log_file.open("a", encoding="utf-8") as log:
+                    log.write(f"This stage {error}\n")
 
     def _environ(self) -> Mapping[str, str]:
         """The stage's environment variables; what it has pip install is there then."""
@@ -167,7 +186,7 @@ class Execution:
             if self._stopped:
                 raise _NotStarted(None, "was not started: the run was ended")
             try:
-                self._process = process = StageProcess(command, environ)
+                self._process = process = StageProcess(command, environ, self.attempt.directory)
             except (OSError, ValueError) as error:
                 raise _NotStarted(*_start_failure(command, error)) from None
         log = Log(process.pipe, self.attempt.log_file, self.attempt.stage)

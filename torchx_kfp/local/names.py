@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
 _LONGEST = 200
@@ -54,8 +54,9 @@ class StageNames:
 class PodNames:
     """``KFP_POD_NAME`` for executions: readable, and unique in the run."""
 
-    def __init__(self) -> None:
-        self._stages: dict[str, str] = {}
+    def __init__(self, taken: Mapping[str, str] | None = None) -> None:
+        """``taken``: names of executions before, and their stages'."""
+        self._stages = {pod_name.rpartition("-")[0]: stage for pod_name, stage in (taken or {}).items()}
 
     def make(self, stage: str, attempt: int) -> str:
         """``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""

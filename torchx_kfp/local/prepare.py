@@ -10,10 +10,12 @@ from pathlib import Path
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
+from torchx_kfp.local.keys import CodeFiles, stage_key
 from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_values
 from torchx_kfp.local.placeholders import Facts, resolve_command
 from torchx_kfp.local.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
+from torchx_kfp.local.transfer import with_copies
 from torchx_kfp.protocol import POD_NAME
 
 
@@ -27,7 +29,19 @@ class Settings:
     constants: Mapping[str, str]
     parallelism: int
     grace: float
+    #: In which stages run.
+    directory: Path
     given: GivenKeys = field(default_factory=GivenKeys)
+
+
+def key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
+    """The key of this stage: see ``keys``."""
+    container = node.component.container
+    assert container is not None
+    inputs = with_defaults(node.component, node.inputs)
+    environ = {**dict(container.env), **given_values(node.component, settings.given, node.scope.inputs)}
+    words = resolve_command((*container.command, *container.args), Facts(parameters=inputs))
+    return stage_key(node.task, node.component, inputs, environ=environ, code=code.of(words), engine="process")
 
 
 def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
@@ -45,7 +59,9 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         name: Artifact(name, kind, str(folder / "artifacts" / name))
         for name, kind in component.artifact_outputs.items()
     }
-    inputs = with_defaults(component, node.inputs)
+    words = (*container.command, *container.args)
+    takes_all = parse_command(words) is not None
+    inputs, copies = with_copies(with_defaults(component, node.inputs), words, folder / "inputs", takes_all=takes_all)
     report = str(folder / "executor_output.json")
     facts = Facts(
         parameters=inputs,
@@ -58,7 +74,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
     fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
     keys = given_values(component, settings.given, node.scope.inputs)
     own = {POD_NAME: pod_name, RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
-    command = resolve_command((*container.command, *container.args), facts)
+    command = resolve_command(words, facts)
     python = parse_command(command)
     source = None
     if python is not None:
@@ -71,6 +87,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         stage=node.name,
         pod_name=pod_name,
         folder=folder,
+        directory=settings.directory,
         command=command,
         environ={**settings.environ, **dict(container.env), **keys, **fields, **own},
         output_types=component.outputs,
@@ -80,5 +97,6 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         inputs=parameters_of(inputs),
         function=python.function if python is not None else "",
         source=source,
+        copies=copies,
         installs=python.installs if python is not None else (),
     )

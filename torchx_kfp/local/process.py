@@ -17,6 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from torchx_kfp.local.environment import RUN_MARK
 
@@ -29,7 +30,7 @@ _ROUNDS = 20
 class StageProcess:
     """A running process. ``pipe`` is the end of its output to read."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], directory: Path) -> None:
         """Starts the command; the last part of ``RUN_MARK`` in its environment is this process's alone.
 
         Raises:
@@ -41,6 +42,7 @@ class StageProcess:
             self._process = subprocess.Popen(
                 command,
                 env=dict(environ),
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.arguments import complete_arguments
 from torchx_kfp.local.artifacts import is_artifact
+from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
+from torchx_kfp.local.cache import Cache
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted, StageFinished, StageRetried
+from torchx_kfp.local.history import RunRecord, read_run
 from torchx_kfp.local.journal import Journal
 from torchx_kfp.local.kubernetes import GivenKeys, has_workspace
 from torchx_kfp.local.load import PipelineLike, load_pipeline
+from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.output import LogPump, Terminal
 from torchx_kfp.local.prepare import Settings
@@ -46,12 +52,25 @@ def default_parallelism() -> int:
     return max(4, 2 * len(os.sched_getaffinity(0)))
 
 
+@dataclass(frozen=True)
+class Options:
+    """How a run is run; a resumed one has them again. ``grace`` is in seconds, ``directory`` is where stages run."""
+
+    parallelism: int
+    grace: float
+    directory: str
+    workspace: str
+    python_path: str
+    cache: bool
+
+
 def run(
     pipeline: PipelineLike,
     arguments: Mapping[str, Any] | None = None,
     *,
     output_dir: str | os.PathLike[str] | None = None,
     parallelism: int | None = None,
+    cache: bool = True,
     on_event: Listener | None = None,
     stream: TextIO | None = None,
     quiet: bool = False,
@@ -64,13 +83,15 @@ def run(
 
     Each stage is a process in the current directory and environment, where ``python`` is the running interpreter.
     A stage that fails ends the stages that depend on it; the others finish. A signal (Ctrl-C) ends all processes.
-    What happens is recorded in the run's folder as it does: see ``journal`` and ``history``.
+    What happens is recorded in the run's folder as it does (see ``journal``), and ``resume`` goes on from there.
 
     Args:
         pipeline: path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
         output_dir: folder in which the run's folder, named by its run id, is made. Default: ``local_outputs``.
         parallelism: how many stages run at once. Default: ``default_parallelism()``.
+        cache: takes what earlier runs in ``output_dir`` have made (see ``keys``), where a task lets KFP cache it, which
+            is the default.
         on_event: is called with each event of the run, from this thread.
         stream: where the stages' output is shown, with their names. Default: stderr.
         quiet: shows nothing; the logs are written all the same.
@@ -95,25 +116,119 @@ def run(
     values = complete_arguments(loaded, arguments or {})
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
+    options = Options(
+        parallelism=parallelism or default_parallelism(),
+        grace=grace,
+        directory=os.getcwd(),
+        workspace=os.path.abspath(workspace if workspace is not None else folder / "workspace"),
+        python_path=os.environ.get("PYTHONPATH", ""),
+        cache=cache,
+    )
     _make_folder(folder, "output_dir", "--output-dir")
-    shared = Path(workspace).absolute() if workspace is not None else folder / "workspace"
-    if has_workspace(loaded.platform):
-        _make_folder(shared, "workspace", "--workspace")
-    given = GivenKeys(secrets or {}, config_maps or {})
-    terminal = Terminal(None if quiet else stream or sys.stderr)
+    warn = _warnings(stream)
+    with Journal.create(
+        folder,
+        run_id=run_id,
+        pipeline=loaded.name,
+        text=loaded.text,
+        arguments=values,
+        options=dataclasses.asdict(options),
+        warn=warn,
+    ) as journal:
+        view = _View(on_event, Terminal(None if quiet else stream or sys.stderr))
+        return _execute(loaded, values, options, journal, view, GivenKeys(secrets or {}, config_maps or {}))
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    *,
+    parallelism: int | None = None,
+    cache: bool | None = None,
+    on_event: Listener | None = None,
+    stream: TextIO | None = None,
+    quiet: bool = False,
+    grace: float | None = None,
+    secrets: Given | None = None,
+    config_maps: Given | None = None,
+) -> RunResult:
+    """Goes on with a run that has failed, was ended, or was killed; no stage that has succeeded runs again.
+
+    A stage whose inputs are others than before runs again, such as an exit task. What the run was asked for, and the
+    directory that its stages run in, are those of before. Processes that a killed runner has left are ended first.
+
+    Args:
+        folder: the run's folder: see ``history.find_run``.
+        parallelism: as in ``run``; what the run had before, where it is None, as are ``cache`` and ``grace``.
+        cache: as in ``run``.
+        on_event: as in ``run``; stages that do not run again have their ``StageFinished`` again.
+        stream: as in ``run``.
+        quiet: as in ``run``.
+        grace: as in ``run``.
+        secrets: as in ``run``: they are kept nowhere.
+        config_maps: as in ``run``.
+
+    Raises:
+        ArgumentError: there is no such run, it still runs, or it has succeeded.
+        Others: as ``run``.
+    """
+    _verify_options(None, folder, parallelism, 0 if grace is None else grace)
+    path = Path(folder).absolute()
+    record = read_run(path)
+    if record.state == State.SUCCEEDED:
+        raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
+    loaded = load_pipeline(record.pipeline_file)
+    check_supported(loaded)
+    options = _options_of(record)
+    given: dict[str, Any] = {"parallelism": parallelism, "cache": cache, "grace": grace}
+    options = dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
+    if not os.path.isdir(options.directory):
+        raise ArgumentError(
+            f"The run {record.run_id} was run in the directory {options.directory!r}, which is gone. Make it again, or "
+            "start a new run."
+        )
+    with Journal.reopen(path, _warnings(stream)) as journal:
+        # Of a runner that was killed.
+        kill_marked(record.run_id)
+        view = _View(on_event, Terminal(None if quiet else stream or sys.stderr))
+        keys = GivenKeys(secrets or {}, config_maps or {})
+        return _execute(loaded, dict(record.arguments), options, journal, view, keys, record)
+
+
+@dataclass(frozen=True)
+class _View:
+    """Who watches a run."""
+
+    on_event: Listener | None
+    terminal: Terminal
+
+
+def _execute(
+    pipeline: Pipeline,
+    values: Mapping[str, Any],
+    options: Options,
+    journal: Journal,
+    view: _View,
+    given: GivenKeys,
+    earlier: RunRecord | None = None,
+) -> RunResult:
+    """Runs the pipeline in the journal's folder; ``earlier`` is what has happened there before."""
+    folder, run_id = journal.folder, journal.folder.name
+    if has_workspace(pipeline.platform):
+        _make_folder(Path(options.workspace), "workspace", "--workspace")
 
     def listener(event: Event) -> None:
         # First: whoever hears of it finds it in the folder.
         journal.write(event)
-        terminal.write_lines(_messages(event))
-        if on_event is not None:
-            on_event(event)
+        view.terminal.write_lines(_messages(event))
+        if view.on_event is not None:
+            view.on_event(event)
 
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(earlier.created if earlier else None))
+    environ = {**os.environ, "PYTHONPATH": options.python_path} if options.python_path else os.environ
     settings = Settings(
         run_id=run_id,
         folder=folder,
-        environ=stage_environment(folder, run_id),
+        environ=stage_environment(folder, run_id, environ),
         constants={
             "pipeline_job_name": run_id,
             "pipeline_job_resource_name": run_id,
@@ -121,34 +236,26 @@ def run(
             "pipeline_job_create_time_utc": created,
             "pipeline_job_schedule_time_utc": created,
             "pipeline_root": str(folder),
-            "workspace_path": str(shared),
+            "workspace_path": options.workspace,
         },
-        parallelism=parallelism or default_parallelism(),
-        grace=grace,
+        parallelism=options.parallelism,
+        grace=options.grace,
+        directory=Path(options.directory),
         given=given,
     )
+    cache = Cache(folder.parent / CACHE_FOLDER) if options.cache else None
+    memory = Memory(run_id, earlier.finished if earlier else {}, cache)
     started = time.monotonic()
-    with (
-        Journal.create(
-            folder,
-            run_id=run_id,
-            pipeline=loaded.name,
-            text=loaded.text,
-            arguments=values,
-            options={"parallelism": settings.parallelism, "grace": grace, "directory": os.getcwd()},
-            # Also of a quiet run: nobody would look for it.
-            warn=lambda message: Terminal(stream or sys.stderr).write_lines([message]),
-        ) as journal,
-        LogPump(terminal) as pump,
-    ):
-        scheduler = Scheduler(loaded, settings, pump, listener)
+    with LogPump(view.terminal) as pump:
+        scheduler = Scheduler(pipeline, settings, pump, listener, memory, earlier.attempts if earlier else {})
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
-                listener(RunStarted(loaded.name, run_id, folder, find_not_applied(loaded, values, given), values))
+                not_applied = find_not_applied(pipeline, values, given)
+                listener(RunStarted(pipeline.name, run_id, folder, not_applied, values, resumed=earlier is not None))
                 root = scheduler.run(values)
             except Interrupted as interrupted:
                 listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started))
-                terminal.write_lines([f"Run {run_id} was ended by {signal.Signals(interrupted.number).name}."])
+                view.terminal.write_lines([f"Run {run_id} was ended by {signal.Signals(interrupted.number).name}."])
                 raise_for_signal(interrupted.number)
             finally:
                 # Each stage's end ends what it has started; this finds what came after that.
@@ -156,17 +263,33 @@ def run(
         outputs = root.outputs()
         artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
         result = RunResult(
-            pipeline=loaded.name,
+            pipeline=pipeline.name,
             run_id=run_id,
             state=State.FAILED if root.failed else State.SUCCEEDED,
             folder=folder,
             duration=time.monotonic() - started,
-            stages=tuple(_in_order(loaded, scheduler.results)),
+            stages=tuple(_in_order(pipeline, scheduler.results)),
             outputs={name: value for name, value in outputs.items() if name not in artifacts},
             artifacts=artifacts,
         )
         listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
         return result
+
+
+def _warnings(stream: TextIO | None) -> Callable[[str], None]:
+    """Where it is said that a run cannot be recorded: also of a quiet one, since nobody would look for it."""
+    return lambda message: Terminal(stream or sys.stderr).write_lines([message])
+
+
+def _options_of(record: RunRecord) -> Options:
+    """The options that the run had."""
+    try:
+        return Options(**{item.name: record.options[item.name] for item in dataclasses.fields(Options)})
+    except KeyError as error:
+        raise ArgumentError(
+            f"The run {record.run_id} cannot go on: {str(record.folder)!r} does not say with which {error.args[0]!r} "
+            "it was run. Start a new run."
+        ) from None
 
 
 def _make_folder(folder: Path, argument: str, option: str) -> None:

@@ -10,7 +10,7 @@ import itertools
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.conditions import compile_condition
 from torchx_kfp.local.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.local.execution import Execution, Outcome
+from torchx_kfp.local.keys import CodeFiles
 from torchx_kfp.local.kubernetes import volume_outputs, volume_task
+from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.names import PodNames, StageNames
 from torchx_kfp.local.output import LogPump
-from torchx_kfp.local.prepare import Settings, prepare_attempt
+from torchx_kfp.local.prepare import Settings, key_of, prepare_attempt
 from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.scopes import (
     LoopProgress,
@@ -38,7 +40,6 @@ from torchx_kfp.local.scopes import (
     with_defaults,
 )
 from torchx_kfp.local.spec import Component, Importer, Pipeline, Task
-
 
 #: Seconds after which waiting is interrupted: a signal that comes just before it begins would not end it.
 _LOOK_UP = 1.0
@@ -58,6 +59,7 @@ class _Stage:
     pod_name: str = ""
     log_file: Path | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""
 
 
 class Interrupted(Exception):
@@ -71,7 +73,16 @@ class Interrupted(Exception):
 class Scheduler:
     """Runs one pipeline once."""
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, pump: LogPump, listener: Listener) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        pump: LogPump,
+        listener: Listener,
+        memory: Memory,
+        earlier: Mapping[str, Sequence[StageStarted]],
+    ) -> None:
+        """``earlier`` are attempts at stages, by their names, before the run was resumed."""
         self._pipeline = pipeline
         self._settings = settings
         self._pump = pump
@@ -83,8 +94,10 @@ class Scheduler:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
         self._running: dict[Execution, _Stage] = {}
-        self._pod_names = PodNames()
-        self._attempts: Counter[str] = Counter()
+        self._memory = memory
+        self._code = CodeFiles(settings.directory, settings.environ.get("PYTHONPATH", ""))
+        self._pod_names = PodNames({event.pod_name: name for name, events in earlier.items() for event in events})
+        self._attempts = Counter({name: len(events) for name, events in earlier.items()})
         self._results: dict[str, StageResult] = {}
 
     def run(self, arguments: Mapping[str, Any]) -> Scope:
@@ -314,6 +327,17 @@ class Scheduler:
             self._advance()
 
     def _start(self, stage: _Stage) -> None:
+        node = stage.node
+        try:
+            stage.key = key_of(node, self._settings, self._code)
+        except Exception as error:  # what one stage makes must not end the others
+            self._fail(node, str(error) if isinstance(error, ValueError) else _not_prepared(error))
+            return
+        known = self._memory.recall(node.name, node.task.name, stage.key, caches=node.task.caches)
+        if known is not None and not stage.tries:
+            self._report(known)
+            self._finish(node, known.state, {**known.outputs, **known.artifacts})
+            return
         self._attempts[stage.node.name] += 1
         stage.tries, stage.attempt = stage.tries + 1, self._attempts[stage.node.name]
         if stage.started_at is None:
@@ -366,8 +390,11 @@ class Scheduler:
                 results=outcome.results,
                 inputs=stage.inputs,
                 started_at=stage.started_at,
+                key=stage.key,
             )
         )
+        if node.task.caches:
+            self._memory.keep(self._results[node.name])
         self._finish(node, state, {**outcome.outputs, **outcome.artifacts})
 
     def _report(self, result: StageResult) -> None:
