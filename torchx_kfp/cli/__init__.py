@@ -12,11 +12,14 @@ from typing import Any
 import click
 
 import torchx_kfp
+from torchx_kfp.cli.cancel import cancel_command
 from torchx_kfp.cli.compare import compare_command
 from torchx_kfp.cli.compile import compile_command
 from torchx_kfp.cli.gc import gc_command
 from torchx_kfp.cli.import_torchx import import_command
 from torchx_kfp.cli.lineage import lineage_command
+from torchx_kfp.cli.local_runs import runs_command
+from torchx_kfp.cli.logs import logs_command
 from torchx_kfp.cli.results import results_command
 from torchx_kfp.cli.run import run_command
 from torchx_kfp.cli.show import show_command
@@ -51,6 +54,9 @@ def cli(traceback: bool) -> None:
 
 cli.add_command(compile_command)
 cli.add_command(run_command)
+cli.add_command(runs_command)
+cli.add_command(logs_command)
+cli.add_command(cancel_command)
 cli.add_command(results_command)
 cli.add_command(show_command)
 cli.add_command(lineage_command)

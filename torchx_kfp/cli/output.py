@@ -59,8 +59,17 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def print_text(text: str) -> None:
     """The text on stdout, with escapes for what its encoding has not."""
+    _echo(encodable(text.removesuffix("\n")) + "\n")
+
+
+def print_bytes(data: bytes) -> None:
+    """The bytes on stdout, as they are and at once."""
+    _echo(data)
+
+
+def _echo(what: str | bytes) -> None:
     try:
-        click.echo(encodable(text.removesuffix("\n")))
+        click.echo(what, nl=False)
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -140,38 +140,57 @@ class RunRecord:
         return max(0.0, total)
 
 
+class RunReader:
+    """Reads the folder of a run, again and again while it runs."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        """Raises ArgumentError: see ``read_run``."""
+        self.folder = folder = Path(folder)
+        if not _is_run(folder):
+            raise ArgumentError(f"{str(folder)!r} is not the folder of a run: it has no file {EVENTS_FILE}.")
+        self._corrupt: list[str] = []
+        self._request = _read_request(folder, self._corrupt)
+        if self._request.get("version", VERSION) != VERSION:
+            raise ArgumentError(
+                f"The run in {str(folder)!r} was made by another version of torchx-kfp: its form is "
+                f"{self._request['version']!r}, and this one knows {VERSION}. Use that version for it."
+            )
+        self._reader = EventReader(folder)
+        self._events: list[Event] = []
+        self._last: RunRecord | None = None
+
+    def read(self) -> RunRecord:
+        """What the folder tells now; the same object as before where that is the same."""
+        # First: what a process that has ended just now has written is read afterwards.
+        alive = is_running(self.folder)
+        new = self._reader.read_new()
+        if self._last is None or new or alive != self._last.is_running:
+            self._events += new
+            self._last = self._record(alive)
+        return self._last
+
+    def _record(self, alive: bool) -> RunRecord:
+        first = next((event for event in self._events if isinstance(event, RunStarted)), None)
+        return RunRecord(
+            folder=self.folder,
+            run_id=str(self._request.get("run_id") or self.folder.name),
+            pipeline=str(self._request.get("pipeline") or (first.pipeline if first else "")),
+            created=_created(self.folder, self._request),
+            events=tuple(self._events),
+            is_running=alive,
+            arguments=self._request.get("arguments") or (first.arguments if first else {}),
+            options=self._request.get("options") or {},
+            corrupt=(*self._corrupt, *self._reader.corrupt),
+        )
+
+
 def read_run(folder: str | os.PathLike[str]) -> RunRecord:
     """What the folder of a run tells. It may be running meanwhile.
 
     Raises:
-        ArgumentError: it is not a run's folder, or one of a later version of this program.
+        ArgumentError: it is not a run's folder, or one of another version of this program.
     """
-    # First: what a process that has ended just now has written is read afterwards.
-    folder = Path(folder)
-    alive = is_running(folder)
-    if not _is_run(folder):
-        raise ArgumentError(f"{str(folder)!r} is not the folder of a run: it has no file {EVENTS_FILE}.")
-    corrupt: list[str] = []
-    request = _read_request(folder, corrupt)
-    if request.get("version", VERSION) != VERSION:
-        raise ArgumentError(
-            f"The run in {str(folder)!r} was made by another version of torchx-kfp: its form is "
-            f"{request['version']!r}, and this one knows {VERSION}. Use that version for it."
-        )
-    reader = EventReader(folder)
-    events = tuple(reader.read_new())
-    first = next((event for event in events if isinstance(event, RunStarted)), None)
-    return RunRecord(
-        folder=folder,
-        run_id=str(request.get("run_id") or folder.name),
-        pipeline=str(request.get("pipeline") or (first.pipeline if first else "")),
-        created=_created(folder, request),
-        events=events,
-        is_running=alive,
-        arguments=request.get("arguments") or (first.arguments if first else {}),
-        options=request.get("options") or {},
-        corrupt=(*corrupt, *reader.corrupt),
-    )
+    return RunReader(folder).read()
 
 
 def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
