@@ -198,11 +198,11 @@ def _tasks(record: RunRecord) -> dict[str, str]:
 
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Whether the pipeline has this stage, though nothing has been heard of it."""
-    if record.state in (State.SUCCEEDED, State.FAILED):
-        return False  # all have been heard of
     from torchx_kfp.local import State, load_pipeline
     from torchx_kfp.local.scopes import order_of_tasks
 
+    if record.state in (State.SUCCEEDED, State.FAILED):
+        return False  # all have been heard of
     try:
         tasks = order_of_tasks(load_pipeline(record.pipeline_file))
     except PipelineFileError:

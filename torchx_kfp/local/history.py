@@ -238,7 +238,7 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         )
     # Of an id, mostly the beginning is written.
     beginnings = {run[: len(name)]: run for run in reversed(list(folders)[:_COMPARED])}
-    near = difflib.get_close_matches(name, beginnings, n=1)
+    near = difflib.get_close_matches(name, beginnings, n=1) if name else []
     meant = f" Did you mean {beginnings[near[0]]!r}?" if near else ""
     raise ArgumentError(
         f"There is no run {name!r} in {str(output_dir)!r}.{meant} Runs that are there, the newest first: "

@@ -1,0 +1,330 @@
+"""What a run's folder tells while the run goes on, after its end, and after its process was killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from kfp import compiler, dsl
+
+from tests.local.components import shell, write
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local import (
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageResult,
+    StageStarted,
+    State,
+    load_pipeline,
+)
+from torchx_kfp.local.history import find_run, find_runs, read_run
+from torchx_kfp.local.journal import Journal, is_runner, read_pid
+
+RUN = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], quiet=True)"
+
+
+@dsl.pipeline(name="recorded")
+def recorded(x: str = "v") -> str:
+    with dsl.ParallelFor(["a", "b"]) as item:
+        write(x=item)
+    shell(script="exit 0").set_retry(2)
+    return write(x=x).outputs["out"]
+
+
+def create(folder, name="run-1", **fields):
+    """The journal of a new run, which must be recorded whole."""
+    (folder / name).mkdir(parents=True)
+    fields = {"run_id": name, "pipeline": "p", "text": "", "arguments": {}, "options": {}, **fields}
+    return Journal.create(folder / name, warn=pytest.fail, **fields)
+
+
+def stage(name, state=State.SUCCEEDED):
+    return StageFinished(StageResult(name, name, state))
+
+
+def test_a_run_is_recorded_whole(execute, tmp_path):
+    events = []
+    result = execute(recorded, {"x": "w"}, on_event=events.append, parallelism=3, grace=2.5)
+    record = read_run(result.folder)
+    assert record.events == tuple(events)
+    assert (record.run_id, record.pipeline, record.state) == (result.run_id, "recorded", "succeeded")
+    assert (record.arguments, record.corrupt, record.is_running) == ({"x": "w"}, (), False)
+    assert record.options == {"parallelism": 3, "grace": 2.5, "directory": os.getcwd()}
+    assert sorted(record.finished.values(), key=lambda stage: stage.name) == sorted(
+        result.stages, key=lambda stage: stage.name
+    )
+    assert record.duration == result.duration
+    assert (record.running, record.unfinished) == ({}, {})
+    assert [event.attempt for event in record.attempts["shell"]] == [1]
+    assert {path.name for path in result.folder.iterdir() if path.is_file()} == {
+        "events.jsonl",
+        "lock",
+        "pipeline.yaml",
+        "run.json",
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Compiling to JSON:DeprecationWarning")
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_the_pipeline_can_be_loaded_again(execute, tmp_path, suffix):
+    @dsl.pipeline
+    def small(x: float = 1e-05) -> str:
+        return write(x=f"é\n{x}").outputs["out"]
+
+    path = tmp_path / f"p.{suffix}"
+    compiler.Compiler().compile(small, str(path))
+    for way in (path, small, load_pipeline(path)):
+        result = execute(way)
+        again = load_pipeline(read_run(result.folder).pipeline_file)
+        assert again == load_pipeline(way)
+        assert execute(again).outputs == result.outputs
+
+
+def test_a_run_that_goes_on(execute, tmp_path):
+    seen = []
+
+    def look(event):
+        record = read_run(find_run(tmp_path / "runs", "latest"))
+        seen.append((type(event).__name__, record.state, list(record.running), len(record.events)))
+
+    @dsl.pipeline
+    def small():
+        shell(script=":")
+
+    execute(small, on_event=look)
+    assert seen == [
+        ("RunStarted", "running", [], 1),
+        ("StageWaiting", "running", [], 2),
+        ("StageStarted", "running", ["shell"], 3),
+        ("StageFinished", "running", [], 4),
+        ("RunFinished", "running", [], 5),
+    ]
+    assert read_run(find_run(tmp_path / "runs", "latest")).state == "succeeded"
+
+
+def test_a_runner_that_is_killed(tmp_path):
+    @dsl.pipeline(name="killed")
+    def killed():
+        first = shell(script="echo done")
+        shell(script=f"echo $$ > {tmp_path}/pid; exec sleep 300").after(first)
+
+    path, runs = tmp_path / "p.yaml", tmp_path / "runs"
+    compiler.Compiler().compile(killed, str(path))
+    runner = subprocess.Popen([sys.executable, "-c", RUN, str(path), str(runs)])
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert runner.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        folder = find_run(runs, "killed-")
+        alive = read_run(folder)
+        assert (alive.state, list(alive.running), list(alive.finished)) == ("running", ["shell-2"], ["shell"])
+        assert is_runner(read_pid(folder), folder)
+        with pytest.raises(ArgumentError) as error:
+            Journal.reopen(folder, pytest.fail)
+        assert str(error.value) == (
+            f"The run {folder.name} is still running (process {runner.pid}). Wait for its end, or end it with "
+            f"'torchx-kfp cancel {folder.name}'."
+        )
+    finally:
+        runner.kill()
+        runner.wait()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    record = read_run(folder)
+    assert (record.state, record.running, list(record.unfinished)) == ("interrupted", {}, ["shell-2"])
+    assert record.finished["shell"].state is State.SUCCEEDED
+    assert record.finished["shell"].last_lines() == ["done"]
+    assert record.corrupt == ()
+    assert not is_runner(os.getpid(), folder)
+    # As if it had been killed while it wrote.
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "stage_fin')
+    assert read_run(folder).events == record.events
+
+    with Journal.reopen(folder, pytest.fail) as journal:
+        assert read_pid(folder) == os.getpid()
+        journal.write(RunStarted("killed", record.run_id, folder, resumed=True))
+        assert read_run(folder).state == "running"
+        journal.write(stage("shell-2"))
+        journal.write(RunFinished(record.run_id, State.SUCCEEDED, 1.0))
+    record = read_run(folder)
+    assert (record.state, list(record.finished), record.unfinished) == ("succeeded", ["shell", "shell-2"], {})
+    assert record.corrupt == ()
+
+
+def test_an_events_file_that_ends_anywhere(tmp_path):
+    with create(tmp_path) as journal:
+        for number in range(3):
+            journal.write(stage(f"stage-{number}"))
+    path = tmp_path / "run-1" / "events.jsonl"
+    whole = path.read_bytes()
+    events = read_run(path.parent).events
+    for end in range(0, len(whole) + 1, 29):
+        for tail in (b"", b"\0\0\0", b"{}\n[\n"):
+            path.write_bytes(whole[:end] + tail)
+            complete = whole[:end].count(b"\n")
+            record = read_run(path.parent)
+            assert (record.events, record.corrupt) == (events[:complete], ())
+            with Journal.reopen(path.parent, pytest.fail) as journal:
+                journal.write(stage("after"))
+            *before, after = read_run(path.parent).events
+            # A line that lacks its end alone is whole.
+            assert tuple(before) in (events[:complete], events[: complete + 1])
+            assert after.result.name == "after"
+            assert read_run(path.parent).corrupt == ()
+
+
+def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
+    with create(tmp_path) as journal:
+        journal.write(stage("one"))
+        with (tmp_path / "run-1" / "events.jsonl").open("a") as file:
+            file.write("{}\n")
+        journal.write(stage("two"))
+    record = read_run(tmp_path / "run-1")
+    assert list(record.finished) == ["one", "two"]
+    assert record.corrupt == (
+        f"Line 2 of {tmp_path / 'run-1' / 'events.jsonl'} is no event of a run and passed over: is no event of a run "
+        "(KeyError: 'event').",
+    )
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path):
+    path = tmp_path / "p.yaml"
+    compiler.Compiler().compile(recorded, str(path))
+    # A file may hold a little more than the pipeline: some event finds half of its place.
+    limit = path.stat().st_size + 500
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {RUN}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "runs")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = find_runs(tmp_path / "runs")
+    assert done.stderr == (
+        f"What happens in this run cannot all be recorded in {folder}: File too large. It goes on; it may look "
+        "unfinished later, and what is not recorded runs again if it is resumed.\n"
+    )
+    events = (folder / "events.jsonl").read_bytes()
+    assert 0 < len(events) < limit
+    assert events.endswith(b"}\n")
+    assert read_run(folder).corrupt == ()
+
+
+def test_what_json_has_not(tmp_path):
+    warnings = []
+    (tmp_path / "run-1").mkdir()
+    options = {"run_id": "run-1", "pipeline": "p", "text": "", "arguments": {}, "options": {}}
+    with Journal.create(tmp_path / "run-1", warn=warnings.append, **options) as journal:
+        for _ in range(2):
+            journal.write(StageFinished(StageResult("a", "a", State.SUCCEEDED, outputs={"x": object()})))
+        journal.write(stage("b"))
+    assert len(warnings) == 1
+    assert "TypeError: Object of type object is not JSON serializable. It goes on" in warnings[0]
+    assert list(read_run(tmp_path / "run-1").finished) == ["b"]
+
+
+def test_a_run_that_was_resumed(tmp_path):
+    """The last end of a stage counts, and the time in between does not."""
+    folder = tmp_path / "run-1"
+    with create(tmp_path) as journal:
+        journal.write(RunStarted("p", "run-1", folder, time=100.0))
+        journal.write(StageStarted("a", "a-0", 1, time=101.0))
+        journal.write(stage("a", State.FAILED))
+        journal.write(StageStarted("b", "b-0", 1, time=105.0))
+    # It was killed.
+    with Journal.reopen(folder, pytest.fail) as journal:
+        journal.write(RunStarted("p", "run-1", folder, resumed=True, time=1000.0))
+        assert read_run(folder).unfinished == {}
+        journal.write(StageStarted("a", "a-1", 2, time=1001.0))
+        assert list(read_run(folder).running) == ["a"]
+        journal.write(stage("a"))
+        journal.write(RunFinished("run-1", State.SUCCEEDED, 7.0, time=1007.0))
+    record = read_run(folder)
+    assert record.finished["a"].state is State.SUCCEEDED
+    assert [event.pod_name for event in record.attempts["a"]] == ["a-0", "a-1"]
+    assert (record.state, record.duration) == ("succeeded", 12.0)
+
+
+def test_a_request_that_cannot_be_read(tmp_path):
+    with create(tmp_path) as journal:
+        journal.write(RunStarted("p", "run-1", tmp_path, arguments={"x": 1}))
+    path = tmp_path / "run-1" / "run.json"
+    for text in ("", "[]", "{", "\0"):
+        path.write_text(text)
+        record = read_run(path.parent)
+        assert (record.run_id, record.pipeline, record.arguments) == ("run-1", "p", {"x": 1})
+        assert len(record.corrupt) == 1
+        assert record.corrupt[0].startswith(f"{path} cannot be read: ")
+    path.write_text(json.dumps({"version": 2}))
+    with pytest.raises(ArgumentError, match=r" was made by another version of torchx-kfp: its form is 2, and this one"):
+        read_run(path.parent)
+    assert find_runs(tmp_path) == [path.parent]
+    with pytest.raises(ArgumentError, match=r"^'.*' is not the folder of a run: it has no file events\.jsonl\.$"):
+        read_run(tmp_path)
+
+
+NAMES = ["digits-20260101-120000-aaaaaa", "digits-20260102-120000-bbbbbb", "digits", "hello-20260101-120000-cccccc"]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Four runs and something else."""
+    for name in NAMES:
+        create(tmp_path, name).close()
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    return tmp_path
+
+
+def test_runs_are_found_the_newest_first(runs):
+    assert [folder.name for folder in find_runs(runs)] == NAMES[::-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("digits-20260101-120000-aaaaaa", NAMES[0]),
+        ("digits", "digits"),
+        ("digits-20260102", NAMES[1]),
+        ("bbbbbb", NAMES[1]),
+        ("h", NAMES[3]),
+        ("latest", NAMES[3]),
+    ],
+)
+def test_a_run_is_found_by_what_is_unique(runs, name, found):
+    assert find_run(runs, name) == runs / found
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digits-", "'digits-' fits 2 runs in {!r}: digits-20260102-120000-bbbbbb, digits-20260101-120000-aaaaaa. "),
+        (
+            "helo",
+            "There is no run 'helo' in {!r}. Did you mean 'hello-20260101-120000-cccccc'? Runs that are there, the "
+            "newest first: hello-20260101-120000-cccccc, digits, digits-20260102-120000-bbbbbb, ",
+        ),
+        ("zzz", "There is no run 'zzz' in {!r}. Runs that are there, the newest first: hello-"),
+        ("", "There is no run '' in {!r}. Runs that are there"),
+        (".cache", "There is no run '.cache' in {!r}. Runs that are there"),
+        ("notes.txt", "There is no run 'notes.txt' in "),
+        ("../digits", "There is no run '../digits' in "),
+    ],
+)
+def test_a_run_that_is_not_there(runs, name, message):
+    with pytest.raises(ArgumentError) as error:
+        find_run(runs, name)
+    assert str(error.value).startswith(message.format(str(runs)))
+
+
+def test_a_folder_without_runs(tmp_path):
+    assert find_runs(tmp_path) == []
+    with pytest.raises(ArgumentError, match=r"^There are no runs in '.*'\. Name the folder that they were run with \("):
+        find_run(tmp_path, "latest")
+    with pytest.raises(ArgumentError, match=r"^There are no runs in '.*none': No such file or directory\. Name the"):
+        find_runs(tmp_path / "none")
