@@ -38,4 +38,5 @@ def execute_failing(tmp_path: Path) -> Callable[..., RunResult]:
 
 def attempt(folder: Path, pipeline: Any, arguments: dict[str, Any] | None, **options: Any) -> RunResult:
     options.setdefault("stream", io.StringIO())
+    options.setdefault("cache", False)
     return run(pipeline, arguments, output_dir=folder / "runs", **options)

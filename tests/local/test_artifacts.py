@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 from kfp import compiler, dsl
 
-from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.local import Artifact, run
+from torchx_kfp.local import Artifact
 
 MAKE = 'printf %s "$3" >"$1"; printf %s "$4" >"$2"'
 
@@ -159,23 +158,6 @@ def test_nested_pipelines_conditions_and_loops(execute):
     assert [outs["name-of[0]"], outs["name-of[1]"]] == ["x", "y"]
     assert result.outputs == {}
     assert Path(result.artifacts["Output"].uri).read_text() == "a"
-
-
-def test_lists_of_artifacts_are_refused(tmp_path):
-    @dsl.container_component
-    def use_all(models: dsl.Input[list[dsl.Model]]):
-        return dsl.ContainerSpec(image="busybox", command=["echo"], args=["{{$}}"])
-
-    @dsl.pipeline
-    def pipeline():
-        with dsl.ParallelFor(["x", "y"]) as item:
-            made = make(content=item)
-        use_all(models=dsl.Collected(made.outputs["model"]))
-
-    with pytest.raises(
-        UnsupportedPipelineError, match=r"makes a list of artifacts \(.*read the stages' results in one"
-    ):
-        run(pipeline, output_dir=tmp_path, quiet=True)
 
 
 def test_a_compiled_file_runs_as_well(execute, tmp_path):

@@ -20,6 +20,7 @@ from torchx_kfp.local import (
     StageWaiting,
     State,
 )
+from torchx_kfp.local.artifacts import ArtifactList
 from torchx_kfp.local.events import VERSION, decode, encode
 from torchx_kfp.local.spec import ArtifactType
 
@@ -36,7 +37,7 @@ PARAMETERS = st.dictionaries(TEXT, VALUES, max_size=3)
 #: What a tracker takes.
 RESULTS = st.none() | st.dictionaries(TEXT, st.booleans() | st.integers() | st.floats() | TEXT, max_size=3)
 ARTIFACT = st.builds(Artifact, TEXT, st.builds(ArtifactType, TEXT, TEXT), TEXT, PARAMETERS)
-ARTIFACTS = st.dictionaries(TEXT, ARTIFACT | st.lists(ARTIFACT, max_size=2), max_size=2)
+ARTIFACTS = st.dictionaries(TEXT, ARTIFACT | st.lists(ARTIFACT, max_size=2).map(ArtifactList), max_size=2)
 STATES = st.sampled_from(State)
 
 EVENTS = st.one_of(
@@ -67,6 +68,7 @@ EVENTS = st.one_of(
             key=TEXT,
             cached_from=TEXT,
         ),
+        st.booleans(),
         TIMES,
     ),
     st.builds(RunFinished, TEXT, STATES, TIMES, PARAMETERS, ARTIFACTS, TIMES),
@@ -130,6 +132,7 @@ def test_the_form():
         "started_at": None,
         "key": "",
         "cached_from": "",
+        "kept": False,
     }
     assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
         "event": "run_started",

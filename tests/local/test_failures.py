@@ -253,7 +253,7 @@ def test_an_input_from_a_skipped_stage(execute_failing):
     object.__setattr__(selector, "sources", selector.sources[:2])
     stages = by_name(execute_failing(loaded))
     assert stages["write"].reason == (
-        "has no value for its input 'x': 'inner' has made no output 'Output', since the stage was skipped"
+        "has no value for its input 'x': 'inner' has made no output 'Output', since what makes it was skipped"
     )
 
 

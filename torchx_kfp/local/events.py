@@ -75,9 +75,10 @@ class StageRetried:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage has ended, or will not run."""
+    """A stage has ended, or will not run; ``kept`` where it had succeeded before the run was resumed."""
 
     result: StageResult
+    kept: bool = False
     time: float = field(default_factory=time.time)
 
 
@@ -114,7 +115,8 @@ def encode(event: Event) -> dict[str, Any]:
     content = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
     when = content.pop("time")
     if isinstance(event, StageFinished):
-        content = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
+        result = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
+        content = {**result, "kept": event.kept}
     if isinstance(event, RunStarted):
         content["version"] = VERSION
     return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}
@@ -131,7 +133,8 @@ def decode(content: Mapping[str, Any]) -> Event | None:
         if kind is None:
             return None
         if kind is StageFinished:
-            return StageFinished(StageResult(**_fields(StageResult, content)), time=content["time"])
+            result = StageResult(**_fields(StageResult, content))
+            return StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
         event: Event = kind(**_fields(kind, content))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no event of a run ({type(error).__name__}: {error})") from None

@@ -23,12 +23,12 @@ class Memory:
 
     def __init__(self, run_id: str, finished: Mapping[str, StageResult], cache: Cache | None) -> None:
         self._run_id = run_id
-        self._finished = finished
+        self.finished = finished
         self._cache = cache
 
     def recall(self, name: str, task: str, key: str, *, caches: bool) -> StageResult | None:
         """How the stage of this name ended with this key; from another run only if it ``caches``."""
-        own = self._finished.get(name)
+        own = self.finished.get(name)
         if own is not None and own.state.is_success and own.key == key:
             return own
         if self._cache is None or not caches:

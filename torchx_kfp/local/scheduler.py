@@ -335,7 +335,7 @@ class Scheduler:
             return
         known = self._memory.recall(node.name, node.task.name, stage.key, caches=node.task.caches)
         if known is not None and not stage.tries:
-            self._report(known)
+            self._report(known, kept=known is self._memory.finished.get(node.name))
             self._finish(node, known.state, {**known.outputs, **known.artifacts})
             return
         self._attempts[stage.node.name] += 1
@@ -397,9 +397,9 @@ class Scheduler:
             self._memory.keep(self._results[node.name])
         self._finish(node, state, {**outcome.outputs, **outcome.artifacts})
 
-    def _report(self, result: StageResult) -> None:
+    def _report(self, result: StageResult, *, kept: bool = False) -> None:
         self._results[result.name] = result
-        self._listener(StageFinished(result))
+        self._listener(StageFinished(result, kept=kept))
 
 
 def _failures(scope: Scope) -> str:

@@ -250,7 +250,7 @@ _FINAL_STATES = {
     State.SKIPPED: "SKIPPED",
     State.NOT_RUN: "NOT_TRIGGERED",
 }
-_ENDS = {State.FAILED: "failed", State.NOT_RUN: "was not run", State.SKIPPED: "was skipped"}
+_ENDS = {State.FAILED: "it failed", State.NOT_RUN: "it was not run", State.SKIPPED: "it was skipped"}
 
 
 def final_status(node: Node, run_id: str) -> dict[str, Any]:
@@ -300,8 +300,8 @@ def _lookup(source: Source, node: Node, constants: Mapping[str, str]) -> Any:
     elif isinstance(source, FromTask):
         producer = node.scope.nodes[source.task]
         if source.output not in producer.outputs:
-            why = "" if producer.state is None else f", since it {_ENDS.get(producer.state, 'did not make it')}"
-            raise LookupError(f"{source.task!r} has made no output {source.output!r}{why}")
+            why = _ENDS.get(producer.state or State.SKIPPED, "what makes it was skipped")
+            raise LookupError(f"{source.task!r} has made no output {source.output!r}, since {why}")
         value, selector = producer.outputs[source.output], source.selector
     elif isinstance(source, FinalStatus):
         return final_status(node.scope.nodes[source.task], constants["pipeline_job_resource_name"])

@@ -1,0 +1,154 @@
+"""A run that has failed, was ended or was killed goes on, and repeats nothing that has succeeded."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl
+
+from tests.local.components import shell, shell_out
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local import RunResult, State, resume, run
+from torchx_kfp.local.history import read_run
+
+
+def go_on(folder: Path, **options: Any) -> RunResult:
+    return resume(folder, stream=io.StringIO(), **options)
+
+
+def noted(folder: Path) -> list[str]:
+    """What stages have noted that they did, in any order."""
+    return sorted((folder / "notes").read_text().split())
+
+
+def test_only_what_has_not_succeeded_runs(execute_failing, tmp_path):
+    @dsl.pipeline
+    def inner(folder: str):
+        shell(script=f"echo inner >> {folder}/notes; echo 'in the nested pipeline'")
+
+    @dsl.pipeline
+    def pipeline(folder: str, items: list = ["a", "b", "c"]):  # noqa: B006 (a constant to KFP)
+        first = shell_out(script=f'echo first >> {folder}/notes; printf %s "a text" > "$0"')
+        with dsl.ParallelFor(items) as item:
+            made = shell_out(
+                script=f'echo {item} >> {folder}/notes; test {item} != b -o -e {folder}/mended && printf {item} > "$0"'
+            )
+        inner(folder=folder)
+        last = shell(script=f"echo last:{first.output} >> {folder}/notes")
+        last.after(made)
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    assert noted(tmp_path) == ["a", "b", "c", "first", "inner"]
+    (tmp_path / "mended").touch()
+    events = []
+    result = go_on(failed.folder, on_event=events.append)
+    assert result.state is State.SUCCEEDED
+    assert result.run_id == failed.run_id
+    assert noted(tmp_path) == ["a", "b", "b", "c", "first", "inner", "last:a", "text"]
+    stages = {stage.name: stage for stage in result.stages}
+    assert stages["shell-out-2[1]"].attempts == 2
+    assert stages["shell-out-2[1]"].log_file == failed.folder / "shell-out-2-1-1" / "log.txt"
+    assert stages["shell-out"].outputs == {"out": "a text"}
+    kept = {event.result.name for event in events if getattr(event, "kept", False)}
+    assert kept == {"shell-out", "shell-out-2[0]", "shell-out-2[2]", "inner/shell"}
+    record = read_run(failed.folder)
+    assert (record.state, len(record.finished)) == ("succeeded", 6)
+
+
+def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):
+    """The exit task's input is how the others have ended."""
+
+    @dsl.container_component
+    def report(status: dsl.PipelineTaskFinalStatus, folder: str):
+        script = 'echo "$0" | grep -o \'"state":"[A-Z]*"\' >> "$1/notes"'
+        return dsl.ContainerSpec(image="busybox", command=["sh", "-c", script], args=[status, folder])
+
+    @dsl.pipeline
+    def pipeline(folder: str):
+        with dsl.ExitHandler(report(folder=folder)):
+            shell(script=f"test -e {folder}/mended")
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    (tmp_path / "mended").touch()
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ['"state":"FAILED"', '"state":"SUCCEEDED"']
+
+
+def test_a_killed_runner(tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        first = shell(script=f"echo first >> {folder}/notes")
+        with dsl.ParallelFor([1, 2]) as item:
+            shell(script=f"echo {item} >> {folder}/notes; test -e {folder}/go || sleep 300").after(first)
+
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    code = "import sys; from torchx_kfp.local import run; run(sys.argv[1], {'folder': sys.argv[2]}, output_dir='runs')"
+    runner = subprocess.Popen([sys.executable, "-c", code, str(path), str(tmp_path)], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "notes").exists() or len(noted(tmp_path)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
+    with pytest.raises(ArgumentError, match=rf"The run {folder.name} is still running \(process {runner.pid}\)"):
+        go_on(folder)
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+    assert read_run(folder).state == "interrupted"
+    assert len(asleep()) == 2
+    (tmp_path / "go").touch()
+    result = go_on(folder)
+    assert result.state == "succeeded"
+    assert noted(tmp_path) == ["1", "1", "2", "2", "first"]
+    assert asleep() == []
+
+
+def asleep() -> list[str]:
+    """Stages of a killed runner that are still there."""
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line == "sleep 300"]
+
+
+def test_where_and_with_what_it_ran_before(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "of_mine.py").write_text("print('found')")
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script="pwd; python -m of_mine; test -e mended")
+
+    monkeypatch.chdir(tmp_path / "there")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    failed = run(pipeline, output_dir=tmp_path / "runs", parallelism=3, stream=io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH")
+    (tmp_path / "there" / "mended").touch()
+    result = go_on(failed.folder)
+    assert result.state == "succeeded"
+    assert result.stages[0].last_lines() == [str(tmp_path / "there"), "found"]
+    assert read_run(failed.folder).options["parallelism"] == 3
+
+
+def test_what_cannot_go_on(execute, execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(code: int = 0):
+        shell(script=f"exit {code}")
+
+    done = execute(pipeline)
+    with pytest.raises(
+        ArgumentError, match=rf"The run {done.run_id} has succeeded: there is nothing left to do in it\."
+    ):
+        go_on(done.folder)
+    with pytest.raises(ArgumentError, match=r"is not the folder of a run: it has no file events\.jsonl"):
+        go_on(tmp_path)
+    failed = execute_failing(pipeline, {"code": 3})
+    (failed.folder / "run.json").unlink()
+    with pytest.raises(ArgumentError, match=r"does not say with which 'parallelism' it was run\. Start a new run\."):
+        go_on(failed.folder)
