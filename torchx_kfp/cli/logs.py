@@ -69,7 +69,7 @@ class _Choice:
         self._attempt = attempt
         self._pod: str | None = None
         #: By stage, the place of the attempt that is shown first: those that follow are shown, too.
-        self._first: dict[str, int] = {}
+        self._first = {name: len(attempts) - 1 for name, attempts in record.attempts.items()}
         executed = [event for events in record.attempts.values() for event in events if event.pod_name == stage]
         if executed and stage not in _tasks(record):
             self._stage = executed[0].name
@@ -128,7 +128,7 @@ class _Choice:
             return [started for started in attempts if started.pod_name == self._pod]
         if self._attempt is not None:
             return [started for started in attempts if started.attempt == self._attempt][-1:]
-        return attempts[self._first.setdefault(name, len(attempts) - 1) :]
+        return attempts[self._first.get(name, 0) :]
 
     def _has_ended(self, record: RunRecord, name: str) -> bool:
         attempts = record.attempts.get(name, [])

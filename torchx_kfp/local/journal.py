@@ -228,9 +228,11 @@ def is_running(folder: Path) -> bool:
 def read_pid(folder: Path) -> int | None:
     """The id of the process that has last run the pipeline; None where none is recorded."""
     try:
-        return int((folder / LOCK_FILE).read_text(encoding="ascii"))
+        pid = int((folder / LOCK_FILE).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
+    # Signals to other numbers reach groups of processes, or all.
+    return pid if pid > 0 else None
 
 
 def is_runner(pid: int, folder: Path) -> bool:
