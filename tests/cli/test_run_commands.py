@@ -236,7 +236,8 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     )
     assert waiting.wait(timeout=30) == 128 + signal.SIGTERM
     # Those that follow notice, and have missed nothing.
-    assert everything.communicate(timeout=60) == ("shell-2 | shell-2-1\n", "")
+    assert everything.stdout.read() == "shell-2 | shell-2-1\n"
+    assert everything.communicate(timeout=60) == ("", "")
     assert everything.returncode == 0
     (found,) = json.loads(call("runs", "--format", "json").stdout)
     assert (found["state"], found["done"], found["failed"]) == ("canceled", 1, 0)
