@@ -20,7 +20,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 def test_help_names_every_command_and_loads_neither_kfp_nor_torchx(call: Call) -> None:
     done = call("--help")
     assert done.returncode == 0
-    for command in ("compare", "compile", "gc", "lineage", "results", "run"):
+    for command in ("cancel", "compare", "compile", "gc", "lineage", "logs", "results", "run", "runs"):
         assert f"\n  {command} " in done.stdout
         assert call(command, "--help").returncode == 0
     code = "import sys, torchx_kfp.cli; print([m for m in sys.modules if m.split('.')[0] in ('kfp', 'torchx', 'rich')])"

@@ -16,7 +16,8 @@ from kfp import dsl
 
 from tests.cli.conftest import Call
 from tests.local.components import shell
-from torchx_kfp.local import run
+from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, StageStarted, State, run
+from torchx_kfp.local.history import find_runs
 from torchx_kfp.local.journal import Journal
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -47,7 +48,7 @@ def mixed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_id(mixed_runs: Path, project: Path) -> str:
     """A run that has ended, in the project's folder."""
     (project / "local_outputs").symlink_to(mixed_runs)
-    (folder,) = mixed_runs.iterdir()
+    (folder,) = find_runs(mixed_runs)
     return folder.name
 
 
@@ -179,6 +180,29 @@ def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -
     shown = inside("logs", "young")
     assert shown.stderr == "Error: No stage of the run young has a log: none has been started.\n"
     shutil.rmtree(project / "local_outputs" / "young")
+
+
+@pytest.mark.timeout(90)
+def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
+    """That it has ended before the run was resumed does not count."""
+    folder = project / "local_outputs" / "run-1"
+    logs = [project / "0.txt", project / "1.txt"]
+    logs[0].write_text("before\n")
+    logs[1].write_text("again\n")
+    with journal(project, "run-1") as written:
+        written.write(RunStarted("p", "run-1", folder))
+        written.write(StageStarted("a", "a-0", 1, "a", logs[0]))
+        written.write(StageFinished(StageResult("a", "a", State.FAILED)))
+        written.write(RunFinished("run-1", State.FAILED, 1.0))
+        written.write(RunStarted("p", "run-1", folder, resumed=True))
+        with start("logs", "run-1", "a", "--follow") as follower:
+            assert follower.stdout is not None
+            assert follower.stdout.readline() == "before\n"
+            written.write(StageStarted("a", "a-1", 2, "a", logs[1]))
+            assert follower.stdout.readline() == "again\n"
+            assert follower.poll() is None
+            written.write(StageFinished(StageResult("a", "a", State.SUCCEEDED)))
+            assert follower.wait(timeout=60) == 0
 
 
 WAITING = """\

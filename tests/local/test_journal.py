@@ -53,19 +53,16 @@ def test_a_run_is_recorded_whole(execute, tmp_path):
     assert record.events == tuple(events)
     assert (record.run_id, record.pipeline, record.state) == (result.run_id, "recorded", "succeeded")
     assert (record.arguments, record.corrupt, record.is_running) == ({"x": "w"}, (), False)
-    assert record.options.items() >= {"parallelism": 3, "grace": 2.5, "directory": os.getcwd(), "cache": False}.items()
+    expected = {"parallelism": 3, "grace": 2.5, "directory": os.getcwd()}
+    assert {name: record.options[name] for name in expected} == expected
     assert sorted(record.finished.values(), key=lambda stage: stage.name) == sorted(
         result.stages, key=lambda stage: stage.name
     )
     assert record.duration == result.duration
     assert (record.running, record.unfinished) == ({}, {})
     assert [event.attempt for event in record.attempts["shell"]] == [1]
-    assert {path.name for path in result.folder.iterdir() if path.is_file()} == {
-        "events.jsonl",
-        "lock",
-        "pipeline.yaml",
-        "run.json",
-    }
+    files = {path.name for path in result.folder.iterdir() if path.is_file()}
+    assert files == {"events.jsonl", "lock", "pipeline.yaml", "run.json"}
 
 
 @pytest.mark.filterwarnings("ignore:Compiling to JSON:DeprecationWarning")
@@ -240,10 +237,12 @@ def test_a_run_that_was_resumed(tmp_path):
     with Journal.reopen(folder, pytest.fail) as journal:
         journal.write(RunStarted("p", "run-1", folder, resumed=True, time=1000.0))
         assert read_run(folder).unfinished == {}
+        assert read_run(folder).ended == set()
         journal.write(StageStarted("a", "a-1", 2, time=1001.0))
         assert list(read_run(folder).running) == ["a"]
         journal.write(stage("a"))
         journal.write(RunFinished("run-1", State.SUCCEEDED, 7.0, time=1007.0))
+        assert read_run(folder).ended == {"a"}
     record = read_run(folder)
     assert record.finished["a"].state is State.SUCCEEDED
     assert [event.pod_name for event in record.attempts["a"]] == ["a-0", "a-1"]

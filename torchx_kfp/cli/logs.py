@@ -135,7 +135,7 @@ class _Choice:
         wanted = self._wanted(name, attempts) if attempts else []
         if (self._pod or self._attempt) and wanted and wanted[-1] is not attempts[-1]:
             return True  # another attempt has followed
-        return name in record.finished and name not in record.unfinished
+        return name in record.ended
 
 
 class _Printer:

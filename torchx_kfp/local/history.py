@@ -118,6 +118,17 @@ class RunRecord:
                 begun.pop(event.result.name, None)
         return begun
 
+    @cached_property
+    def ended(self) -> set[str]:
+        """The names of stages that have ended since the run was last (re)started."""
+        ended: set[str] = set()
+        for event in self.events:
+            if isinstance(event, RunStarted):
+                ended.clear()
+            elif isinstance(event, StageFinished):
+                ended.add(event.result.name)
+        return ended
+
     @property
     def running(self) -> dict[str, StageStarted]:
         """Stages that are running, or wait for another attempt, by their names; none if the run's process is dead."""
