@@ -72,7 +72,7 @@ def provide_environment(
     if not wanted:
         return None
     wanted = [_with_variables(words, environ) for words in wanted]
-    home = cache_folder(environ) / _key(wanted)
+    home = cache_folder() / _key(wanted)
     ready = home / "ready"
     if ready.is_dir():
         return ready.resolve()
