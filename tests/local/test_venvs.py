@@ -108,6 +108,7 @@ def test_what_is_here_already_needs_no_environment(execute, cache):
     assert not cache.exists()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("words", "satisfied"),
     [
@@ -127,6 +128,7 @@ def test_what_is_satisfied(words, satisfied):
     assert are_satisfied(words) is satisfied
 
 
+@pytest.mark.once
 def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     use = using(f"tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl", pip_index_urls=["https://user:secret@host"])
 
@@ -144,6 +146,7 @@ def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     assert environments(cache) == []
 
 
+@pytest.mark.once
 def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -158,6 +161,7 @@ def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
     assert stage.reason.endswith("Set XDG_CACHE_HOME to a folder that can be written")
 
 
+@pytest.mark.once
 def test_indexes_may_name_variables(tmp_path, cache):
     commands = []
     environ = {"TOKEN": "t0"}
@@ -167,6 +171,7 @@ def test_indexes_may_name_variables(tmp_path, cache):
     assert folder == environments(cache)[0].resolve()
 
 
+@pytest.mark.once
 def test_a_stage_that_waits_for_another_can_be_ended(cache):
     words = ["no-such-package"]
 
@@ -222,6 +227,7 @@ def server(tmp_path):
     server.server_close()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_environment_whose_maker_was_ended_is_made_anew(execute, tmp_path, cache, monkeypatch, server, number):
     tiny, tabulate = make_wheel(tmp_path, "tiny", "2.0"), make_wheel(tmp_path, "tabulate", "99")
