@@ -157,6 +157,20 @@ def test_artifacts_are_handed_on(execute):
     assert result.artifacts["Output"].metadata == {"rows": 2}
 
 
+def test_the_path_of_a_file_url(execute, tmp_path):
+    @component
+    def point(path: str, data: dsl.Output[dsl.Dataset]):
+        data.uri = f"file://{path}"
+
+    @dsl.pipeline
+    def pipeline(path: str):
+        data = point(path=path).outputs["data"]
+        take(data=data, path=data)
+
+    (tmp_path / "é.csv").write_text("1,2")
+    assert execute(pipeline, {"path": str(tmp_path / "é.csv")}).stages[1].outputs["Output"][0] == "1,2"
+
+
 def test_python_and_container_components_use_each_others_outputs(execute):
     @dsl.container_component
     def shell(model: dsl.Output[dsl.Model], n: int, items: list):

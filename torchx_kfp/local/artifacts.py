@@ -67,7 +67,8 @@ class Artifact:
         message = {
             "name": self.name,
             "type": {"schemaTitle": self.type.title, "schemaVersion": self.type.version},
-            "uri": self.uri,
+            # KFP's executor takes what is no URL of its object stores for a path, and file:// for a part of it.
+            "uri": self.uri.removeprefix("file://"),
             "metadata": dict(self.metadata),
         }
         return {**message, "customPath": self.custom_path} if self.custom_path else message

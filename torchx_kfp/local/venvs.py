@@ -132,8 +132,8 @@ def _verify(code: int, program: str, words: Sequence[str]) -> None:
 def _lay_over(folder: Path) -> None:
     """Lets the environment see what the running one has, editable installs included, behind its own packages."""
     (own,) = folder.glob("lib/python*/site-packages")
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in _installed_folders()]
-    (own / _LAYER).write_text("".join(lines), encoding="utf-8")
+    lines = [f"import site; site.addsitedir({path!a})\n" for path in _installed_folders()]
+    (own / _LAYER).write_text("".join(lines), encoding="ascii")
 
 
 def _installed_folders() -> list[str]:
