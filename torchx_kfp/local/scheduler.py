@@ -218,7 +218,9 @@ class Scheduler:
     def _import(self, node: Node, importer: Importer) -> None:
         """The artifact is there already: nothing is run."""
         try:
-            artifacts = {name: import_artifact(name, importer, node.inputs) for name in node.component.artifact_outputs}
+            workspace = self._settings.constants["workspace_path"]
+            names = node.component.artifact_outputs
+            artifacts = {name: import_artifact(name, importer, node.inputs, workspace) for name in names}
         except ValueError as error:
             self._fail(node, str(error))
             return

@@ -7,6 +7,7 @@ with the values of its inputs.
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
@@ -203,8 +204,10 @@ def parameters_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if not is_artifact(value)}
 
 
-def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any]) -> Artifact:
+def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], workspace: str) -> Artifact:
     """The artifact that an importer gives.
+
+    One that goes to the workspace has its place there; the first stage that takes it copies it.
 
     Raises:
         ValueError: there is no URI.
@@ -214,7 +217,9 @@ def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any]) ->
     if not isinstance(uri, str) or not uri:
         raise ValueError(f"has no URI to import: it is {shorten(uri)}")
     metadata = resolve_value(dict(importer.metadata), facts)
-    return Artifact(name, importer.type, resolve_text(uri, facts), metadata)
+    uri = resolve_text(uri, facts)
+    place = os.path.join(workspace, ".artifacts", uri.partition("://")[2].strip("/") or uri.strip("/"))
+    return Artifact(name, importer.type, uri, metadata, custom_path=place if importer.to_workspace else "")
 
 
 def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:

@@ -1,10 +1,11 @@
-"""Artifacts on other storage: copied to this machine for a stage that takes their file."""
+"""Artifacts on other storage: copied to this machine, or to the workspace, for a stage that takes their file."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def with_copies(
 
 
 def _with_place(artifact: Artifact, folder: Path) -> Artifact:
-    if artifact.is_here:
+    if artifact.custom_path or artifact.is_here:
         return artifact
     return dataclasses.replace(
         artifact, custom_path=str(folder / (os.path.basename(artifact.uri.rstrip("/")) or "file"))
@@ -51,7 +52,7 @@ def _with_place(artifact: Artifact, folder: Path) -> Artifact:
 
 
 def copy_here(url: str, path: str) -> None:
-    """Copies a file, or a folder with what is in it, to this machine; what is there already stays.
+    """Copies a file, or a folder with what is in it; what is there already stays. Several may do so at once.
 
     Raises:
         UnavailableError: it cannot be copied.
@@ -60,13 +61,16 @@ def copy_here(url: str, path: str) -> None:
 
     if os.path.exists(path):
         return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{secrets.token_hex(8)}"
     try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         store, source = fsspec.core.url_to_fs(url)
         if store.isdir(source):
-            store.get(source.rstrip("/") + "/", path, recursive=True)
+            store.get(source.rstrip("/") + "/", temporary, recursive=True)
         else:
-            store.get_file(source, path)
+            store.get_file(source, temporary)
+        if not os.path.isdir(path):  # another one's copy of a folder
+            os.replace(temporary, path)
     except Exception as error:  # each file system has errors of its own
         text = f"{type(error).__name__}: {error}"
         raise UnavailableError(f"takes the file of an artifact that cannot be copied here from {url}: {text}") from None

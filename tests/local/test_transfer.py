@@ -1,0 +1,97 @@
+"""Artifacts on other storage, and those that go to the workspace, for stages that take their files."""
+
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+
+@dsl.container_component
+def cat(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(image="x", command=["sh", "-c", 'cp "$0" "$1"'], args=[data.path, out])
+
+
+@dsl.container_component
+def name_of(data: dsl.Input[dsl.Dataset], out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec(image="x", command=["sh", "-c", 'printf %s "$0" > "$1"'], args=[data.uri, out])
+
+
+@dsl.component(base_image="python:3.11")
+def read(data: dsl.Input[dsl.Dataset]) -> str:
+    with open(data.path) as file:
+        return f"{file.read()} from {data.uri}"
+
+
+@dsl.component(base_image="python:3.11")
+def list_files(data: dsl.Input[dsl.Dataset]) -> list:
+    import os
+
+    return sorted(os.listdir(data.path))
+
+
+@pytest.mark.s3
+def test_files_and_folders_of_an_object_store(s3_base, execute):
+    import fsspec
+
+    for name in ("a", "b"):
+        with fsspec.open(f"{s3_base}/folder/{name}", "w") as file:
+            file.write(f"content of {name}")
+
+    @dsl.pipeline
+    def pipeline():
+        one = dsl.importer(artifact_uri=f"{s3_base}/folder/a", artifact_class=dsl.Dataset).output
+        cat(data=one)
+        read(data=one)
+        name_of(data=one)
+        list_files(data=dsl.importer(artifact_uri=f"{s3_base}/folder", artifact_class=dsl.Dataset).output)
+
+    stages = {stage.name: stage for stage in execute(pipeline).stages}
+    assert stages["cat"].outputs == {"out": "content of a"}
+    assert stages["read"].outputs == {"Output": f"content of a from {s3_base}/folder/a"}
+    assert stages["name-of"].outputs == {"out": f"{s3_base}/folder/a"}
+    assert stages["list-files"].outputs == {"Output": ["a", "b"]}
+
+
+def test_what_cannot_be_had(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        missing = dsl.importer(artifact_uri="memory://bucket/missing", artifact_class=dsl.Dataset).output
+        cat(data=missing)
+        read(data=missing)
+        name_of(data=missing)
+
+    stages = {stage.name: stage for stage in execute_failing(pipeline).stages}
+    assert stages["cat"].reason.startswith(
+        "takes the file of an artifact that cannot be copied here from memory://bucket/missing: FileNotFoundError"
+    )
+    assert stages["read"].reason == "ended with exit code 1"
+    assert "This stage takes the file of an artifact" in stages["read"].log_file.read_text()
+    assert stages["name-of"].outputs == {"out": "memory://bucket/missing"}
+
+
+def test_to_the_workspace(execute, tmp_path):
+    (tmp_path / "data.csv").write_text("1,2")
+
+    def pipeline_with(**options):
+        @dsl.pipeline
+        def pipeline():
+            try:
+                made = dsl.importer(artifact_uri=str(tmp_path / "data.csv"), artifact_class=dsl.Dataset, **options)
+            except TypeError:
+                pytest.skip("this kfp has no importers to the workspace")
+            cat(data=made.output)
+            path_of(data=made.output)
+
+        return pipeline
+
+    @dsl.component(base_image="python:3.11")
+    def path_of(data: dsl.Input[dsl.Dataset]) -> str:
+        return data.path
+
+    # As the compiler has it where the pipeline has a workspace.
+    result = execute(pipeline_with(download_to_workspace=True), workspace=tmp_path / "shared")
+    stages = {stage.name: stage for stage in result.stages}
+    place = tmp_path / "shared" / ".artifacts" / str(tmp_path / "data.csv").strip("/")
+    assert stages["cat"].outputs == {"out": "1,2"}
+    assert stages["path-of"].outputs == {"Output": str(place)}
+    assert Path(place).read_text() == "1,2"
