@@ -20,6 +20,7 @@ from torchx_kfp.cli.import_torchx import import_command
 from torchx_kfp.cli.lineage import lineage_command
 from torchx_kfp.cli.local_runs import runs_command
 from torchx_kfp.cli.logs import logs_command
+from torchx_kfp.cli.report import report_command
 from torchx_kfp.cli.results import results_command
 from torchx_kfp.cli.run import run_command
 from torchx_kfp.cli.show import show_command
@@ -57,6 +58,7 @@ cli.add_command(run_command)
 cli.add_command(runs_command)
 cli.add_command(logs_command)
 cli.add_command(cancel_command)
+cli.add_command(report_command)
 cli.add_command(results_command)
 cli.add_command(show_command)
 cli.add_command(lineage_command)

@@ -1,0 +1,12 @@
+"""A run of the local runner as one page of HTML, which needs nothing but a browser.
+
+``model`` reads the run's folder into plain data, ``graph`` (with ``layout``), ``timeline`` and ``plots`` make of that
+what is drawn, and ``page`` puts it into the template. Needs the extra ``report``.
+"""
+
+from __future__ import annotations
+
+from torchx_kfp.report.model import RunView, find_run, read_model
+from torchx_kfp.report.page import render, write_report
+
+__all__ = ["RunView", "find_run", "read_model", "render", "write_report"]

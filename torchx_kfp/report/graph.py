@@ -1,0 +1,203 @@
+"""The pipeline's graph: its tasks with the states of their stages, and the boxes of loops, conditions and pipelines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torchx_kfp.local.names import StageNames, is_branches
+from torchx_kfp.local.scopes import dag_of, inner_names, order_of_tasks
+from torchx_kfp.local.spec import Component, Dag, Pipeline, Task
+from torchx_kfp.report import show
+from torchx_kfp.report.layout import Box, edges, place
+from torchx_kfp.report.model import INTERRUPTED, RUNNING, WAITING, RunView, StageView
+
+#: A box's width, height, and how many letters of a name it holds: of a graph, and of one with very many tasks.
+_SIZE, _COMPACT = (190.0, 46.0, 23), (124.0, 26.0, 15)
+_MANY = 80
+#: A graph that is wider than this is turned, if it is narrower then.
+_PAGE = 1150.0
+#: What the state of a task is when its stages have several: the first of these.
+_WORST = ("failed", INTERRUPTED, "canceled", RUNNING, WAITING, "not run", "succeeded", "cached", "skipped")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A task: ``path`` is the name of its stages without indices; ``state`` is "" where none is known."""
+
+    path: str
+    label: str
+    state: str
+    note: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """A loop, the branch of a condition or a nested pipeline, around what it holds."""
+
+    label: str
+    title: str
+    kind: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """An edge as a path of SVG, and the numbers of the nodes at its ends, where those are no groups."""
+
+    path: str
+    source: int | None
+    target: int | None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What is drawn, in pixels. ``compact`` is whether boxes have no room for a note."""
+
+    nodes: list[Node]
+    groups: list[Group]
+    lines: list[Line]
+    width: float
+    height: float
+    box: tuple[float, float]
+    compact: bool
+
+
+def draw_graph(run: RunView) -> Graph | None:
+    """The graph of the run's pipeline; None where the pipeline is not known."""
+    if run.spec is None or run.spec.root.dag is None:
+        return None
+    stages: dict[str, list[StageView]] = {}
+    for stage in run.stages:
+        stages.setdefault(stage.path, []).append(stage)
+    sketch = _Sketch(run.spec)
+    width, height, letters = sketch.size
+    root = min([sketch.placed(down) for down in (True, False)], key=_badness)
+    nodes: list[Node] = []
+    groups: list[Group] = []
+    numbers: dict[int, int] = {}
+    for box in root.all_inside():
+        path, task, component = sketch.about[id(box)]
+        if component.dag is None:
+            state, note = summary(stages.get(path, []))
+            numbers[id(box)] = len(nodes)
+            nodes.append(Node(path, show.middle(task.name, letters), state, note, box.x, box.y))
+        else:
+            kind, label = _describe(task)
+            most = int((box.width - 16) / 6.2)
+            groups.append(Group(show.middle(label, most), label, kind, box.x, box.y, box.width, box.height))
+    down = sketch.down[id(root)]
+    lines = [
+        Line(_line(source, bends, target, down), numbers.get(id(source)), numbers.get(id(target)))
+        for source, bends, target in edges(root)
+    ]
+    return Graph(nodes, groups, lines, root.width, root.height, (width, height), sketch.size is _COMPACT)
+
+
+def summary(stages: Iterable[StageView]) -> tuple[str, str]:
+    """The state of a task's stages together, and a few words: a duration, or how many have come how far."""
+    stages = list(stages)
+    if not stages:
+        return "", "not reached"
+    counts = Counter(stage.state for stage in stages)
+    state = min(counts, key=_WORST.index)
+    if len(stages) == 1:
+        [stage] = stages
+        retries = f" · {stage.result.attempts} attempts" if stage.result.attempts > 1 else ""
+        ran = f" · {show.seconds(stage.result.duration)}" if stage.result.duration else ""
+        return state, f"{stage.state}{ran}{retries}"
+    if len(counts) == 1:
+        return state, f"{len(stages):,} {state}"
+    return state, f"{counts[state]:,} of {len(stages):,} {state}"
+
+
+def _badness(root: Box) -> tuple[bool, float]:
+    """Whether the graph is wider than a page, and how large it is then."""
+    too_wide = root.width > _PAGE
+    return too_wide, root.width if too_wide else root.width * root.height
+
+
+class _Sketch:
+    """The pipeline's boxes, in both directions, and what each of them is: path, task and component."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.about: dict[int, tuple[str, Task, Component]] = {}
+        self.down: dict[int, bool] = {}
+        self.size = _COMPACT if len(order_of_tasks(pipeline)) > _MANY else _SIZE
+
+    def placed(self, down: bool) -> Box:
+        root = Box("", 0.0, 0.0, inner=self._boxes(dag_of(self._pipeline.root), StageNames()))
+        self.down[id(root)] = down
+        place(root, down)
+        return root
+
+    def _boxes(self, dag: Dag, names: StageNames) -> list[Box]:
+        boxes = []
+        for task in dag.tasks.values():
+            component = self._pipeline.component_of(task)
+            box = Box(task.name, *self.size[:2], task.depends_on)
+            if component.dag is not None:
+                box.inner = self._boxes(component.dag, inner_names(task, names))
+            self.about[id(box)] = (names.of(task.name), task, component)
+            boxes.append(box)
+        return boxes
+
+
+def _describe(task: Task) -> tuple[str, str]:
+    if task.loop is not None:
+        condition = f", if {_readable(task.condition)}" if task.condition else ""
+        source = re.sub(r"^pipelinechannel--|-loop-item.*$", "", task.loop.from_input or "")
+        of = f" of {source}" if source else ""
+        return "loop", f"for each item{of}{condition}"
+    if task.condition:
+        return "condition", f"if {_readable(task.condition)}"
+    if is_branches(task.name):
+        return "condition", "one of"
+    return "pipeline", task.name
+
+
+def _readable(condition: str) -> str:
+    """KFP's condition as its author wrote it, as far as that can be told."""
+    condition = re.sub(r"inputs\.parameter_values\['(?:pipelinechannel--)?([^']*)'\]", r"\1", condition)
+    return re.sub(r"\b(?:int|double|string)\(([^()]*)\)", r"\1", condition)
+
+
+def _line(source: Box, bends: list[Box], target: Box, down: bool) -> str:
+    """A curve that leaves forward and arrives forward, through the bends."""
+    x1, y1 = _exit(source, down)
+    path = [f"M{x1:.0f} {y1:.0f}"]
+    for box in (*bends, target):
+        x2, y2 = _entry(box, down)
+        if down:
+            middle = (y1 + y2) / 2
+            path.append(f"C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}")
+        else:
+            middle = (x1 + x2) / 2
+            path.append(f"C{middle:.0f} {y1:.0f} {middle:.0f} {y2:.0f} {x2:.0f} {y2:.0f}")
+        if box is not target:
+            x1, y1 = _exit(box, down)
+            path.append(f"L{x1:.0f} {y1:.0f}")
+    return "".join(path)
+
+
+def _exit(box: Box, down: bool) -> tuple[float, float]:
+    return (box.x + box.width / 2, box.y + box.height) if down else (box.x + box.width, box.y + box.height / 2)
+
+
+def _entry(box: Box, down: bool) -> tuple[float, float]:
+    tip = 0 if box.is_bend else 5  # of the arrow
+    return (box.x + box.width / 2, box.y - tip) if down else (box.x - tip, box.y + box.height / 2)
+
+
+def counts_of(states: Iterable[str]) -> Mapping[str, int]:
+    """How many stages are in each state, the worst first."""
+    counts = Counter(states)
+    return {state: counts[state] for state in _WORST if state in counts}

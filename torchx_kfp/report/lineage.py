@@ -1,0 +1,56 @@
+"""Which stage reads which: by the run ids among its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.report.model import StageView
+
+
+@dataclass(frozen=True)
+class Read:
+    """``stage`` has the run id of another stage as its input ``name``; ``source`` is None where no stage has it now."""
+
+    stage: StageView
+    name: str
+    run_id: str
+    source: StageView | None
+
+
+def find_reads(stages: Iterable[StageView], run_id: str) -> list[Read]:
+    """All that stages of the run read of others, in order.
+
+    An input that is a run id is known by its value: that of another stage, or one of this run that no stage has any
+    more, because the stage that made it was repeated since.
+    """
+    stages = list(stages)
+    known = {stage.result.run_id: stage for stage in reversed(stages) if stage.result.run_id}
+    reads = []
+    for stage in stages:
+        for name, value in stage.result.inputs.items():
+            for candidate in dict.fromkeys(_texts(value)):
+                source = known.get(candidate)
+                if source is not stage and (source is not None or _is_run_of(candidate, run_id)):
+                    reads.append(Read(stage, name, candidate, source))
+    return reads
+
+
+def by_task(reads: Iterable[Read]) -> Mapping[tuple[str, str], list[Read]]:
+    """The reads between tasks, those of a loop's iterations together: ``(path, source's path or run id)``."""
+    grouped: dict[tuple[str, str], list[Read]] = {}
+    for read in reads:
+        grouped.setdefault((read.stage.path, read.source.path if read.source else read.run_id), []).append(read)
+    return grouped
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        yield from (item for item in value if isinstance(item, str))
+
+
+def _is_run_of(text: str, run_id: str) -> bool:
+    return text.startswith(f"{run_id}/") and text.count("/") == 2

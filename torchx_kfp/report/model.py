@@ -1,0 +1,318 @@
+"""What a run's folder says of the run, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.errors import ArgumentError, PipelineFileError
+from torchx_kfp.local.events import (
+    Event,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+    decode,
+)
+from torchx_kfp.local.load import load_pipeline
+from torchx_kfp.local.result import StageResult, State
+from torchx_kfp.local.scopes import order_of_tasks
+from torchx_kfp.local.spec import Pipeline
+
+EVENTS = "events.jsonl"
+PIPELINE = "pipeline.yaml"
+REQUEST = "run.json"
+LOCK = "lock"
+
+#: States that ``State`` has not: of a stage, or a run, that has not ended.
+RUNNING = "running"
+WAITING = "waiting"
+INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process of a stage. ``end`` is None while it runs, and where the runner was killed before it ended."""
+
+    number: int
+    start: float
+    end: float | None
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StageView:
+    """A stage of the run: in a loop, in one of its iterations.
+
+    ``path`` is the name without the indices of loops, which are in ``indices``; ``waiting_since`` is when the stage's
+    inputs were there.
+    """
+
+    name: str
+    path: str
+    indices: tuple[int, ...]
+    state: str
+    result: StageResult
+    attempts: tuple[Attempt, ...] = ()
+    waiting_since: float | None = None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as its folder shows it at the time ``now``. Times are in seconds since the epoch.
+
+    ``sessions`` are the times in which a runner was at work: one, and another one for each time that the run was
+    resumed. ``unreadable`` counts the lines of events that are damaged, such as one that a killed runner has left
+    half written.
+    """
+
+    run_id: str
+    folder: Path
+    pipeline: str
+    state: str
+    now: float
+    sessions: tuple[tuple[float, float], ...]
+    stages: tuple[StageView, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    not_applied: tuple[str, ...] = ()
+    finished: RunFinished | None = None
+    spec: Pipeline | None = None
+    unreadable: int = 0
+
+    @property
+    def started(self) -> float:
+        return self.sessions[0][0]
+
+    @property
+    def duration(self) -> float:
+        """Seconds in which a runner was at work."""
+        return sum(end - start for start, end in self.sessions)
+
+    def is_over(self) -> bool:
+        return self.state not in (RUNNING, INTERRUPTED)
+
+
+def find_run(run: str, output_dir: Path) -> Path:
+    """The folder of a run.
+
+    Args:
+        run: its id, the beginning of one, or the path of its folder.
+        output_dir: where runs have their folders.
+
+    Raises:
+        ArgumentError: there is no such run, or there are several.
+    """
+    if Path(run, EVENTS).is_file():
+        return Path(run).resolve()
+    known = sorted(path.parent.name for path in output_dir.glob(f"*/{EVENTS}"))
+    found = [name for name in known if name == run] or [name for name in known if run and name.startswith(run)]
+    if len(found) == 1:
+        return (output_dir / found[0]).resolve()
+    if found:
+        names = ", ".join(found[:8])
+        raise ArgumentError(
+            f"{run!r} is the beginning of {len(found)} runs in {str(output_dir)!r}: {names}. Write more."
+        )
+    newest = ", ".join(sorted(known, key=lambda name: -(output_dir / name / EVENTS).stat().st_mtime)[:8])
+    raise ArgumentError(
+        f"There is no run {run!r} in {str(output_dir)!r}, which has: {newest or 'no runs'}. Give a run id, the path of "
+        "a run's folder, or the folder of runs with --output-dir."
+    )
+
+
+def read_model(folder: Path, now: float | None = None) -> RunView:
+    """The run in this folder, as far as it has come.
+
+    Raises:
+        ArgumentError: the folder holds no run, or nothing has happened in it yet.
+    """
+    running = _is_locked(folder / LOCK)  # before the events: a run that ends in between is one that has ended
+    lines = _lines(folder / EVENTS)
+    events, unreadable = _events(lines)
+    first = next((event for event in events if isinstance(event, RunStarted)), None)
+    if first is None:
+        raise ArgumentError(f"The folder {str(folder)!r} has no event of a run in its {EVENTS} yet.")
+    request = _request(folder / REQUEST)
+    now = time.time() if now is None else now
+    spec = _spec(folder / PIPELINE)
+    last = events[-1]
+    finished = last if isinstance(last, RunFinished) else None
+    state = RUNNING if running and finished is None else str(finished.state) if finished else INTERRUPTED
+    return RunView(
+        run_id=first.run_id,
+        folder=folder,
+        pipeline=first.pipeline,
+        state=state,
+        now=now,
+        sessions=_sessions(events, now if state == RUNNING else None),
+        stages=tuple(_in_order(_stages(events, state, folder), spec)),
+        arguments=first.arguments or request.get("arguments") or {},
+        options=request.get("options") or {},
+        not_applied=first.not_applied,
+        finished=finished,
+        spec=spec,
+        unreadable=unreadable,
+    )
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError as error:
+        raise ArgumentError(
+            f"{str(path.parent)!r} is no folder of a run: its {EVENTS} cannot be read ({error.strerror})."
+        ) from None
+
+
+def _events(lines: Iterable[bytes]) -> tuple[list[Event], int]:
+    events, unreadable = [], 0
+    for line in lines:
+        try:
+            event = decode(json.loads(line))
+        except ValueError:
+            unreadable += 1
+        else:
+            events += [event] if event is not None else []
+    return events, unreadable
+
+
+def _request(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _spec(path: Path) -> Pipeline | None:
+    try:
+        return load_pipeline(path)
+    except PipelineFileError:
+        return None
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _sessions(events: Iterable[Event], now: float | None) -> tuple[tuple[float, float], ...]:
+    sessions: list[tuple[float, float]] = []
+    for event in events:
+        if isinstance(event, RunStarted) or not sessions:
+            sessions.append((event.time, event.time))
+        sessions[-1] = (sessions[-1][0], max(sessions[-1][1], event.time))
+    if now is not None:
+        sessions[-1] = (sessions[-1][0], max(sessions[-1][1], now))
+    return tuple(sessions)
+
+
+class _Stage:
+    """A stage while its events are read."""
+
+    def __init__(self, name: str, task: str) -> None:
+        self.name = name
+        self.task = task
+        self.state = WAITING
+        self.waiting_since: float | None = None
+        self.attempts: list[Attempt] = []
+        self.started: StageStarted | None = None
+        self.result: StageResult | None = None
+
+    def end_attempt(self, end: float | None, state: str, reason: str = "") -> None:
+        if self.attempts and self.attempts[-1].state == RUNNING:
+            self.attempts[-1] = dataclasses.replace(self.attempts[-1], end=end, state=state, reason=reason)
+
+    def view(self, folder: Path, recorded: Path) -> StageView:
+        result = self.result or StageResult(
+            self.name,
+            self.task,
+            State.NOT_RUN,  # has no word for it: the view's own state counts
+            attempts=len(self.attempts),
+            pod_name=self.started.pod_name if self.started else "",
+            log_file=self.started.log_file if self.started else None,
+            inputs=self.started.inputs if self.started else {},
+            started_at=self.attempts[0].start if self.attempts else None,
+        )
+        if result.log_file is not None and result.log_file.is_relative_to(recorded):
+            # The folder may have been moved, or come from another machine.
+            result = dataclasses.replace(result, log_file=folder / result.log_file.relative_to(recorded))
+        return StageView(
+            name=self.name,
+            path=path_of(self.name),
+            indices=_indices(self.name),
+            state=self.state,
+            result=result,
+            attempts=tuple(self.attempts),
+            waiting_since=self.waiting_since,
+        )
+
+
+def _stages(events: Iterable[Event], run_state: str, folder: Path) -> Iterator[StageView]:
+    stages: dict[str, _Stage] = {}
+    recorded = folder
+    for event in events:
+        if isinstance(event, RunStarted):
+            recorded = event.folder
+            _leave_unfinished(stages.values(), INTERRUPTED)
+        elif isinstance(event, StageWaiting):
+            stage = stages.setdefault(event.name, _Stage(event.name, event.task))
+            stage.state, stage.waiting_since, stage.result = WAITING, event.time, None
+        elif isinstance(event, StageStarted):
+            stage = stages.setdefault(event.name, _Stage(event.name, event.task))
+            stage.state, stage.started, stage.result = RUNNING, event, None
+            stage.attempts.append(Attempt(len(stage.attempts) + 1, event.time, None, RUNNING))
+        elif isinstance(event, StageRetried):
+            stages[event.name].end_attempt(event.time, str(State.FAILED), event.reason)
+            stages[event.name].state = WAITING
+        elif isinstance(event, StageFinished):
+            result = event.result
+            stage = stages.setdefault(result.name, _Stage(result.name, result.task))
+            stage.end_attempt(event.time, str(result.state), result.reason)
+            stage.state, stage.result = str(result.state), result
+    if run_state != RUNNING:
+        _leave_unfinished(stages.values(), str(State.CANCELED) if run_state == State.CANCELED else INTERRUPTED)
+    for stage in stages.values():
+        yield stage.view(folder, recorded)
+
+
+def _leave_unfinished(stages: Iterable[_Stage], state: str) -> None:
+    for stage in stages:
+        stage.end_attempt(None, state)
+        if stage.state in (RUNNING, WAITING):
+            stage.state = state if stage.attempts else str(State.NOT_RUN)
+
+
+def path_of(name: str) -> str:
+    """A stage's name without the indices of its loops: ``inner/train`` of ``inner/train[2,0]``."""
+    return re.sub(r"\[[\d,]+\]", "", name)
+
+
+def _indices(name: str) -> tuple[int, ...]:
+    return tuple(int(number) for group in re.findall(r"\[([\d,]+)\]", name) for number in group.split(","))
+
+
+def _in_order(stages: Iterable[StageView], spec: Pipeline | None) -> list[StageView]:
+    """In the pipeline's order, those of a loop in its order; as they began where the pipeline is not known."""
+    views = list(stages)
+    positions = order_of_tasks(spec) if spec else {}
+    for view in views:
+        positions.setdefault(view.path, len(positions))
+    return sorted(views, key=lambda view: (positions[view.path], view.indices))

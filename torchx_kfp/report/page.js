@@ -1,0 +1,133 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
+
+  // The page without this script shows everything; what it adds is hidden until here.
+  const theme = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+  const label = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
+  theme.hidden = false;
+  theme.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; label(); });
+  system.addEventListener("change", label);
+  label();
+
+  const graph = document.querySelector(".graph");
+  const fit = document.getElementById("fit");
+  if (graph) {
+    const panel = graph.parentElement;
+    const overflows = () => panel.scrollWidth > panel.clientWidth + 1 || panel.scrollHeight > panel.clientHeight + 1;
+    const offer = () => { if (!graph.classList.contains("fit")) fit.hidden = !overflows(); };
+    fit.addEventListener("click", () => { fit.ariaPressed = String(graph.classList.toggle("fit")); offer(); });
+    addEventListener("resize", offer);
+    offer();
+    // Which lines belong to a box is hard to see where there are many.
+    const nodes = all(".node", graph);
+    const light = (event, on) => {
+      const number = nodes.indexOf(event.target.closest(".node"));
+      if (number < 0) return;
+      for (const line of all(`[data-from="${number}"],[data-to="${number}"]`, graph)) line.classList.toggle("lit", on);
+    };
+    for (const [start, end] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
+      graph.addEventListener(start, (event) => light(event, true));
+      graph.addEventListener(end, (event) => light(event, false));
+    }
+  }
+
+  for (const figure of all("figure")) {
+    const select = figure.querySelector("select");
+    if (!select) continue;
+    const plots = all(".plot", figure);
+    select.hidden = false;
+    select.addEventListener("change", () => {
+      plots.forEach((plot, number) => { plot.hidden = number !== select.selectedIndex; });
+    });
+  }
+
+  // A link leads to something that may be folded.
+  const open = () => {
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    if (!target) return;
+    for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+    target.scrollIntoView({ block: target.tagName === "TR" ? "center" : "start" });
+  };
+  addEventListener("hashchange", open);
+  // Also a second click on the same link.
+  addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    const to = link && link.getAttribute("href");
+    if (to && to === location.hash) open();
+  });
+  open();
+
+  const find = document.getElementById("find");
+  const found = document.getElementById("found");
+  const chips = all(".chips button");
+  const sections = all(".stage").map((element) => ({
+    element,
+    path: element.dataset.path,
+    items: all("[data-state]", element).map((item) => ({ element: item, state: item.dataset.state, text: null })),
+  }));
+  const others = all(".node, .row[data-path]");
+  const textOf = (section, item) => {
+    item.text ??= `${section.path} ${item.element.textContent}`.toLowerCase();
+    return item.text;
+  };
+  const filter = () => {
+    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const states = new Set(chips.filter((chip) => chip.ariaPressed === "true").map((chip) => chip.dataset.state));
+    const active = words.length > 0 || states.size > 0;
+    const shown = new Set();
+    let count = 0, total = 0;
+    for (const section of sections) {
+      let here = 0;
+      for (const item of section.items) {
+        const matches = (!states.size || states.has(item.state))
+          && words.every((word) => textOf(section, item).includes(word));
+        item.element.hidden = !matches && section.items.length > 1;
+        here += matches;
+      }
+      total += section.items.length;
+      count += here;
+      section.element.hidden = here === 0;
+      if (here) shown.add(section.path);
+    }
+    for (const element of others) {
+      const matches = !active || shown.has(element.dataset.path);
+      if (element.classList.contains("row")) element.hidden = !matches;
+      else element.classList.toggle("dim", !matches);
+    }
+    found.textContent = active ? `${count.toLocaleString("en")} of ${total.toLocaleString("en")}` : "";
+    const nothing = document.getElementById("nothing");
+    nothing.hidden = !active || count > 0;
+  };
+  if (sections.length) {
+    document.getElementById("filter").hidden = false;
+    let timer = 0;
+    find.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(filter, 80); });
+    for (const chip of chips) {
+      chip.addEventListener("click", () => { chip.ariaPressed = String(chip.ariaPressed !== "true"); filter(); });
+    }
+    addEventListener("keydown", (event) => {
+      if (event.key === "/" && !/INPUT|SELECT|TEXTAREA/.test(document.activeElement.tagName)) {
+        event.preventDefault();
+        find.focus();
+      }
+    });
+  }
+
+  // On paper nothing can be opened: what is short enough is.
+  addEventListener("beforeprint", () => {
+    const folded = all("details.failure:not([open]), .stage:not([open])");
+    if (sections.length > 60) return;
+    for (const element of folded) {
+      if (all("[data-state]", element).length > 60) continue;
+      element.open = true;
+      element.dataset.printed = "";
+    }
+  });
+  addEventListener("afterprint", () => {
+    for (const element of all("[data-printed]")) { element.open = false; delete element.dataset.printed; }
+  });
+})();

@@ -1,0 +1,113 @@
+"""The page: one file with its styles and its script inside, which asks no host for anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.errors import ArgumentError, TorchxKfpError
+from torchx_kfp.report import plots, show
+from torchx_kfp.report.graph import counts_of, draw_graph
+from torchx_kfp.report.lineage import by_task, find_reads
+from torchx_kfp.report.model import RunView
+from torchx_kfp.report.stages import Links, failures, sections
+from torchx_kfp.report.timeline import draw_timeline
+from torchx_kfp.tracking.atomic import write_file
+
+_HERE = Path(__file__).parent
+#: What stands before a state, so that it is not told by a colour alone.
+SYMBOLS = {
+    "succeeded": "✓",
+    "cached": "↺",
+    "failed": "✕",
+    "interrupted": "⚡",
+    "canceled": "■",
+    "running": "▶",
+    "waiting": "…",
+    "not run": "–",
+    "skipped": "⤼",
+    "": "·",
+}
+
+
+def write_report(run: RunView, path: Path) -> None:
+    """Writes the page, atomically; a file that is there is overwritten.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+        TorchxKfpError: the extra ``report`` is not installed.
+    """
+    path = path.absolute()
+    if not path.parent.is_dir():
+        raise ArgumentError(f"There is no folder {str(path.parent)!r} for the report. Make it, or name another place.")
+    if path.is_dir():
+        raise ArgumentError(f"{str(path)!r} is a folder. Name the report's file: -o {path / 'report.html'}.")
+    page = render(run, path.parent)
+    try:
+        # Text of users may hold halves of characters, which UTF-8 has not.
+        write_file(bytes(path), page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
+
+
+def render(run: RunView, place: Path) -> str:
+    """The page as text; its links are relative to the folder ``place``.
+
+    Raises:
+        TorchxKfpError: the extra ``report`` is not installed.
+    """
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ImportError as error:
+        raise TorchxKfpError('A report needs jinja2: pip install "torchx-kfp[report]".') from error
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.globals.update(show=show, symbols=SYMBOLS, plots=plots)
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    return environment.get_template("page.html").render(
+        **_content(run, place.resolve()),
+        css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        # Of the browser, no script but this one and no request: also if something should not be escaped.
+        policy=(
+            "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+            f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        ),
+    )
+
+
+def _content(run: RunView, place: Path) -> dict[str, Any]:
+    links = Links(run, place)
+    reads = find_reads(run.stages, run.run_id)
+    return {
+        "run": run,
+        "counts": counts_of(stage.state for stage in run.stages),
+        "attempts": sum(len(stage.attempts) for stage in run.stages),
+        "failures": failures(run, links),
+        "graph": draw_graph(run),
+        "timeline": draw_timeline(run),
+        "figures": plots.draw_plots(run.stages),
+        "sections": sections(run, reads, links),
+        "lineage": [(pair, found) for pair, found in by_task(reads).items()],
+        "links": links,
+        "folder": links.file(run.folder, str(run.folder)),
+        "resume": resume_command(run),
+    }
+
+
+def resume_command(run: RunView) -> str:
+    """How a run that has ended without success goes on; "" for another one."""
+    if run.state not in ("failed", "canceled", "interrupted"):
+        return ""
+    words = ["torchx-kfp", "run", "--resume", run.run_id]
+    parent = run.folder.parent
+    return shlex.join([*words, *([] if parent == Path("local_outputs").resolve() else ["--output-dir", str(parent)])])

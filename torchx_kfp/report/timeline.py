@@ -1,0 +1,140 @@
+"""When stages ran: a row for each task, with the bars of its stages' attempts packed into lanes."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torchx_kfp.report import show
+from torchx_kfp.report.graph import summary
+from torchx_kfp.report.model import RunView, StageView
+
+#: The state of a bar that is the wait before a stage.
+QUEUED = "queued"
+#: How many steps of a scale are wanted, and the steps that are easy to read.
+_TICKS = 8
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
+_LONG_STEPS = tuple(hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 48, 120, 240, 720))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An attempt, or the wait before one. ``left`` and ``width`` are percent of the timeline."""
+
+    state: str
+    title: str
+    lane: int
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task: ``lanes`` is how many of its stages ran at once."""
+
+    path: str
+    state: str
+    note: str
+    lanes: int
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """``ticks`` are (percent, label), ``resumed`` the places at which the run was resumed."""
+
+    rows: list[Row]
+    ticks: list[tuple[float, str]]
+    resumed: list[float]
+
+    @property
+    def has_waits(self) -> bool:
+        return any(bar.state == QUEUED for row in self.rows for bar in row.bars)
+
+
+def draw_timeline(run: RunView) -> Timeline:
+    """The run's timeline, on which the time between two sessions of the run takes no place."""
+    clock = _Clock(run.sessions)
+    stages: dict[str, list[StageView]] = {}
+    for stage in run.stages:
+        stages.setdefault(stage.path, []).append(stage)
+    rows = [_row(path, group, clock, run.sessions[-1][1]) for path, group in stages.items()]
+    return Timeline(
+        rows=sorted(
+            (row for row in rows if row.bars), key=lambda row: min(bar.left for bar in row.bars if bar.state != QUEUED)
+        ),
+        ticks=list(_ticks(clock.total)),
+        resumed=[clock.percent(start) for start, _ in run.sessions[1:]],
+    )
+
+
+class _Clock:
+    """Places of times, with the gaps between sessions cut out."""
+
+    def __init__(self, sessions: tuple[tuple[float, float], ...]) -> None:
+        self._sessions = sessions
+        self.total = max(sum(end - start for start, end in sessions), 1e-3)
+
+    def percent(self, when: float) -> float:
+        passed = sum(min(max(when - start, 0.0), end - start) for start, end in self._sessions)
+        return 100 * passed / self.total
+
+    def session_end(self, when: float) -> float:
+        """The end of the session that this time is in."""
+        return next((end for start, end in self._sessions if start <= when <= end), when)
+
+
+def _row(path: str, stages: list[StageView], clock: _Clock, now: float) -> Row:
+    bars: list[Bar] = []
+    free: list[tuple[float, int]] = []  # lanes by when they are free
+    lanes = 0
+    for stage in sorted(stages, key=lambda stage: stage.attempts[0].start if stage.attempts else math.inf):
+        if not stage.attempts:
+            continue
+        start = stage.attempts[0].start
+        if free and free[0][0] <= start:
+            lane = heapq.heappop(free)[1]
+        else:
+            lane, lanes = lanes, lanes + 1
+        drawn = list(_bars(stage, lane, clock, len(stages) == 1))
+        bars += drawn
+        end = stage.attempts[-1].end
+        heapq.heappush(free, (now if end is None else end, lane))
+    state, note = summary(stages)
+    return Row(path, state, note, lanes, bars)
+
+
+def _bars(stage: StageView, lane: int, clock: _Clock, alone: bool) -> Iterable[Bar]:
+    if alone and stage.waiting_since is not None and stage.waiting_since < stage.attempts[0].start:
+        left, right = clock.percent(stage.waiting_since), clock.percent(stage.attempts[0].start)
+        if right - left > 0.3:
+            waited = show.seconds(stage.attempts[0].start - stage.waiting_since)
+            yield Bar(QUEUED, f"{stage.name}: waited {waited} for its turn", lane, left, right - left)
+    for attempt in stage.attempts:
+        end = attempt.end if attempt.end is not None else clock.session_end(attempt.start)
+        left, right = clock.percent(attempt.start), clock.percent(end)
+        which = f", attempt {attempt.number}" if len(stage.attempts) > 1 else ""
+        took = f", {show.seconds(end - attempt.start)}"
+        title = f"{stage.name}{which}: {attempt.state}{took}"
+        yield Bar(attempt.state, title, lane, left, max(right - left, 0.0))
+
+
+def _ticks(total: float) -> Iterable[tuple[float, str]]:
+    steps = (*_STEPS, *_LONG_STEPS)
+    step = next((step for step in steps if total / step <= _TICKS), math.ceil(total / _TICKS / 86400) * 86400)
+    for count in range(int(total / step) + 1):
+        yield 100 * count * step / total, _label(count * step, step)
+
+
+def _label(value: float, step: float) -> str:
+    if value == 0:
+        return "0"
+    if step < 60 and value < 60:
+        return f"{round(value, 3):g} s"
+    if value < 3600:
+        rest = f" {round(value % 60):02} s" if step < 60 else ""
+        return f"{int(value / 60)} min{rest}"
+    rest = f" {int(value % 3600 / 60):02} min" if step < 3600 else ""
+    return f"{int(value / 3600)} h{rest}" if value < 2 * 86400 or rest else f"{value / 86400:g} d"
