@@ -71,7 +71,7 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Version"] == torchx_kfp.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert {"s3", "gcs", "mlflow", "examples", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"s3", "gcs", "mlflow", "report", "examples", "dev"} <= set(metadata.get_all("Provides-Extra", []))
     requirements = metadata.get_all("Requires-Dist", [])
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]
     # Without lower bounds pip picks torchx 0.3.0; and a bound for each of the others is what test-lowest tests.
@@ -83,7 +83,8 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
         "fsspec",
         "pyyaml",
     }
-    for extra, package in {"s3": "s3fs", "gcs": "gcsfs", "mlflow": "mlflow-skinny", "examples": "scikit-learn"}.items():
+    extras = {"s3": "s3fs", "gcs": "gcsfs", "mlflow": "mlflow-skinny", "report": "jinja2", "examples": "scikit-learn"}
+    for extra, package in extras.items():
         of_extra = [requirement for requirement in requirements if requirement.endswith(f'extra == "{extra}"')]
         assert [requirement for requirement in of_extra if requirement.startswith(package)], extra
 

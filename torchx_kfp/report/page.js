@@ -70,10 +70,9 @@
     items: all("[data-state]", element).map((item) => ({ element: item, state: item.dataset.state, text: null })),
   }));
   const others = all(".node, .row[data-path]");
-  const textOf = (section, item) => {
-    item.text ??= `${section.path} ${item.element.textContent}`.toLowerCase();
-    return item.text;
-  };
+  // Not what is said of other stages: what a stage reads, and why it was not run.
+  const textOf = ({ element }) => [element.dataset.name, ...all(".find, td:not(.more)", element).map((it) => it.textContent)]
+    .join(" ").toLowerCase();
   const filter = () => {
     const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
     const states = new Set(chips.filter((chip) => chip.ariaPressed === "true").map((chip) => chip.dataset.state));
@@ -84,7 +83,7 @@
       let here = 0;
       for (const item of section.items) {
         const matches = (!states.size || states.has(item.state))
-          && words.every((word) => textOf(section, item).includes(word));
+          && words.every((word) => (item.text ??= textOf(item)).includes(word));
         item.element.hidden = !matches && section.items.length > 1;
         here += matches;
       }

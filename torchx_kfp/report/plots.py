@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ _SINGLE = 300
 _MOST_RESULTS, _MOST_PARAMETERS = 8, 5
 #: An axis on which the largest number is so many times the smallest is logarithmic.
 _LOG_FROM = 100.0
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,18 @@ class _Axis:
 
     def __init__(self, values: Sequence[float], start: float, end: float, may_be_log: bool = True) -> None:
         low, high = min(values), max(values)
-        self.log = may_be_log and low > 0 and high / low >= _LOG_FROM
+        self.log = may_be_log and low > 1e-300 and high / low >= _LOG_FROM
         if self.log:
             low, high = math.log10(low), math.log10(high)
         # A little beside the outermost points. Halves: the difference of two large numbers may be infinite.
         room = 2 * (high / 2 - low / 2) * 0.04 or abs(high) * 0.1 or 1.0
-        self.low, self.high = max(low - room, -1.7e308), min(high + room, 1.7e308)
+        self.low, self.high = max(low - room, -_LARGEST), min(high + room, _LARGEST)
         self.start, self.end = start, end
 
     def place(self, value: float) -> float:
-        value = math.log10(value) if self.log else value
+        return self._pixel(math.log10(value) if self.log else value)
+
+    def _pixel(self, value: float) -> float:
         share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
         return round(self.start + share * (self.end - self.start), 1)
 
@@ -148,9 +152,7 @@ class _Axis:
         if self.log:
             powers = range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)
             every = math.ceil(len(powers) / 6) or 1
-            if len(powers) >= 2:
-                return [(self.place(10.0**power), f"{10.0**power:g}") for power in powers[::every]]
-            return [(self.place(10.0**value), f"{10.0**value:.2g}") for value in (self.low, self.high)]
+            return [(self._pixel(power), f"{10.0**power:g}") for power in powers[::every]]
         rough = self.high / 5 - self.low / 5
         if not 1e-300 < rough < 1e300:
             return [(self.place(value), f"{value:.3g}") for value in (self.low, self.high)]

@@ -17,6 +17,7 @@ def seconds(value: float) -> str:
         return f"{max(0.0, value):.2g} s" if value >= 0.001 else "0 s"
     if value < 59.95:
         return f"{value:.1f} s"
+    value = round(value)
     if value < 3600:
         return f"{int(value / 60)} min {int(value % 60):02} s"
     if value < 2 * 86400:

@@ -1,0 +1,69 @@
+"""``torchx-kfp report``: which run, where the page goes, and what is said when that cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tests.report.runs import play
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def run(project: Path) -> Path:
+    folder = project / "local_outputs" / "digits-1"
+    play(folder, ["train"])
+    return folder
+
+
+def test_the_page_is_written_into_the_run_and_its_path_printed(inside: Call, run: Path) -> None:
+    done = inside("report", "digits")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{run / 'report.html'}\n"
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    assert sorted(path.name for path in run.iterdir()) == ["events.jsonl", "report.html"]
+
+
+def test_an_older_page_is_overwritten(inside: Call, run: Path, project: Path) -> None:
+    (project / "page.html").write_text("old")
+    assert inside("report", str(run), "-o", "page.html").stdout == "page.html\n"
+    assert "digits-1" in (project / "page.html").read_text()
+
+
+def test_runs_elsewhere_are_named(inside: Call, project: Path) -> None:
+    play(project / "elsewhere" / "a-1", ["train"])
+    assert inside("report", "a-1", "--output-dir", "elsewhere").returncode == 0
+    done = inside("report", "b", "--output-dir", "elsewhere")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: There is no run 'b' in 'elsewhere', which has: a-1. Give a run id")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("missing/page.html", "Error: There is no folder '{project}/missing' for the report."),
+        (".", "Error: '{project}' is a folder. Name the report's file: -o {project}/report.html."),
+        ("x" * 300, "cannot be written: File name too long."),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(inside: Call, run: Path, project: Path, output: str, message: str) -> None:
+    done = inside("report", str(run), "-o", output)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message.format(project=project) in done.stderr
+
+
+def test_a_missing_extra_is_named(inside: Call, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not installed
+    done = inside("report", str(run))
+    assert (done.returncode, done.stderr) == (1, 'Error: A report needs jinja2: pip install "torchx-kfp[report]".\n')
+
+
+def test_no_other_command_loads_it() -> None:
+    program = "import sys, torchx_kfp.cli; print('jinja2' in sys.modules, 'torchx_kfp.report' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"

@@ -1,0 +1,170 @@
+"""The graph's layout, for all graphs; and plots, for all numbers."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kfp import compiler, dsl
+
+from tests.local.components import shell, shell_out, write
+from tests.report.runs import many_stages, play
+from torchx_kfp.local import StageResult, State
+from torchx_kfp.report import read_model
+from torchx_kfp.report.graph import draw_graph
+from torchx_kfp.report.layout import Box, edges, place
+from torchx_kfp.report.model import StageView
+from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_plots
+from torchx_kfp.report.show import middle, seconds, text
+
+pytestmark = pytest.mark.once
+
+
+@st.composite
+def boxes(draw: st.DrawFn, depth: int = 0) -> list[Box]:
+    count = draw(st.integers(1, 12 if depth == 0 else 4))
+    made = []
+    for number in range(count):
+        after = draw(st.sets(st.integers(0, number - 1), max_size=3)) if number else set()
+        inner = draw(boxes(depth + 1)) if depth < 2 and draw(st.integers(0, 4)) == 0 else []
+        made.append(Box(f"t{number}", 100.0, 40.0, [f"t{index}" for index in sorted(after)], inner))
+    return draw(st.permutations(made))
+
+
+def overlap(one: Box, other: Box) -> bool:
+    return (
+        one.x < other.x + other.width
+        and other.x < one.x + one.width
+        and one.y < other.y + other.height
+        and other.y < one.y + one.height
+    )
+
+
+def check_places(root: Box, down: bool) -> None:
+    for group in (root, *root.all_inside()):
+        for number, box in enumerate(group.inner):
+            assert not any(overlap(box, other) for other in group.inner[number + 1 :])
+            assert group.x <= box.x
+            assert box.x + box.width <= group.x + group.width + 1e-6
+            assert group.y <= box.y
+            assert box.y + box.height <= group.y + group.height + 1e-6
+    for source, bends, target in edges(root):
+        passed = [source, *bends, target]
+        for one, other in pairwise(passed):
+            end, start = (one.y + one.height, other.y) if down else (one.x + one.width, other.x)
+            assert end < start
+
+
+@given(boxes(), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_no_boxes_overlap_and_edges_lead_forward(inner: list[Box], down: bool) -> None:
+    root = Box("", 0.0, 0.0, inner=inner)
+    place(root, down)
+    check_places(root, down)
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_layers_of_very_many_boxes_are_wrapped(down: bool) -> None:
+    inner = [Box(f"t{number}", 100.0, 40.0) for number in range(500)]
+    inner += [Box("last", 100.0, 40.0, [box.key for box in inner])]
+    root = Box("", 0.0, 0.0, inner=inner)
+    place(root, down)
+    check_places(root, down)
+    assert (root.width if down else root.height) < 1250
+
+
+def test_the_graph_has_every_task_with_its_state_and_boxes_around_scopes(tmp_path: Path) -> None:
+    @dsl.pipeline(name="inner")
+    def inner():
+        shell(script="true")
+
+    @dsl.pipeline(name="whole")
+    def whole(items: list, wanted: str = "yes"):
+        first = shell_out(script="true")
+        nested = inner().after(first)
+        with dsl.ParallelFor(items) as item:
+            write(x=item).after(nested)
+        with dsl.If(first.outputs["out"] == wanted):
+            shell(script="true")
+
+    compiler.Compiler().compile(whole, str(tmp_path / "pipeline.yaml"))
+    play(
+        tmp_path,
+        ["shell-out", "inner/shell", "write[0]", "write[1]"],
+        state=lambda n: State.FAILED if n == 3 else State.SUCCEEDED,
+    )
+    graph = draw_graph(read_model(tmp_path))
+    assert graph is not None
+    assert {node.path: (node.state, node.note.split(" · ")[0]) for node in graph.nodes} == {
+        "shell-out": ("succeeded", "succeeded"),
+        "inner/shell": ("succeeded", "succeeded"),
+        "write": ("failed", "1 of 2 failed"),
+        "shell": ("", "not reached"),
+    }
+    assert {(group.kind, group.title) for group in graph.groups} == {
+        ("pipeline", "inner"),
+        ("loop", "for each item of items"),
+        ("condition", "if shell-out-out == wanted"),
+    }
+    assert len(graph.lines) == 3
+
+
+def test_a_graph_of_500_tasks_fits_a_page(tmp_path: Path) -> None:
+    many_stages(500, tmp_path / "pipeline.yaml")
+    play(tmp_path, ["stage-0"])
+    graph = draw_graph(read_model(tmp_path))
+    assert graph is not None
+    assert (len(graph.nodes), graph.compact) == (500, True)
+    assert graph.width < 1200
+
+
+def iterations(results: list[dict[str, object]], inputs: list[dict[str, object]]) -> list[StageView]:
+    stages = []
+    for number, (result, values) in enumerate(zip(results, inputs, strict=True)):
+        ended = StageResult(f"t[{number}]", "t", State.SUCCEEDED, results=result, inputs=values)
+        stages.append(StageView(ended.name, "t", (number,), "succeeded", ended))
+    return stages
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats()), min_size=2, max_size=40))
+@settings(max_examples=150, deadline=None)
+def test_points_are_inside_of_a_plot_whatever_the_numbers_are(numbers: list[tuple[float, float]]) -> None:
+    stages = iterations([{"y": y} for _, y in numbers], [{"x": x} for x, _ in numbers])
+    for figure in draw_plots(stages):
+        for plot in figure.plots:
+            assert len(plot.points) == sum(math.isfinite(y) for _, y in numbers)
+            for point in plot.points:
+                assert LEFT <= point.x <= WIDTH - RIGHT
+                assert TOP <= point.y <= HEIGHT - BOTTOM
+            for ticks in (plot.x_ticks, plot.y_ticks):
+                assert len(ticks) <= 12
+                assert all(math.isfinite(where) for where, _ in ticks)
+
+
+def test_results_are_drawn_over_what_the_loop_sweeps() -> None:
+    rates = ["0.001", "0.1", "10"]
+    stages = iterations(
+        [{"loss": 1.0, "kind": "a"}, {"loss": math.nan, "kind": "b"}, {"loss": 0.5, "kind": "c"}],
+        [{"rate": rate, "seed": 3, "data": f"x{rate}"} for rate in rates],
+    )
+    [figure] = draw_plots(stages)
+    assert [plot.over for plot in figure.plots] == ["rate", "iteration"]
+    over_rate = figure.plots[0]
+    assert [point.name for point in over_rate.points] == ["t[0]", "t[2]"]
+    # A logarithmic axis: each decade is as long.
+    places = [where for where, _ in over_rate.x_ticks]
+    assert [label for _, label in over_rate.x_ticks] == ["0.001", "0.01", "0.1", "1", "10"]
+    assert places[1] - places[0] == pytest.approx(places[4] - places[3], abs=0.2)
+    assert "min 0.5 (t[2]) · max 1 (t[0]) · 1 iteration without a finite number" in over_rate.note
+
+
+def test_values_are_legible() -> None:
+    durations = [0, 0.0004, 0.35, 12.34, 59.99, 245.2, 7620.0, 200000.0]
+    assert [seconds(value) for value in durations] == [
+        "0 s", "0 s", "0.35 s", "12.3 s", "1 min 00 s", "4 min 05 s", "2 h 07 min", "2 d 7 h",
+    ]  # fmt: skip
+    values = [True, None, 3, 0.1 + 0.2, math.inf, "a b", {"a": [1]}]
+    assert [text(value) for value in values] == ["true", "null", "3", "0.3", "inf", "a b", '{"a": [1]}']
+    assert middle("abcdefghij", 7) == "abc…hij"

@@ -1,0 +1,149 @@
+"""What a run's folder says of the run, from events that pipelines have really made, and from pieces of them."""
+
+import fcntl
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from tests.local.components import python, shell
+from tests.report.runs import play, record, write_events
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local import State
+from torchx_kfp.local.events import RunFinished, RunStarted, StageFinished, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.local.result import StageResult
+from torchx_kfp.report import find_run, read_model
+from torchx_kfp.report.graph import counts_of
+from torchx_kfp.report.timeline import draw_timeline
+
+pytestmark = pytest.mark.once
+
+
+@dsl.pipeline(name="flaky")
+def flaky():
+    first = shell(script='[ -e "$0.seen" ] || { echo first > /dev/null; exit 7; }').set_retry(1, backoff_duration="0s")
+    python(code="raise SystemExit('gone')").set_display_name("second")
+    shell(script="true").after(first)
+
+
+def test_a_run_is_read_as_it_was(tmp_path: Path) -> None:
+    folder, result = record(flaky, {}, tmp_path)
+    run = read_model(folder)
+    assert (run.run_id, run.pipeline, run.state) == (result.run_id, "flaky", "failed")
+    assert {stage.name: stage.state for stage in run.stages} == {stage.name: stage.state for stage in result.stages}
+    assert [stage.name for stage in run.stages] == [stage.name for stage in result.stages]
+    retried = next(stage for stage in run.stages if stage.name == "shell")
+    assert [attempt.state for attempt in retried.attempts] == ["failed", "failed"]
+    assert retried.attempts[0].reason == "ended with exit code 7"
+    assert all(attempt.end is not None for attempt in retried.attempts)
+    assert run.duration >= sum(attempt.end - attempt.start for attempt in retried.attempts if attempt.end)
+    assert dict(counts_of(stage.state for stage in run.stages)) == {"failed": 2, "not run": 1}
+
+
+def unfinished(folder: Path, *further: object) -> Path:
+    """A run of which stage a has succeeded, b is at its second attempt and c waits."""
+    events = [
+        RunStarted("p", "run-1", folder, time=100.0),
+        StageStarted("a", "a-0", 1, "a", folder / "a-0/log.txt", time=101.0),
+        StageFinished(StageResult("a", "a", State.SUCCEEDED, attempts=1, duration=2.0), time=103.0),
+        StageStarted("b", "b-0", 1, "b", time=103.0),
+        StageRetried("b", 1, "ended with exit code 1", 0.0, time=104.0),
+        StageStarted("b", "b-1", 2, "b", inputs={"x": 1}, time=104.0),
+        StageWaiting("c", "c", time=104.5),
+    ]
+    write_events(folder, [*events, *further])  # type: ignore[list-item]
+    return folder
+
+
+def states(folder: Path) -> dict[str, str]:
+    return {stage.name: stage.state for stage in read_model(folder).stages}
+
+
+def test_a_run_whose_runner_lives_is_running(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run = read_model(folder, now=110.0)
+        assert (run.state, run.duration) == ("running", 10.0)
+        assert states(folder) == {"a": "succeeded", "b": "running", "c": "waiting"}
+        [running] = [stage for stage in run.stages if stage.state == "running"]
+        assert [(attempt.state, attempt.end) for attempt in running.attempts] == [("failed", 104.0), ("running", None)]
+        assert running.result.inputs == {"x": 1}
+    assert read_model(folder, now=110.0).state == "interrupted"
+
+
+def test_a_killed_runner_leaves_an_interrupted_run(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write('{"event": "stage_fin')
+    run = read_model(folder, now=1000.0)
+    assert (run.state, run.duration, run.unreadable) == ("interrupted", 4.5, 1)
+    assert states(folder) == {"a": "succeeded", "b": "interrupted", "c": "not run"}
+
+
+def test_a_canceled_run_says_what_was_running(tmp_path: Path) -> None:
+    folder = unfinished(tmp_path, RunFinished("run-1", State.CANCELED, 6.0, time=106.0))
+    assert read_model(folder).state == "canceled"
+    assert states(folder) == {"a": "succeeded", "b": "canceled", "c": "not run"}
+
+
+def test_a_resumed_run_is_one_run_and_the_time_between_is_left_out(tmp_path: Path) -> None:
+    folder = unfinished(
+        tmp_path,
+        RunStarted("p", "run-1", tmp_path, resumed=True, time=5000.0),
+        StageStarted("b", "b-2", 1, "b", time=5001.0),
+        StageFinished(StageResult("b", "b", State.SUCCEEDED, attempts=1, duration=1.0), time=5002.0),
+        RunFinished("run-1", State.SUCCEEDED, 2.0, time=5002.5),
+    )
+    run = read_model(folder)
+    assert (run.state, run.sessions, run.duration) == ("succeeded", ((100.0, 104.5), (5000.0, 5002.5)), 7.0)
+    [b] = [stage for stage in run.stages if stage.name == "b"]
+    assert [attempt.state for attempt in b.attempts] == ["failed", "interrupted", "succeeded"]
+    timeline = draw_timeline(run)
+    assert timeline.resumed == [pytest.approx(100 * 4.5 / 7)]
+    [row] = [row for row in timeline.rows if row.path == "b"]
+    assert [round(bar.left + bar.width, 3) for bar in row.bars] == [
+        pytest.approx(100 * 4 / 7, abs=1e-3),
+        pytest.approx(100 * 4.5 / 7, abs=1e-3),
+        pytest.approx(100 * 6.5 / 7, abs=1e-3),
+    ]
+
+
+def test_the_iterations_of_a_loop_share_a_row_of_lanes_without_overlaps(tmp_path: Path) -> None:
+    play(tmp_path, [f"train[{number}]" for number in range(200)], parallel=7)
+    [row] = draw_timeline(read_model(tmp_path)).rows
+    assert (row.path, row.lanes, len(row.bars)) == ("train", 7, 200)
+    for lane in range(7):
+        bars = sorted((bar.left, bar.left + bar.width) for bar in row.bars if bar.lane == lane)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(bars))
+    assert max(bar.left + bar.width for bar in row.bars) == pytest.approx(100)
+
+
+def test_a_moved_folder_has_its_logs_where_it_is_now(tmp_path: Path) -> None:
+    play(tmp_path / "old", ["a"])
+    (tmp_path / "old").rename(tmp_path / "new")
+    [stage] = read_model(tmp_path / "new").stages
+    assert stage.result.log_file == tmp_path / "new" / "a-0" / "log.txt"
+
+
+def test_runs_are_found_by_the_beginning_of_their_id_and_by_their_folder(tmp_path: Path) -> None:
+    for name in ("digits-1", "digits-2", "other"):
+        play(tmp_path / name, ["a"])
+    assert find_run("oth", tmp_path) == tmp_path / "other"
+    assert find_run("digits-1", tmp_path) == tmp_path / "digits-1"
+    assert find_run(str(tmp_path / "other"), Path("elsewhere")) == tmp_path / "other"
+    with pytest.raises(ArgumentError, match=r"'digits' is the beginning of 2 runs .*: digits-1, digits-2. Write more"):
+        find_run("digits", tmp_path)
+    with pytest.raises(ArgumentError, match=r"no run 'x' in .*, which has: (digits-.|other), .*--output-dir"):
+        find_run("x", tmp_path)
+    with pytest.raises(ArgumentError, match="which has: no runs"):
+        find_run("x", tmp_path / "missing")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"is no folder of a run: its events.jsonl cannot be read"):
+        read_model(tmp_path)
+    (tmp_path / "events.jsonl").write_text("")
+    with pytest.raises(ArgumentError, match=r"has no event of a run in its events.jsonl yet"):
+        read_model(tmp_path)
