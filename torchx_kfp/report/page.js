@@ -19,7 +19,7 @@
     const panel = graph.parentElement;
     const overflows = () => panel.scrollWidth > panel.clientWidth + 1 || panel.scrollHeight > panel.clientHeight + 1;
     const offer = () => { if (!graph.classList.contains("fit")) fit.hidden = !overflows(); };
-    fit.addEventListener("click", () => { fit.ariaPressed = String(graph.classList.toggle("fit")); offer(); });
+    fit.addEventListener("click", () => { fit.textContent = graph.classList.toggle("fit") ? "Full size" : "Fit"; offer(); });
     addEventListener("resize", offer);
     offer();
     // Which lines belong to a box is hard to see where there are many.

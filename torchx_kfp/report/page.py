@@ -28,7 +28,7 @@ SYMBOLS = {
     "running": "▶",
     "waiting": "…",
     "not run": "–",
-    "skipped": "⤼",
+    "skipped": "○",
     "": "·",
 }
 
@@ -41,14 +41,15 @@ def write_report(run: RunView, path: Path) -> None:
         TorchxKfpError: the extra ``report`` is not installed.
     """
     path = path.absolute()
-    if not path.parent.is_dir():
-        raise ArgumentError(f"There is no folder {str(path.parent)!r} for the report. Make it, or name another place.")
-    if path.is_dir():
-        raise ArgumentError(f"{str(path)!r} is a folder. Name the report's file: -o {path / 'report.html'}.")
-    page = render(run, path.parent)
     try:
+        if not path.parent.is_dir():
+            raise ArgumentError(
+                f"There is no folder {str(path.parent)!r} for the report. Make it, or name another place."
+            )
+        if path.is_dir():
+            raise ArgumentError(f"{str(path)!r} is a folder. Name the report's file: -o {path / 'report.html'}.")
         # Text of users may hold halves of characters, which UTF-8 has not.
-        write_file(bytes(path), page.encode("utf-8", "replace"))
+        write_file(bytes(path), render(run, path.parent).encode("utf-8", "replace"))
     except OSError as error:
         raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
 

@@ -7,8 +7,8 @@ import math
 import time
 from typing import Any
 
-#: Longer values are shown by their beginning, and whole up to the second number when they are opened.
-SHORT, LONG = 100, 20_000
+#: Longer values, and those in a table's cell, are shown in part, and up to the last number when they are opened.
+SHORT, CELL, LONG = 100, 40, 20_000
 
 
 def seconds(value: float) -> str:
@@ -62,6 +62,12 @@ def middle(value: str, most: int) -> str:
         return value
     head = (most - 1) * 3 // 5
     return f"{value[:head]}…{value[len(value) - (most - 1 - head) :]}"
+
+
+def beginning(value: str, most: int) -> str:
+    """A long text in one line: its first one where there are several, or else cut in its middle."""
+    first, *others = value.strip().splitlines() or [""]
+    return middle(f"{first[: most - 1]}…" if others else first, most)
 
 
 def as_number(value: Any) -> float | None:
