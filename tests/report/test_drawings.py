@@ -11,11 +11,13 @@ from kfp import compiler, dsl
 
 from tests.local.components import shell, shell_out, write
 from tests.report.runs import many_stages, play
+from torchx_kfp import report
 from torchx_kfp.local import StageResult, State
 from torchx_kfp.report import read_model
-from torchx_kfp.report.graph import draw_graph
+from torchx_kfp.report.graph import WORST, draw_graph
 from torchx_kfp.report.layout import Box, edges, place
-from torchx_kfp.report.model import StageView
+from torchx_kfp.report.model import INTERRUPTED, RUNNING, WAITING, StageView
+from torchx_kfp.report.page import SYMBOLS
 from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_plots
 from torchx_kfp.report.show import middle, seconds, text
 
@@ -158,6 +160,15 @@ def test_results_are_drawn_over_what_the_loop_sweeps() -> None:
     assert [label for _, label in over_rate.x_ticks] == ["0.001", "0.01", "0.1", "1", "10"]
     assert places[1] - places[0] == pytest.approx(places[4] - places[3], abs=0.2)
     assert "min 0.5 (t[2]) · max 1 (t[0]) · 1 iteration without a finite number" in over_rate.note
+
+
+def test_every_state_has_its_rank_symbol_and_colour() -> None:
+    states = {*map(str, State), RUNNING, WAITING, INTERRUPTED}
+    assert set(WORST) == states
+    assert set(SYMBOLS) == {*states, ""}
+    styles = (Path(report.__file__).parent / "page.css").read_text()
+    for state in states:
+        assert f".s-{state.replace(' ', '-')} {{ --c: var(--{state.replace(' ', '-')}); }}" in styles
 
 
 def test_values_are_legible() -> None:

@@ -20,7 +20,7 @@ _MANY = 80
 #: A graph that is wider than this is turned, if it is narrower then.
 _PAGE = 1150.0
 #: What the state of a task is when its stages have several: the first of these.
-_WORST = ("failed", INTERRUPTED, "canceled", RUNNING, WAITING, "not run", "succeeded", "cached", "skipped")
+WORST = ("failed", INTERRUPTED, "canceled", RUNNING, WAITING, "not run", "succeeded", "cached", "skipped")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def summary(stages: Iterable[StageView]) -> tuple[str, str]:
     if not stages:
         return "", "not reached"
     counts = Counter(stage.state for stage in stages)
-    state = min(counts, key=_WORST.index)
+    state = min(counts, key=WORST.index)
     if len(stages) == 1:
         [stage] = stages
         retries = f" · {stage.result.attempts} attempts" if stage.result.attempts > 1 else ""
@@ -200,4 +200,4 @@ def _entry(box: Box, down: bool) -> tuple[float, float]:
 def counts_of(states: Iterable[str]) -> Mapping[str, int]:
     """How many stages are in each state, the worst first."""
     counts = Counter(states)
-    return {state: counts[state] for state in _WORST if state in counts}
+    return {state: counts[state] for state in WORST if state in counts}

@@ -240,20 +240,22 @@ class _Stage:
         if self.attempts and self.attempts[-1].state == RUNNING:
             self.attempts[-1] = dataclasses.replace(self.attempts[-1], end=end, state=state, reason=reason)
 
-    def view(self, folder: Path, recorded: Path) -> StageView:
+    def view(self, folder: Path, recorded: Iterable[Path]) -> StageView:
         result = self.result or StageResult(
             self.name,
             self.task,
-            State.NOT_RUN,  # has no word for it: the view's own state counts
+            State.NOT_RUN,  # there is none for a stage that runs: that of the view counts
             attempts=len(self.attempts),
             pod_name=self.started.pod_name if self.started else "",
             log_file=self.started.log_file if self.started else None,
             inputs=self.started.inputs if self.started else {},
             started_at=self.attempts[0].start if self.attempts else None,
         )
-        if result.log_file is not None and result.log_file.is_relative_to(recorded):
-            # The folder may have been moved, or come from another machine.
-            result = dataclasses.replace(result, log_file=folder / result.log_file.relative_to(recorded))
+        # The folder may have been moved, or come from another machine.
+        for before in recorded:
+            if result.log_file is not None and result.log_file.is_relative_to(before):
+                result = dataclasses.replace(result, log_file=folder / result.log_file.relative_to(before))
+                break
         return StageView(
             name=self.name,
             path=path_of(self.name),
@@ -267,10 +269,10 @@ class _Stage:
 
 def _stages(events: Iterable[Event], run_state: str, folder: Path) -> Iterator[StageView]:
     stages: dict[str, _Stage] = {}
-    recorded = folder
+    recorded: set[Path] = set()
     for event in events:
         if isinstance(event, RunStarted):
-            recorded = event.folder
+            recorded.add(event.folder)
             _leave_unfinished(stages.values(), INTERRUPTED)
         elif isinstance(event, StageWaiting):
             stage = stages.setdefault(event.name, _Stage(event.name, event.task))
@@ -280,8 +282,9 @@ def _stages(events: Iterable[Event], run_state: str, folder: Path) -> Iterator[S
             stage.state, stage.started, stage.result = RUNNING, event, None
             stage.attempts.append(Attempt(len(stage.attempts) + 1, event.time, None, RUNNING))
         elif isinstance(event, StageRetried):
-            stages[event.name].end_attempt(event.time, str(State.FAILED), event.reason)
-            stages[event.name].state = WAITING
+            stage = stages.setdefault(event.name, _Stage(event.name, event.name))
+            stage.end_attempt(event.time, str(State.FAILED), event.reason)
+            stage.state = WAITING
         elif isinstance(event, StageFinished):
             result = event.result
             stage = stages.setdefault(result.name, _Stage(result.name, result.task))
