@@ -157,6 +157,27 @@ def test_artifacts_are_handed_on(execute):
     assert result.artifacts["Output"].metadata == {"rows": 2}
 
 
+def test_lists_of_artifacts(execute):
+    @component
+    def make(i: int, model: dsl.Output[dsl.Model]):
+        model.metadata["i"] = i
+        with open(model.path, "w") as file:
+            file.write(f"weights {i}")
+
+    @component
+    def use(models: dsl.Input[List[dsl.Model]]) -> list:
+        return [[type(model).__name__, model.metadata, open(model.path).read()] for model in models]
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor([1, 2]) as i:
+            made = make(i=i)
+        use(models=dsl.Collected(made.outputs["model"]))
+
+    *_, used = execute(pipeline).stages
+    assert used.outputs["Output"] == [["Model", {"i": 1}, "weights 1"], ["Model", {"i": 2}, "weights 2"]]
+
+
 def test_the_path_of_a_file_url(execute, tmp_path):
     @component
     def point(path: str, data: dsl.Output[dsl.Dataset]):
