@@ -40,7 +40,9 @@ def key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
     assert container is not None
     inputs = with_defaults(node.component, node.inputs)
     environ = {**dict(container.env), **given_values(node.component, settings.given, node.scope.inputs)}
-    words = resolve_command((*container.command, *container.args), Facts(parameters=inputs))
+    command = (*container.command, *container.args)
+    placed, _ = with_copies(inputs, command, settings.folder, takes_all=False)
+    words = resolve_command(command, Facts(parameters=placed))
     return stage_key(node.task, node.component, inputs, environ=environ, code=code.of(words), engine="process")
 
 
@@ -81,7 +83,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         own[RUNTIME_MARK] = "true"
         # Not in a temporary folder: tracebacks name the file, and a debugger finds it.
         source_file = str(folder / "program" / "ephemeral_component.py")
-        command = python.command(source_file)
+        command = python.command(source_file, copies)
         source = None if python.source is None else (source_file, python.source)
     return Attempt(
         stage=node.name,

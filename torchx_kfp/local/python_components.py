@@ -9,9 +9,10 @@ the KFP that runs here is the one that executes the function, whatever version h
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,15 @@ EXECUTOR = "kfp.dsl.executor_main"
 #: KFP's ``import kfp`` loads its client too, unless this says that a component runs.
 RUNTIME_MARK = "_KFP_RUNTIME"
 
+# The executor has a path of its own for each store, such as /s3/bucket, where KFP's launcher mounts what it has copied.
+_WITH_COPIES = f"""
+import json, sys
+from kfp.dsl.types.artifact_types import Artifact
+copies, get_path = json.loads(sys.argv.pop(1)), Artifact._get_path
+Artifact._get_path = lambda self: copies.get(self.uri) or get_path(self)
+from {EXECUTOR} import executor_main
+executor_main()
+"""
 # Before it had its place, the executor was at others, which compiled pipelines still name.
 _EXECUTOR = re.compile(r"\bkfp(\.v2)?\.(dsl|components)\.executor_main\b")
 _BOOTSTRAP = ("program_path=$(mktemp -d)", '"$program_path/ephemeral_component.py"', '"$@"')
@@ -48,10 +58,11 @@ class PythonComponent:
         pairs = zip(self.arguments, self.arguments[1:], strict=False)
         return next((value for option, value in pairs if option == "--function_to_execute"), "")
 
-    def command(self, source_file: str) -> list[str]:
-        """What runs it, where its source is in this file."""
+    def command(self, source_file: str, copies: Mapping[str, str]) -> list[str]:
+        """What runs it, where its source is in this file; ``copies`` are paths of artifacts by their URIs."""
         module = [] if self.source is None else ["--component_module_path", source_file]
-        return ["python3", "-m", EXECUTOR, *module, *self.arguments]
+        start = ["-c", _WITH_COPIES, json.dumps(copies)] if copies else ["-m", EXECUTOR]
+        return ["python3", *start, *module, *self.arguments]
 
 
 def parse_command(words: Sequence[str]) -> PythonComponent | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torchx_kfp.local.names import StageNames, is_branches
+from torchx_kfp.local.names import StageNames, is_group_name
 from torchx_kfp.local.scopes import dag_of, inner_names, order_of_tasks
 from torchx_kfp.local.spec import Component, Dag, Pipeline, Task
 from torchx_kfp.report import show
@@ -159,8 +159,8 @@ def _describe(task: Task) -> tuple[str, str]:
         return "loop", f"for each item{of}{condition}"
     if task.condition:
         return "condition", f"if {_readable(task.condition)}"
-    if is_branches(task.name):
-        return "condition", "one of"
+    if is_group_name(task.name):
+        return ("exit handler", "with an exit task") if task.name.startswith("exit-") else ("condition", "one of")
     return "pipeline", task.name
 
 
