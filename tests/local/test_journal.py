@@ -128,6 +128,11 @@ def test_a_runner_that_is_killed(tmp_path):
             f"The run {folder.name} is still running (process {runner.pid}). Wait for its end, or end it with "
             f"'torchx-kfp cancel {folder.name}'."
         )
+        runner.kill()
+        runner.wait()
+        # Its stage lives on, which does not make it a running run.
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+        assert read_run(folder).state == "interrupted"
     finally:
         runner.kill()
         runner.wait()
