@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BEYOND_GRACE = 30.0
 
 
-@click.command("cancel")
+@click.command("cancel", short_help="End a run on this machine.")
 @click.argument("run")
 @output_dir_option
 def cancel_command(run: str, output_dir: str) -> None:

@@ -25,7 +25,7 @@ _CHUNK = 1 << 16
 _INTERVAL = 0.1
 
 
-@click.command("logs")
+@click.command("logs", short_help="Print what stages of a run on this machine print.")
 @click.argument("run")
 @click.argument("stage", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the stage, or the run, has ended.")
