@@ -124,7 +124,7 @@ def run(
         python_path=os.environ.get("PYTHONPATH", ""),
         cache=cache,
     )
-    _make_folder(folder, "output_dir", "--output-dir")
+    _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
     warn = _warnings(stream)
     with Journal.create(
         folder,
@@ -292,9 +292,9 @@ def _options_of(record: RunRecord) -> Options:
         ) from None
 
 
-def _make_folder(folder: Path, argument: str, option: str) -> None:
+def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=exist_ok)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(

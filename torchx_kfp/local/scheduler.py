@@ -136,7 +136,10 @@ class Scheduler:
 
     def _handle(self, event: tuple[Execution, Outcome] | int | None) -> None:
         if isinstance(event, int):
+            ended = list(self._running.items())
             self._end_processes(graceful=True)
+            for execution, stage in ended:
+                self._report(self._result(execution, stage, State.CANCELED, Outcome(reason="was ended with the run")))
             raise Interrupted(event)
         if event is not None:
             self._ended(*event)
@@ -374,30 +377,31 @@ class Scheduler:
             self._later(delay, lambda: self._startable.append(stage))
             return
         state = State.FAILED if outcome.reason else State.SUCCEEDED
-        self._report(
-            StageResult(
-                name=node.name,
-                task=node.task.name,
-                state=state,
-                exit_code=outcome.exit_code,
-                reason=outcome.reason,
-                duration=time.monotonic() - stage.started,
-                attempts=stage.attempt,
-                pod_name=stage.pod_name,
-                log_file=stage.log_file,
-                outputs=outcome.outputs,
-                artifacts=outcome.artifacts,
-                run_id=outcome.run_id,
-                tracker_base=execution.attempt.tracker_base,
-                results=outcome.results,
-                inputs=stage.inputs,
-                started_at=stage.started_at,
-                key=stage.key,
-            )
-        )
+        self._report(self._result(execution, stage, state, outcome))
         if node.task.caches:
             self._memory.keep(self._results[node.name])
         self._finish(node, state, {**outcome.outputs, **outcome.artifacts})
+
+    def _result(self, execution: Execution, stage: _Stage, state: State, outcome: Outcome) -> StageResult:
+        return StageResult(
+            name=stage.node.name,
+            task=stage.node.task.name,
+            state=state,
+            exit_code=outcome.exit_code,
+            reason=outcome.reason,
+            duration=time.monotonic() - stage.started,
+            attempts=stage.attempt,
+            pod_name=stage.pod_name,
+            log_file=stage.log_file,
+            outputs=outcome.outputs,
+            artifacts=outcome.artifacts,
+            run_id=outcome.run_id,
+            tracker_base=execution.attempt.tracker_base,
+            results=outcome.results,
+            inputs=stage.inputs,
+            started_at=stage.started_at,
+            key=stage.key,
+        )
 
     def _report(self, result: StageResult, *, kept: bool = False) -> None:
         self._results[result.name] = result
