@@ -130,19 +130,22 @@ def test_skipped_stages_say_why(call: Call, project: Path) -> None:
 
 def test_json_for_programs(call: Call, project: Path) -> None:
     done = call("run", "pipelines.py:two", "--tracker-base", "results", "--json", "-q")
-    run = json.loads(done.stdout)
-    assert run["pipeline"] == "two"
-    assert run["state"] == "succeeded"
-    assert [(stage["name"], stage["results"]) for stage in run["stages"]] == [
+    assert done.stderr == ""
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    run, last = events[0], events[-1]
+    assert (run["event"], run["pipeline"], run["arguments"]["value"]) == ("run_started", "two", 1.5)
+    assert (last["event"], last["state"], last["run_id"]) == ("run_finished", "succeeded", run["run_id"])
+    stages = [event for event in events if event["event"] == "stage_finished"]
+    assert [(stage["name"], stage["results"]) for stage in stages] == [
         ("first", {"value": 1.5, "parents": 0}),
         ("second[0]", {"value": 2.0, "parents": 1}),
     ]
-    first = run["stages"][0]
-    assert Path(first["log"]).read_text() == "arguments ['1.5']\n"
+    first = stages[0]
+    assert Path(first["log_file"]).read_text() == "arguments ['1.5']\n"
     tracker = FsspecResultTracker(project / "results")
     assert tracker[first["run_id"]] == first["results"]
-    assert json.loads(call("results", "results", run["run"], "--format", "json").stdout) == {
-        stage["run_id"]: stage["results"] for stage in run["stages"]
+    assert json.loads(call("results", "results", run["run_id"], "--format", "json").stdout) == {
+        stage["run_id"]: stage["results"] for stage in stages
     }
     assert json.loads(call("results", "results", first["run_id"], "--format", "json").stdout) == {
         first["run_id"]: first["results"]

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -28,7 +28,17 @@ def terminal_width() -> int | None:
 
 def has_styles() -> bool:
     """Whether stdout is a terminal that shall have bold and dim text."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return is_capable(sys.stdout) and wants_colors()
+
+
+def is_capable(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that knows more than lines."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def wants_colors() -> bool:
+    """Whether the user has not asked for none: https://no-color.org."""
+    return not os.environ.get("NO_COLOR")
 
 
 def styled(text: str, **style: Any) -> str:
@@ -44,8 +54,8 @@ def symbol(character: str, otherwise: str) -> str:
 def print_json(value: Any) -> None:
     """The value as JSON on stdout; numbers that JSON has not are text, ``"NaN"``."""
     # Escapes only where stdout, or UTF-8 itself, cannot have a character as it is.
-    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    print_text(text if encodable(text) == text else json.dumps(_plain(value), indent=2, allow_nan=False))
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    print_text(text if encodable(text) == text else json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -144,11 +154,12 @@ def _csv_cell(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool | Mapping | list) else repr(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value for JSON: numbers that it has not are text."""
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.output import print_json, show_results, this_command
-from torchx_kfp.cli.runs import PATIENCE, read
-from torchx_kfp.errors import ArgumentError, TrackerError
+from torchx_kfp.cli.output import this_command
+from torchx_kfp.cli.runs import PATIENCE
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.tracking import FsspecResultTracker
 
 if TYPE_CHECKING:
-    from torchx_kfp.local import Artifact, Pipeline, RunResult, StageResult
+    from torchx_kfp.local import Pipeline
 
 #: The parameter that pipelines have for it.
 TRACKER_BASE = "tracker_base"
@@ -36,8 +37,9 @@ _PROBE = "torchx-kfp-probe"
 @click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")
 @click.option("--secret", "secrets", metavar="NAME=PATH", multiple=True, help=f"A Kubernetes secret: {KEYS}.")
 @click.option("--config-map", "config_maps", metavar="NAME=PATH", multiple=True, help="A config map, like --secret.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not show the stages' output; it is in the logs.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON at the end instead of a table.")
+@click.option("-q", "--quiet", is_flag=True, help="Show the table at the end and errors alone.")
+@click.option("-v", "--verbose", is_flag=True, help="Show lines, with each stage's start, inputs and outputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as JSON, one a line, instead of the table.")
 def run_command(
     target: str,
     words: tuple[str, ...],
@@ -50,43 +52,52 @@ def run_command(
     secrets: tuple[str, ...],
     config_maps: tuple[str, ...],
     quiet: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Run a pipeline on this machine, its stages as processes of the current environment.
 
     Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME chooses among several. LIST and STRUCT
     parameters are JSON: -p 'points=[{"lr": 0.1}]'.
+
+    A terminal shows the stages while they run, and anything else gets the lines that they print.
     """
-    from torchx_kfp.local import OUTPUT_DIR, parse_arguments, resume, run
-    from torchx_kfp.local.history import find_run
+    from torchx_kfp.cli.summary import summarize
+    from torchx_kfp.cli.watch import choose_watch
+    from torchx_kfp.local import OUTPUT_DIR, load_pipeline, parse_arguments, resume, run
+    from torchx_kfp.local.history import find_run, read_run
     from torchx_kfp.local.secrets import parse_given
 
+    if quiet and verbose:
+        raise ArgumentError("--quiet and --verbose ask for the opposite. Give one of them.")
     options: dict[str, Any] = {
         "parallelism": parallelism,
         "secrets": parse_given(secrets, "--secret"),
         "config_maps": parse_given(config_maps, "--config-map"),
-        "quiet": quiet,
+        "quiet": True,
     }
     if resumed is not None:
         _refuse_with_resume({"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace})
         folder = find_run(output_dir or OUTPUT_DIR, resumed)
-        result = resume(folder, cache=False if no_cache else None, **options)
+        pipeline = load_pipeline(read_run(folder).pipeline_file)
+        start = partial(resume, folder, cache=False if no_cache else None, **options)
     elif target is None:
         raise click.UsageError("Missing argument 'FILE[:NAME]|YAML', or --resume RUN.")
     else:
         pipeline = _load(target)
         arguments = parse_arguments(pipeline, _split_words(words))
         arguments.update(_tracker_base(pipeline, arguments, tracker_base))
-        result = run(pipeline, arguments, output_dir=output_dir, workspace=workspace, cache=not no_cache, **options)
-    recorded = _read_results(result)
-    if as_json:
-        print_json(_as_json(result, recorded))
-    else:
-        _print_stages(result, recorded)
-        bases = [stage.tracker_base for stage in result.stages if stage.tracker_base and recorded.get(stage.name)]
-        for base in dict.fromkeys(bases):
-            click.echo(f"See the results again: {this_command('results', base, result.run_id)}", err=True)
-    result.raise_for_failure()
+        options |= {"output_dir": output_dir, "workspace": workspace, "cache": not no_cache}
+        start = partial(run, pipeline, arguments, **options)
+    watch = choose_watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
+    with summarize(watch.progress, _resume(output_dir), quiet=quiet, as_json=as_json), watch.shown():
+        start(on_event=watch.on_event, on_line=watch.on_line, on_unfinished=watch.on_unfinished)
+
+
+def _resume(output_dir: str | None) -> Callable[[str], str]:
+    """The command line that goes on with a run, by its run id."""
+    place = () if output_dir is None else ("--output-dir", output_dir)
+    return lambda run_id: this_command("run", "--resume", run_id, *place)
 
 
 def _refuse_with_resume(given: Mapping[str, Any]) -> None:
@@ -144,78 +155,3 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
     FsspecResultTracker(base, patience=PATIENCE).get(_PROBE)
     # A stage may change its directory.
     return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}
-
-
-def _read_results(result: RunResult) -> dict[str, dict[str, Any]]:
-    """Results by the stage's name; what cannot be read is said and left out, the run itself has ended."""
-    recorded: dict[str, dict[str, Any]] = {}
-    tracked = [stage for stage in result.stages if stage.run_id and stage.tracker_base]
-    for base in dict.fromkeys(stage.tracker_base for stage in tracked):
-        run_ids = {str(stage.run_id): stage.name for stage in tracked if stage.tracker_base == base}
-        try:
-            found = read(FsspecResultTracker(str(base), patience=PATIENCE), run_ids)
-        except TrackerError as error:
-            click.echo(f"The stages' results cannot be read: {error}", err=True)
-        else:
-            recorded |= {run_ids[run_id]: dict(results) for run_id, results in found.items()}
-    return recorded
-
-
-def _print_stages(result: RunResult, recorded: dict[str, dict[str, Any]]) -> None:
-    from torchx_kfp.cli.tables import print_table
-
-    rows = [
-        (stage.name, str(stage.state), _seconds(stage), show_results(recorded.get(stage.name, {})) or _why(stage))
-        for stage in result.stages
-    ]
-    print_table(("stage", "state", "seconds", "results"), rows, right=("seconds",))
-
-
-def _why(stage: StageResult) -> str:
-    # "was skipped: its condition is false": what comes first is in the column beside it.
-    return f"({stage.reason.rpartition(': ')[2]})" if stage.reason and not stage.attempts else ""
-
-
-def _seconds(stage: StageResult) -> str:
-    return f"{stage.duration:.1f}" if stage.attempts else ""
-
-
-def _artifacts(artifacts: Mapping[str, Artifact | list[Artifact]]) -> dict[str, Any]:
-    return {
-        name: [_artifact(item) for item in made] if isinstance(made, list) else _artifact(made)
-        for name, made in artifacts.items()
-    }
-
-
-def _artifact(artifact: Artifact) -> dict[str, Any]:
-    return {"type": artifact.type.title, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
-
-
-def _as_json(result: RunResult, recorded: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "pipeline": result.pipeline,
-        "run": result.run_id,
-        "state": str(result.state),
-        "seconds": round(result.duration, 3),
-        "folder": str(result.folder),
-        "outputs": dict(result.outputs),
-        "artifacts": _artifacts(result.artifacts),
-        "stages": [
-            {
-                "name": stage.name,
-                "task": stage.task,
-                "state": str(stage.state),
-                "reason": stage.reason,
-                "seconds": round(stage.duration, 3),
-                "attempts": stage.attempts,
-                "exit_code": stage.exit_code,
-                "run_id": stage.run_id,
-                "tracker_base": stage.tracker_base,
-                "results": recorded.get(stage.name),
-                "outputs": dict(stage.outputs),
-                "artifacts": _artifacts(stage.artifacts),
-                "log": str(stage.log_file) if stage.log_file else None,
-            }
-            for stage in result.stages
-        ],
-    }

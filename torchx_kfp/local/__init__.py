@@ -13,6 +13,7 @@ from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.check import check_supported
 from torchx_kfp.local.events import (
     Event,
+    RunEnding,
     RunFinished,
     RunStarted,
     StageFinished,
@@ -30,6 +31,7 @@ __all__ = [
     "Artifact",
     "Event",
     "Pipeline",
+    "RunEnding",
     "RunFinished",
     "RunResult",
     "RunStarted",

@@ -83,6 +83,15 @@ class StageFinished:
 
 
 @dataclass(frozen=True)
+class RunEnding:
+    """A signal ends the run: the running stages have ``grace`` seconds to end by themselves."""
+
+    signal: int
+    grace: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
 class RunFinished:
     """The last event of a run, which a killed one has not. ``duration`` is in seconds, since it was (re)started."""
 
@@ -94,7 +103,7 @@ class RunFinished:
     time: float = field(default_factory=time.time)
 
 
-Event: TypeAlias = RunStarted | StageWaiting | StageStarted | StageRetried | StageFinished | RunFinished
+Event: TypeAlias = RunStarted | StageWaiting | StageStarted | StageRetried | StageFinished | RunEnding | RunFinished
 Listener: TypeAlias = Callable[[Event], None]
 
 _NAMES: dict[str, type[Any]] = {
@@ -103,6 +112,7 @@ _NAMES: dict[str, type[Any]] = {
     "stage_started": StageStarted,
     "stage_retried": StageRetried,
     "stage_finished": StageFinished,
+    "run_ending": RunEnding,
     "run_finished": RunFinished,
 }
 _PATHS = {"folder", "log_file"}

@@ -10,13 +10,20 @@ import select
 import selectors
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, TextIO, TypeAlias
 
 #: A longer line is shown in pieces of this many bytes.
 _LINE_LIMIT = 1 << 16
 _READ_SIZE = 1 << 16
+
+#: Bytes of a line without an end that a listener gets.
+_UNFINISHED = 1 << 10
+
+#: Is called with a stage's name and a line that it has printed, as a terminal may show it.
+LineListener: TypeAlias = Callable[[str, str], None]
 # Control characters but the tab, and escape sequences other than colours.
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
@@ -35,17 +42,22 @@ class Terminal:
         self._stream = stream
         self._descriptor = None if stream is None else _descriptor(stream)
         self._lock = threading.Lock()
+        #: What went wrong when the stream was given up.
+        self.error: OSError | ValueError | None = None
 
     def write_lines(self, lines: list[str]) -> None:
         """Writes them in one piece, so that lines never mix."""
-        text = "".join(f"{line}\n" for line in lines)
+        self.write("".join(f"{line}\n" for line in lines))
+
+    def write(self, text: str) -> None:
+        """Writes the text in one piece."""
         with self._lock:
             if self._stream is None or not text:
                 return
             try:
                 self._write(self._stream, text)
-            except (OSError, ValueError):
-                self._stream = None
+            except (OSError, ValueError) as error:
+                self._stream, self.error = None, error
 
     def _write(self, stream: TextIO, text: str) -> None:
         encoding = getattr(stream, "encoding", None) or "ascii"
@@ -84,15 +96,15 @@ def _write_all(descriptor: int, data: bytes) -> None:
 class Log:
     """The output of one process: a pipe that is read to its end into a file."""
 
-    def __init__(self, pipe: int, path: Path, prefix: str) -> None:
+    def __init__(self, pipe: int, path: Path, stage: str) -> None:
         self.pipe = pipe
-        self.prefix = prefix
+        self.stage = stage
         self.closed = threading.Event()
         self._file: BinaryIO | None = path.open("ab", buffering=0)
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """Keeps the data, and returns the lines for the terminal that are complete with it."""
+        """Keeps the data, and returns the lines, as a terminal may show them, that are complete with it."""
         if self._file is not None:
             try:
                 self._file.write(data)
@@ -102,7 +114,12 @@ class Log:
                 self._file = None
         *lines, rest = (self._rest + data).split(b"\n")
         *early, self._rest = _pieces(rest)
-        return [self._show(piece) for line in lines for piece in _pieces(line)] + [self._show(piece) for piece in early]
+        return [printable(piece) for line in lines for piece in _pieces(line)] + [printable(piece) for piece in early]
+
+    @property
+    def unfinished(self) -> str:
+        """The line that has no end yet, such as a progress bar."""
+        return printable(self._rest[-_UNFINISHED:])
 
     def finish(self) -> list[str]:
         """Closes file and pipe; the line that had no end is returned."""
@@ -110,10 +127,7 @@ class Log:
         if self._file is not None:
             self._file.close()
         rest, self._rest = self._rest, b""
-        return [self._show(rest)] if rest else []
-
-    def _show(self, line: bytes) -> str:
-        return f"{self.prefix} | {printable(line)}"
+        return [printable(rest)] if rest else []
 
 
 def _pieces(line: bytes) -> list[bytes]:
@@ -126,10 +140,16 @@ def _replace(match: re.Match[str]) -> str:
 
 
 class LogPump:
-    """One thread that reads all pipes."""
+    """One thread that reads all pipes, and calls ``show`` with a stage's name and its new lines.
 
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
+    ``on_unfinished`` is called with the line that has no end yet, whenever it changes. If one of them raises, nothing
+    is shown any more, the stages go on, and ``error`` has the exception.
+    """
+
+    def __init__(self, show: Callable[[str, list[str]], None], on_unfinished: LineListener | None = None) -> None:
+        self._show_lines = show
+        self._on_unfinished = on_unfinished
+        self.error: Exception | None = None
         self._selector = selectors.DefaultSelector()
         self._requests: deque[tuple[str, Log]] = deque()
         self._wake_read, self._wake_write = os.pipe()
@@ -193,12 +213,23 @@ class LogPump:
     def _read(self, log: Log, open_logs: set[Log]) -> None:
         data = os.read(log.pipe, _READ_SIZE)
         if data:
-            self._terminal.write_lines(log.feed(data))
+            self._show(log, log.feed(data))
         else:
             self._close(log, open_logs)
 
     def _close(self, log: Log, open_logs: set[Log]) -> None:
         open_logs.discard(log)
         self._selector.unregister(log.pipe)
-        self._terminal.write_lines(log.finish())
+        self._show(log, log.finish())
         log.closed.set()
+
+    def _show(self, log: Log, lines: list[str]) -> None:
+        if self.error is not None:
+            return
+        try:
+            if lines:
+                self._show_lines(log.stage, lines)
+            if self._on_unfinished is not None:
+                self._on_unfinished(log.stage, log.unfinished)
+        except Exception as error:  # without this thread, the stages would wait for ever
+            self.error = error

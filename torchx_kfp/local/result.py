@@ -15,6 +15,8 @@ from torchx_kfp.local.output import printable
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
 LAST_LINES = 10
+#: Failed stages whose last lines a message quotes, and stages that it names besides.
+_QUOTED, _NAMED = 5, 20
 _TAIL_BYTES = 8192
 
 
@@ -123,13 +125,21 @@ def describe_failure(result: RunResult) -> str:
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
     stages = "1 stage" if len(result.stages) == 1 else f"{len(result.stages)} stages"
     lines = [f"The run {result.run_id} failed: {len(failed)} of {stages} failed."]
-    for stage in failed:
+    for stage in failed[:_QUOTED]:
         attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
         lines.append(f"{stage.name} {stage.reason}{attempts}.")
         tail = stage.last_lines()
         if tail:
             lines.append(f"  Its last lines, from {stage.log_file}:")
             lines += [f"    {line}" for line in tail]
+    if failed[_QUOTED:]:
+        names = _named([stage.name for stage in failed[_QUOTED:]])
+        lines.append(f"Failed too: {names}. Their logs are in {result.folder}.")
     if not_run:
-        lines.append(f"Not run because of that: {', '.join(not_run)}.")
+        lines.append(f"Not run because of that: {_named(not_run)}.")
     return "\n".join(lines)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

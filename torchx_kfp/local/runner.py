@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import signal
 import sys
 import threading
@@ -21,14 +20,16 @@ from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.local.cache import Cache
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.environment import stage_environment
-from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted, StageFinished, StageRetried
+from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted
 from torchx_kfp.local.history import RunRecord, read_run
 from torchx_kfp.local.journal import Journal
 from torchx_kfp.local.kubernetes import GivenKeys, has_workspace
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.memory import Memory
+from torchx_kfp.local.messages import messages
 from torchx_kfp.local.names import make_run_name
-from torchx_kfp.local.output import LogPump, Terminal
+from torchx_kfp.local.outline import indices_of, without_indices
+from torchx_kfp.local.output import LineListener, LogPump, Terminal
 from torchx_kfp.local.prepare import Settings
 from torchx_kfp.local.process import GRACE, kill_marked
 from torchx_kfp.local.result import RunResult, StageResult, State
@@ -72,6 +73,8 @@ def run(
     parallelism: int | None = None,
     cache: bool = True,
     on_event: Listener | None = None,
+    on_line: LineListener | None = None,
+    on_unfinished: LineListener | None = None,
     stream: TextIO | None = None,
     quiet: bool = False,
     grace: float = GRACE,
@@ -93,6 +96,9 @@ def run(
         cache: takes what earlier runs in ``output_dir`` have made (see ``keys``), where a task lets KFP cache it, which
             is the default.
         on_event: is called with each event of the run, from this thread.
+        on_line: is called with a stage's name and each line of its output, without what a terminal should not get, from
+            another thread. If it raises, it is called no more, and the exception is raised when the run has ended.
+        on_unfinished: is called like that with a line that has no end yet, such as a progress bar, as it grows.
         stream: where the stages' output is shown, with their names. Default: stderr.
         quiet: shows nothing; the logs are written all the same.
         grace: seconds that processes have to end after a signal before they are killed.
@@ -135,7 +141,7 @@ def run(
         options=dataclasses.asdict(options),
         warn=warn,
     ) as journal:
-        view = _View(on_event, Terminal(None if quiet else stream or sys.stderr))
+        view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
         return _execute(loaded, values, options, journal, view, GivenKeys(secrets or {}, config_maps or {}))
 
 
@@ -145,6 +151,8 @@ def resume(
     parallelism: int | None = None,
     cache: bool | None = None,
     on_event: Listener | None = None,
+    on_line: LineListener | None = None,
+    on_unfinished: LineListener | None = None,
     stream: TextIO | None = None,
     quiet: bool = False,
     grace: float | None = None,
@@ -161,6 +169,8 @@ def resume(
         parallelism: as in ``run``; what the run had before, where it is None, as are ``cache`` and ``grace``.
         cache: as in ``run``.
         on_event: as in ``run``; stages that do not run again have their ``StageFinished`` again.
+        on_line: as in ``run``.
+        on_unfinished: as in ``run``.
         stream: as in ``run``.
         quiet: as in ``run``.
         grace: as in ``run``.
@@ -189,7 +199,7 @@ def resume(
     with Journal.reopen(path, _warnings(stream)) as journal:
         # Of a runner that was killed.
         kill_marked(record.run_id)
-        view = _View(on_event, Terminal(None if quiet else stream or sys.stderr))
+        view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
         keys = GivenKeys(secrets or {}, config_maps or {})
         return _execute(loaded, dict(record.arguments), options, journal, view, keys, record)
 
@@ -199,6 +209,8 @@ class _View:
     """Who watches a run."""
 
     on_event: Listener | None
+    on_line: LineListener | None
+    on_unfinished: LineListener | None
     terminal: Terminal
 
 
@@ -219,9 +231,15 @@ def _execute(
     def listener(event: Event) -> None:
         # First: whoever hears of it finds it in the folder.
         journal.write(event)
-        view.terminal.write_lines(_messages(event))
+        view.terminal.write_lines(messages(event))
         if view.on_event is not None:
             view.on_event(event)
+
+    def show(stage: str, lines: list[str]) -> None:
+        view.terminal.write_lines([f"{stage} | {line}" for line in lines])
+        if view.on_line is not None:
+            for line in lines:
+                view.on_line(stage, line)
 
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(earlier.created if earlier else None))
     environ = {**os.environ, "PYTHONPATH": options.python_path} if options.python_path else os.environ
@@ -246,7 +264,7 @@ def _execute(
     cache = Cache(folder.parent / CACHE_FOLDER) if options.cache else None
     memory = Memory(run_id, earlier.finished if earlier else {}, cache)
     started = time.monotonic()
-    with LogPump(view.terminal) as pump:
+    with LogPump(show, view.on_unfinished) as pump:
         scheduler = Scheduler(pipeline, settings, pump, listener, memory, earlier.attempts if earlier else {})
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
@@ -260,20 +278,22 @@ def _execute(
             finally:
                 # Each stage's end ends what it has started; this finds what came after that.
                 kill_marked(run_id)
-        outputs = root.outputs()
-        artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
-        result = RunResult(
-            pipeline=pipeline.name,
-            run_id=run_id,
-            state=State.FAILED if root.failed else State.SUCCEEDED,
-            folder=folder,
-            duration=time.monotonic() - started,
-            stages=tuple(_in_order(pipeline, scheduler.results)),
-            outputs={name: value for name, value in outputs.items() if name not in artifacts},
-            artifacts=artifacts,
-        )
-        listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
-        return result
+    if pump.error is not None:
+        raise pump.error
+    outputs = root.outputs()
+    artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
+    result = RunResult(
+        pipeline=pipeline.name,
+        run_id=run_id,
+        state=State.FAILED if root.failed else State.SUCCEEDED,
+        folder=folder,
+        duration=time.monotonic() - started,
+        stages=tuple(_in_order(pipeline, scheduler.results)),
+        outputs={name: value for name, value in outputs.items() if name not in artifacts},
+        artifacts=artifacts,
+    )
+    listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
+    return result
 
 
 def _warnings(stream: TextIO | None) -> Callable[[str], None]:
@@ -321,25 +341,6 @@ def _in_order(pipeline: Pipeline, stages: list[StageResult]) -> list[StageResult
     positions = order_of_tasks(pipeline)
 
     def key(stage: StageResult) -> tuple[int, list[int]]:
-        # train[2,0] -> train and 2, 0
-        indices = [int(number) for group in re.findall(r"\[([\d,]+)\]", stage.name) for number in group.split(",")]
-        return positions[re.sub(r"\[[\d,]+\]", "", stage.name)], indices
+        return positions[without_indices(stage.name)], indices_of(stage.name)
 
     return sorted(stages, key=key)
-
-
-def _messages(event: Event) -> list[str]:
-    """What is shown of an event by itself: the rest belongs to the caller."""
-    if isinstance(event, RunStarted):
-        lines = [f"Run {event.run_id}: logs and outputs are in {event.folder}"]
-        if event.not_applied:
-            lines.append(f"Not applied on this machine: {', '.join(event.not_applied)}.")
-        return lines
-    if isinstance(event, StageRetried):
-        in_ = f" in {event.delay:g} s" if event.delay else ""
-        return [f"{event.name} {event.reason} (attempt {event.attempt}); trying again{in_}."]
-    if isinstance(event, StageFinished) and event.result.attempts:
-        stage = event.result
-        how = stage.reason or "succeeded"
-        return [f"{stage.name} {how} ({stage.duration:.1f} s)."]
-    return []

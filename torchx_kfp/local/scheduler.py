@@ -17,7 +17,7 @@ from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.conditions import compile_condition
-from torchx_kfp.local.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.local.events import Listener, RunEnding, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.local.execution import Execution, Outcome
 from torchx_kfp.local.keys import CodeFiles
 from torchx_kfp.local.kubernetes import volume_outputs, volume_task
@@ -136,6 +136,7 @@ class Scheduler:
 
     def _handle(self, event: tuple[Execution, Outcome] | int | None) -> None:
         if isinstance(event, int):
+            self._listener(RunEnding(event, self._settings.grace))
             ended = list(self._running.items())
             self._end_processes(graceful=True)
             for execution, stage in ended:

@@ -1,0 +1,336 @@
+"""Watching a run: in a terminal, as lines and as JSON, with the program as a user calls it."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyte
+import pytest
+from kfp import compiler, dsl
+from rich.text import Text
+
+from tests.cli.conftest import PROGRAM
+from tests.cli.test_progress import finished
+from tests.local.components import python, shell
+from torchx_kfp.cli.live import LiveView, Screen
+from torchx_kfp.cli.progress import Progress
+from torchx_kfp.cli.summary import summarize
+from torchx_kfp.local.events import RunFinished, RunStarted
+from torchx_kfp.local.output import Terminal as Output
+from torchx_kfp.local.result import State
+
+#: Seconds after which a test gives up.
+PATIENCE = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled pipelines, so that no program here has to load kfp."""
+    made = tmp_path_factory.mktemp("watch")
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+    awkward = r"os.write(1, b'\x1b[2J\x1b[9A \x1b[31mred ' + 'wide \u65e5\u672c '.encode() * 40 + b'\n')" + "\n"
+
+    @dsl.pipeline(name="waits")
+    def waits():  # type: ignore[no-untyped-def]
+        with dsl.ParallelFor(list(range(30))) as item:
+            del item
+            python(code=f"import os\n{awkward}print('looping', flush=True)\n{wait}")
+        first = shell(script="echo trying; exit 3")
+        shell(script="echo never").after(first)
+
+    @dsl.pipeline(name="sleeps")
+    def sleeps():  # type: ignore[no-untyped-def]
+        shell(script="echo quick")
+        python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+
+    @dsl.pipeline(name="fails")
+    def fails():  # type: ignore[no-untyped-def]
+        first = shell(script="printf '\\033[31mred\\n'; exit 3")
+        shell(script="echo never").after(first)
+
+    for pipeline in (waits, sleeps, fails):
+        compiler.Compiler().compile(pipeline, str(made / f"{pipeline.name}.yaml"))
+    return made
+
+
+class Terminal:
+    """A terminal with the program in it, as pyte understands what is written there."""
+
+    def __init__(self, folder: Path, columns: int, lines: int, *words: str, **environ: str) -> None:
+        self.screen = pyte.HistoryScreen(columns, lines, history=1000)
+        self.written = b""
+        self._stream = pyte.ByteStream(self.screen)
+        self._stream.feed(b"before\r\n")
+        hidden = ("COLUMNS", "LINES", "NO_COLOR", "TERM", "PYTHONIOENCODING")
+        variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            with contextlib.suppress(BaseException):
+                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.chdir(folder)
+                os.execve(PROGRAM, [PROGRAM, *words], {**variables, "TERM": "xterm", **environ})
+            os._exit(127)
+
+    @property
+    def shown(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    def wait_for(self, *texts: str) -> str:
+        """Reads until all texts stand in the terminal at once."""
+        ends = time.monotonic() + PATIENCE
+        while not all(text in self.shown for text in texts):
+            assert time.monotonic() < ends, self.shown
+            if not self._read():
+                raise AssertionError(f"the program has ended:\n{self.shown}")
+        return self.shown
+
+    def send(self, data: bytes) -> None:
+        os.write(self.terminal, data)
+
+    def end(self) -> int:
+        """Reads to the end, and returns the exit code."""
+        while self._read():
+            pass
+        os.close(self.terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _read(self) -> bool:
+        if not select.select([self.terminal], [], [], 0.2)[0]:
+            return True
+        try:
+            data = os.read(self.terminal, 65536)
+        except OSError:  # Linux's way to say that nobody writes any more
+            return False
+        self.written += data
+        self._stream.feed(data)
+        return bool(data)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
+    started: list[Terminal] = []
+    (folder / "go").unlink(missing_ok=True)
+
+    def function(columns: int, lines: int, *words: str, **environ: str) -> Terminal:
+        started.append(Terminal(folder, columns, lines, *words, **environ))
+        return started[-1]
+
+    yield function
+    for terminal in started:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if os.waitpid(terminal.pid, os.WNOHANG)[0] == 0:
+                os.kill(terminal.pid, signal.SIGKILL)
+                os.waitpid(terminal.pid, 0)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(100, 30), (40, 10)])
+def test_a_picture_while_it_runs_and_a_table_after_it(
+    start: Callable[..., Terminal], folder: Path, columns: int, lines: int
+) -> None:
+    terminal = start(columns, lines, "run", "waits.yaml", "--parallelism", "3")
+    shown = terminal.wait_for("python[0]", "python[2]", "looping", "✗ shell")
+    picture = shown[shown.rindex("waits ") :].splitlines()
+    assert re.match(r"waits \d+s  1 failed, 3 running,", picture[0])
+    assert [line.split()[:2] for line in picture if "python" in line] == [
+        ["●", "python"],
+        *[["●", f"python[{number}]"] for number in range(3)],
+    ]
+    # One picture, drawn over and over, and the cursor on the line below.
+    assert shown.count("● python[1]") == 1
+    assert terminal.screen.cursor.x == 0
+    assert not terminal.screen.cursor.hidden
+    (folder / "go").touch()
+    assert terminal.end() == 1
+    assert "● " not in terminal.shown
+    text = terminal.written.decode().replace("\r\n", "\n")
+    assert text.endswith("\n")
+    table = [line.split() for line in text[text.rindex("stage  ") :].splitlines()]
+    if columns == 100:
+        assert ["python[...]", "30", "succeeded"] in [line[:3] for line in table]
+        assert "shell ended with exit code 3." in text
+        assert "    trying\n" in text
+        assert "Not run because of that: shell-2." in text
+        assert re.search(r"torchx-kfp run --resume waits-", text.splitlines()[-1])
+
+
+def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
+    terminal = start(200, 30, "run", "sleeps.yaml")
+    terminal.wait_for("● python", "asleep", "✓ shell")
+    terminal.send(b"\x03")
+    assert terminal.end() == 130
+    lines = terminal.shown.splitlines()
+    assert lines[0] == "before"
+    assert lines[1].startswith("Run sleeps-")
+    assert lines[2].startswith("stage ")
+    assert sorted(line.split()[:2] for line in lines[4:6]) == [["python", "canceled"], ["shell", "succeeded"]]
+    assert re.search(r"was ended by SIGINT: 1 stage had finished, python was running\.", terminal.shown)
+    assert "torchx-kfp run --resume sleeps-" in terminal.shown
+    assert lines[-1] == "Interrupted."
+    assert "●" not in terminal.shown
+    assert "^C" not in terminal.shown
+    assert not terminal.screen.cursor.hidden
+
+
+def test_another_size_is_followed(start: Callable[..., Terminal]) -> None:
+    terminal = start(120, 30, "run", "sleeps.yaml")
+    terminal.wait_for("● python", "asleep")
+    fcntl.ioctl(terminal.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 30, 0, 0))
+    terminal.screen.resize(5, 30)
+    terminal.wait_for("● python", "asleep")
+    terminal.send(b"\x03")
+    assert terminal.end() == 130
+
+
+def test_the_way_back_over_a_picture_that_a_narrower_terminal_has_folded() -> None:
+    sizes = [os.terminal_size((100, 30))]
+    stream = io.StringIO()
+    screen = Screen(Output(stream), lambda: sizes[-1])
+
+    def draw(*texts: str) -> str:
+        stream.seek(0)
+        stream.truncate()
+        screen.draw([Text(text) for text in texts], texts)
+        return re.sub(r"\x1b\[\?[0-9;]*[hl]", "", stream.getvalue())
+
+    assert draw("x" * 50, "", "y") == f"\r{'x' * 50}\x1b[K\r\n\x1b[K\r\ny\x1b[K\r\n\x1b[J"
+    assert draw("z").startswith("\r\x1b[3Az")
+    assert draw("x" * 50, "", "y").startswith("\r\x1b[1A")
+    sizes.append(os.terminal_size((20, 30)))
+    assert draw("z").startswith("\r\x1b[5Az")
+    screen.forget()
+    assert draw("z").startswith("\rz")
+
+
+def test_what_others_write_to_stderr_stays_above_the_picture() -> None:
+    stream = io.StringIO()
+    size = os.terminal_size((40, 10))
+    view = LiveView(Progress({"a": False}), Output(stream), lambda: size, colors=False, ascii_only=False)
+    with view.shown():
+        print("a warning", file=sys.stderr)
+        view.on_event(RunStarted("pipeline", "run-1", Path("/runs/1"), time=time.time()))
+        ends = time.monotonic() + PATIENCE
+        while "· a" not in stream.getvalue() and time.monotonic() < ends:
+            time.sleep(0.02)
+        print("another", file=sys.stderr)
+    screen = pyte.Screen(40, 10)
+    pyte.Stream(screen).feed(stream.getvalue())
+    lines = [line.rstrip() for line in screen.display if line.strip()]
+    # A longer line is folded, and not cut as those of the picture are.
+    assert lines == ["a warning", "Run run-1: logs and outputs are in /runs", "/1", "another"]
+
+
+def test_no_colors_and_no_picture_for_those_who_want_none(start: Callable[..., Terminal]) -> None:
+    plain = start(100, 30, "run", "fails.yaml", NO_COLOR="1")
+    assert plain.end() == 1
+    assert re.search(rb"\x1b\[[0-9;]*m", plain.written) is None
+    dumb = start(100, 30, "run", "fails.yaml", TERM="dumb")
+    assert dumb.end() == 1
+    assert b"\x1b" not in dumb.written
+    assert b"shell | red\r\n" in dumb.written
+
+
+def test_verbose_lines_in_a_terminal(start: Callable[..., Terminal]) -> None:
+    terminal = start(100, 40, "run", "fails.yaml", "--verbose")
+    assert terminal.end() == 1
+    assert "\nshell starts.\nshell   input script = " in terminal.shown
+    # A colour that is not ended does not reach the next line.
+    assert b"shell | \x1b[31mred\x1b[0m\r\n" in terminal.written
+    assert "shell-2 was not run: shell failed." in terminal.shown
+
+
+def call(folder: Path, *words: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_quiet_has_the_table_and_errors_alone(folder: Path) -> None:
+    done = call(folder, "run", "fails.yaml", "-q")
+    assert done.stdout.startswith("stage ")
+    assert done.stderr.startswith("Error: The run fails-")
+    assert done.stderr.endswith("Not run because of that: shell-2.\n")
+    assert "\x1b" not in done.stderr
+    assert call(folder, "run", "fails.yaml", "-q", "-v").stderr == (
+        "Error: --quiet and --verbose ask for the opposite. Give one of them.\n"
+    )
+
+
+def test_events_alone_are_on_stdout_and_the_last_is_the_end(folder: Path) -> None:
+    done = call(folder, "run", "fails.yaml", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == [
+        "run_started",
+        "stage_waiting",
+        "stage_started",
+        "stage_finished",
+        "stage_finished",
+        "run_finished",
+    ]
+    assert events[-1]["state"] == "failed"
+    assert "\nshell | red\n" in done.stderr
+    assert "Error: The run fails-" in done.stderr
+
+
+def test_a_reader_of_json_that_has_read_enough(folder: Path) -> None:
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [PROGRAM, "run", "fails.yaml", "--json"], cwd=folder, stdout=write, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(write)
+        with open(read, encoding="utf-8") as file:
+            assert json.loads(file.readline())["event"] == "run_started"
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait(PATIENCE) == 1
+    assert "Traceback" not in told
+    assert "Broken" not in told
+    assert "shell ended with exit code 3." in told
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
+def test_events_that_cannot_be_written_are_an_error(folder: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [PROGRAM, "run", "fails.yaml", "--json", "-q"], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "Error: The output cannot be written: No space left on device.\n"
+
+
+def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
+    code = (
+        "import sys; from pathlib import Path; from torchx_kfp.cli.progress import Progress\n"
+        "from torchx_kfp.cli.watch import Json, Silent; from torchx_kfp.local.events import *\n"
+        "from torchx_kfp.local.result import *\n"
+        "nan = float('nan')\n"
+        "result = StageResult('a', 'a', State.SUCCEEDED, results={'loss': nan}, outputs={'x': [nan, {'y': -nan}]})\n"
+        "Json(Silent(Progress())).on_event(StageFinished(result))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    event = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (event["results"], event["outputs"]) == ({"loss": {"number": "NaN"}}, {"x": ["NaN", {"y": "NaN"}]})
+
+
+def test_results_that_could_not_be_read_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress({"a": False, "b": False, "c": False})
+    with summarize(progress, str, quiet=True, as_json=False):
+        progress.on_event(RunStarted("pipeline", "run-1", Path("/runs/1")))
+        for name, results in (("a", None), ("b", {"x": 1}), ("c", None)):
+            place = {"run_id": f"run-1/{name}/1", "tracker_base": "s3://bucket"}
+            progress.on_event(finished(name, results=results, **place))
+        progress.on_event(RunFinished("run-1", State.SUCCEEDED, 1.0))
+    told = capsys.readouterr()
+    assert told.err.startswith("The results of a, c could not be read from s3://bucket.\nSee the results again: ")
+    assert [line.split()[3:] for line in told.out.splitlines()[2:]] == [[], ["x=1"], []]

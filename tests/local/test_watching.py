@@ -1,0 +1,146 @@
+"""What a caller of ``run`` learns while a run goes on: events, lines, and what is said of them."""
+
+import io
+import os
+import signal
+import threading
+
+import pytest
+from kfp import dsl
+
+from tests.local.components import python, shell, write
+from torchx_kfp.errors import StageFailedError
+from torchx_kfp.local import RunEnding, RunFinished, run
+from torchx_kfp.local.events import decode, encode
+from torchx_kfp.local.messages import messages
+
+
+def test_lines_come_with_the_stages_name_also_where_nothing_is_shown(execute):
+    @dsl.pipeline
+    def pipeline():
+        python(code=r"import os; os.write(1, b'a\x1b[2J\nb\n\n10%\r20%')")
+
+    heard, threads = [], set()
+
+    def hear(stage, line):
+        heard.append((stage, line))
+        threads.add(threading.current_thread())
+
+    stream = io.StringIO()
+    execute(pipeline, on_line=hear, stream=stream, quiet=True)
+    assert heard == [("python", "a\ufffd[2J"), ("python", "b"), ("python", ""), ("python", "20%")]
+    assert stream.getvalue() == ""
+    assert threading.main_thread() not in threads
+
+
+def test_a_listener_for_lines_that_raises_does_not_hold_up_the_stages(tmp_path):
+    calls = []
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script=f"echo a; echo b; sleep 0.1; echo c; touch {tmp_path}/done")
+
+    def hear(stage, line):
+        calls.append(line)
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run(pipeline, output_dir=tmp_path / "runs", on_line=hear, stream=io.StringIO())
+    assert calls == ["a"]
+    assert (tmp_path / "done").exists()
+    assert [path.read_text() for path in tmp_path.glob("runs/*/*/log.txt")] == ["a\nb\nc\n"]
+
+
+def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):
+    @dsl.pipeline
+    def pipeline():
+        python(
+            code="import signal, sys, time\n"
+            "def end(*_): print('ending', flush=True); sys.exit()\n"
+            "signal.signal(signal.SIGTERM, end)\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(60)"
+        )
+
+    events = []
+    stream = io.StringIO()
+
+    def hear(stage, line):
+        if line == "ready":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(pipeline, output_dir=tmp_path, on_event=events.append, on_line=hear, stream=stream, grace=20)
+    assert [type(event) for event in events[-2:]] == [RunEnding, RunFinished]
+    assert decode(encode(events[-2])) == events[-2]
+    shown = stream.getvalue().splitlines()[1:]
+    assert shown[:3] == [
+        "python | ready",
+        "SIGINT: the running stages have 20 s to end; a second signal kills them.",
+        "python | ending",
+    ]
+
+
+def test_verbose_messages_have_inputs_and_outputs(execute):
+    @dsl.pipeline
+    def pipeline(text: str):
+        write(x=text)
+        shell(script="exit 0")
+
+    def told(verbose):
+        events = []
+        execute(pipeline, {"text": "a\nb"}, on_event=events.append, parallelism=1)
+        lines = [line for event in events for line in messages(event, verbose=verbose)]
+        return [line.rpartition(" (")[0] or line for line in lines][1:]
+
+    assert told(False) == ["shell succeeded", "write succeeded"]
+    assert told(True) == [
+        "shell starts.",
+        "shell   input script = 'exit 0'",
+        "shell succeeded",
+        "write starts.",
+        r"write   input x = 'a\nb'",
+        "write succeeded",
+        r"write   output out = 'a\nb'",
+    ]
+
+
+def test_a_line_without_an_end_is_heard_as_it_grows(execute, tmp_path):
+    seen = tmp_path / "seen"
+    code = (
+        "import os, time; os.write(1, b'a' * 2000 + b' 10%\\r 50%\\r')\n"
+        f"while not os.path.exists({str(seen)!r}): time.sleep(0.02)"
+    )
+
+    @dsl.pipeline
+    def pipeline():
+        python(code=code)
+
+    heard, lines = [], []
+
+    def hear(stage, line):
+        heard.append((stage, line))
+        seen.touch()
+
+    execute(pipeline, on_unfinished=hear, on_line=lambda *line: lines.append(line))
+    # It is a line when it has an end; until then, it has nothing of what was written over.
+    assert heard == [("python", " 50%"), ("python", "")]
+    assert lines == [("python", " 50%")]
+
+
+def test_many_failures_are_not_all_quoted(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(list(range(30))) as item:
+            shell(script=f"echo last of {item}; exit 1")
+        last = shell(script="exit 0")
+        last.after(first := shell(script="exit 2"))
+        del first
+
+    with pytest.raises(StageFailedError) as error:
+        execute_failing(pipeline).raise_for_failure()
+    lines = str(error.value).splitlines()
+    assert sum("Its last lines" in line for line in lines) <= 5
+    assert lines[-2].startswith("Failed too: shell[")
+    assert " and 6 more. Their logs are in " in lines[-2]
+    assert lines[-1] == "Not run because of that: shell-2."
