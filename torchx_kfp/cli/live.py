@@ -54,6 +54,10 @@ class Screen:
 
     def erase(self, above: str = "") -> None:
         """Removes the picture."""
+        # Line by line: what is erased from the screen's first place on, tmux keeps in its history.
+        height = self._height()
+        blank = "\x1b[K\r\n" * height
+        self._terminal.write(f"{self._back()}{blank}\x1b[K")
         self.draw([], [], above)
 
     def forget(self) -> None:
@@ -62,9 +66,12 @@ class Screen:
 
     def _back(self) -> str:
         """The way to the last picture's first line, where a terminal that is narrower by now has folded it."""
-        columns = max(1, self._size().columns)
-        height = sum(max(1, -(-width // columns)) for width in self._widths)
+        height = self._height()
         return f"\r\x1b[{height}A" if height else "\r"
+
+    def _height(self) -> int:
+        columns = max(1, self._size().columns)
+        return sum(max(1, -(-width // columns)) for width in self._widths)
 
 
 class LiveView:
