@@ -1,0 +1,66 @@
+"""Runs pipelines of the corpus under kfp.local, and prints how they ended as JSON.
+
+    python -m tests.local.corpus.kfp_local FAMILY
+
+It is a program since kfp.local's settings are its process's, and it leaves files in the current directory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kfp import local
+
+from tests.local.corpus import VERSION, Case, load_cases
+
+
+def is_comparable(case: Case) -> bool:
+    """Whether kfp.local of this version runs it as a backend does."""
+    return not case.local and not case.refused and case.local_since <= VERSION
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """How the pipeline ends: its state, outputs, and the texts of its artifacts' files."""
+    try:
+        task = case.pipeline(**case.arguments)
+    except Exception as error:  # kfp.local has no class of its own for a failed task
+        return {"state": "failed", "error": f"{type(error).__name__}: {error}"}
+    artifacts = {name: value for name, value in task.outputs.items() if _is_artifact(value)}
+    return {
+        "state": "succeeded",
+        "outputs": {name: value for name, value in task.outputs.items() if name not in artifacts},
+        "artifacts": {name: content_of(value) for name, value in artifacts.items()},
+    }
+
+
+def _is_artifact(value: Any) -> bool:
+    return hasattr(value, "uri") or (isinstance(value, list) and bool(value) and hasattr(value[0], "uri"))
+
+
+def content_of(value: Any) -> Any:
+    """What is compared of an artifact: of kfp.local's, and of this project's."""
+    if isinstance(value, list):
+        return [content_of(item) for item in value]
+    path = Path(value.path)
+    return {
+        "type": value.type.title if hasattr(value, "type") else value.schema_title,
+        "metadata": dict(value.metadata),
+        "text": path.read_text() if path.is_file() else None,
+    }
+
+
+def main() -> None:
+    family, *names = sys.argv[1:]
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root="kfp", raise_on_error=True)
+    ends = {}
+    for name, case in load_cases(family).items():
+        if (not names or name in names) and is_comparable(case):
+            ends[case.name] = run_case(case)
+    print(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    main()
