@@ -164,7 +164,7 @@ def test_a_compiled_pipeline_from_another_folder(
     assert call("compile", "pipelines.py:two", "-o", "two.yaml").returncode == 0
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     for target in (project / "two.yaml", f"{project / 'pipelines.py'}:two"):
-        done = call("run", str(target), "--tracker-base", "results", folder=elsewhere)
+        done = call("run", str(target), "--tracker-base", "results", "--no-cache", folder=elsewhere)
         assert done.returncode == 0, done.stderr
     assert len(FsspecResultTracker(elsewhere / "results").keys()) == 4
 

@@ -141,7 +141,7 @@ def start(folder: Path) -> Iterator[Callable[..., Terminal]]:
 def test_a_picture_while_it_runs_and_a_table_after_it(
     start: Callable[..., Terminal], folder: Path, columns: int, lines: int
 ) -> None:
-    terminal = start(columns, lines, "run", "waits.yaml", "--parallelism", "3")
+    terminal = start(columns, lines, "run", "waits.yaml", "--parallelism", "3", "--no-cache")
     shown = terminal.wait_for("python[0]", "python[2]", "looping", "✗ shell")
     picture = shown[shown.rindex("waits ") :].splitlines()
     assert re.match(r"waits \d+s  1 failed, 3 running,", picture[0])
@@ -168,7 +168,7 @@ def test_a_picture_while_it_runs_and_a_table_after_it(
 
 
 def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
-    terminal = start(200, 30, "run", "sleeps.yaml")
+    terminal = start(200, 30, "run", "sleeps.yaml", "--no-cache")
     terminal.wait_for("● python", "asleep", "✓ shell")
     terminal.send(b"\x03")
     assert terminal.end() == 130
@@ -186,7 +186,7 @@ def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
 
 
 def test_another_size_is_followed(start: Callable[..., Terminal]) -> None:
-    terminal = start(120, 30, "run", "sleeps.yaml")
+    terminal = start(120, 30, "run", "sleeps.yaml", "--no-cache")
     terminal.wait_for("● python", "asleep")
     fcntl.ioctl(terminal.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 30, 0, 0))
     terminal.screen.resize(5, 30)

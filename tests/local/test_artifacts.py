@@ -73,18 +73,6 @@ def test_an_artifact_on_other_storage(execute):
     assert artifact["type"] == {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"}
 
 
-def test_its_file_is_not_there(execute_failing):
-    @dsl.pipeline
-    def pipeline():
-        show(model=make(report=report(uri="s3://models/1")).outputs["model"])
-
-    _, shown = execute_failing(pipeline).stages
-    assert shown.reason == (
-        "takes the file of the artifact 'model', which is at s3://models/1 and is not copied here. Take its URI "
-        "(.uri), and open that in the application"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -10,7 +10,7 @@ from kfp import dsl
 
 from tests.local.components import python, shell, write
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local import RunEnding, RunFinished, run
+from torchx_kfp.local import RunEnding, RunFinished, StageFinished, run
 from torchx_kfp.local.events import decode, encode
 from torchx_kfp.local.messages import messages
 
@@ -71,8 +71,10 @@ def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(pipeline, output_dir=tmp_path, on_event=events.append, on_line=hear, stream=stream, grace=20)
-    assert [type(event) for event in events[-2:]] == [RunEnding, RunFinished]
-    assert decode(encode(events[-2])) == events[-2]
+    ending, ended, _ = events[-3:]
+    assert [type(event) for event in events[-3:]] == [RunEnding, StageFinished, RunFinished]
+    assert (ended.result.state, ended.result.reason) == ("canceled", "was ended with the run")
+    assert decode(encode(ending)) == ending
     shown = stream.getvalue().splitlines()[1:]
     assert shown[:3] == [
         "python | ready",
