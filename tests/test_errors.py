@@ -58,6 +58,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
     others = {cls.__name__ for cls in every() if not issubclass(cls, ValueError)}
     assert others == {
         "TorchxKfpError",
+        "ContainerEngineError",
         "NotInStageError",
         "TrackerError",
         "MissingArtifactError",

@@ -18,6 +18,7 @@
         ├── UnsupportedPipelineError  the pipeline asks for what cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
         ├── ArgumentError             the pipeline's arguments are wrong
+        ├── ContainerEngineError      no engine for containers answers
         └── StageFailedError          a stage of the run failed
 
 Errors that a caller can mend by changing an argument are ``ValueError`` too. ``exit_code`` is what the
@@ -30,6 +31,7 @@ __all__ = [
     "AppDefError",
     "ArgumentError",
     "ChannelError",
+    "ContainerEngineError",
     "CorruptResultError",
     "KeyRefusedError",
     "LocalRunError",
@@ -129,6 +131,10 @@ class ArgumentError(LocalRunError, ValueError):
     """The arguments do not fit the pipeline's parameters."""
 
     exit_code = 2
+
+
+class ContainerEngineError(LocalRunError):
+    """Stages shall run in containers, and no engine that could do it answers."""
 
 
 class StageFailedError(LocalRunError):

@@ -40,7 +40,7 @@ def test_images_own_commands(tmp_path):
     assert refusal(pipeline, tmp_path) == [
         "task 'no-command' has no command, so it runs what the image 'busybox' starts by itself, and images "
         "are not used "
-        "here. Give the component a command.",
+        "here. Give the component a command, or run the stage in its image (--docker).",
     ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.cli.containers import ContainerCommand, chosen_stages
 from torchx_kfp.cli.output import this_command
 from torchx_kfp.cli.runs import PATIENCE
 from torchx_kfp.errors import ArgumentError
@@ -26,7 +27,7 @@ KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its man
 _PROBE = "torchx-kfp-probe"
 
 
-@click.command("run")
+@click.command("run", cls=ContainerCommand)
 @click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
 @click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
 @click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
@@ -37,6 +38,16 @@ _PROBE = "torchx-kfp-probe"
 @click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")
 @click.option("--secret", "secrets", metavar="NAME=PATH", multiple=True, help=f"A Kubernetes secret: {KEYS}.")
 @click.option("--config-map", "config_maps", metavar="NAME=PATH", multiple=True, help="A config map, like --secret.")
+@click.option(
+    "--docker",
+    "stages",
+    metavar="[STAGE]",
+    multiple=True,
+    help="Run all stages in their images with Docker or Podman, or the named one.",
+)
+@click.option(
+    "--mount", "mounts", metavar="SRC[:DST][:ro]", multiple=True, help="What containers see of this machine, too."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show the table at the end and errors alone.")
 @click.option("-v", "--verbose", is_flag=True, help="Show lines, with each stage's start, inputs and outputs.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as JSON, one a line, instead of the table.")
@@ -51,11 +62,13 @@ def run_command(
     workspace: str | None,
     secrets: tuple[str, ...],
     config_maps: tuple[str, ...],
+    stages: tuple[str, ...],
+    mounts: tuple[str, ...],
     quiet: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Run a pipeline on this machine, its stages as processes of the current environment.
+    """Run a pipeline on this machine, its stages as processes of the current environment, or in containers.
 
     Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME chooses among several. LIST and STRUCT
     parameters are JSON: -p 'points=[{"lr": 0.1}]'.
@@ -77,7 +90,8 @@ def run_command(
         "quiet": True,
     }
     if resumed is not None:
-        _refuse_with_resume({"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace})
+        started_with = {"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace}
+        _refuse_with_resume({**started_with, "--docker": stages, "--mount": mounts})
         folder = find_run(output_dir or OUTPUT_DIR, resumed)
         pipeline = load_pipeline(read_run(folder).pipeline_file)
         start = partial(resume, folder, cache=False if no_cache else None, **options)
@@ -88,6 +102,7 @@ def run_command(
         arguments = parse_arguments(pipeline, _split_words(words))
         arguments.update(_tracker_base(pipeline, arguments, tracker_base))
         options |= {"output_dir": output_dir, "workspace": workspace, "cache": not no_cache}
+        options |= {"docker": chosen_stages(stages), "mounts": mounts}
         start = partial(run, pipeline, arguments, **options)
     watch = choose_watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
     with summarize(watch.progress, _resume(output_dir), quiet=quiet, as_json=as_json), watch.shown():

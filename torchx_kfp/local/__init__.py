@@ -1,4 +1,4 @@
-"""Running compiled KFP v2 pipelines on this machine, with stages as plain processes.
+"""Running compiled KFP v2 pipelines on this machine, with stages as plain processes, or in containers.
 
 from torchx_kfp.local import run
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from torchx_kfp.local.arguments import describe_parameters, parse_arguments
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.check import check_supported
+from torchx_kfp.local.docker import remove_containers
 from torchx_kfp.local.events import (
     Event,
     RunEnding,
@@ -22,6 +23,7 @@ from torchx_kfp.local.events import (
     StageWaiting,
 )
 from torchx_kfp.local.load import load_pipeline
+from torchx_kfp.local.mounts import Mount
 from torchx_kfp.local.result import RunResult, StageResult, State
 from torchx_kfp.local.runner import OUTPUT_DIR, default_parallelism, resume, run
 from torchx_kfp.local.spec import Pipeline
@@ -30,6 +32,7 @@ __all__ = [
     "OUTPUT_DIR",
     "Artifact",
     "Event",
+    "Mount",
     "Pipeline",
     "RunEnding",
     "RunFinished",
@@ -46,6 +49,7 @@ __all__ = [
     "describe_parameters",
     "load_pipeline",
     "parse_arguments",
+    "remove_containers",
     "resume",
     "run",
 ]

@@ -12,9 +12,11 @@ from typing import Any
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import kubernetes
 from torchx_kfp.local.conditions import compares_types, compile_condition, is_field_selector
+from torchx_kfp.local.containers import NO_CONTAINERS, Containers
 from torchx_kfp.local.kubernetes import GivenKeys
-from torchx_kfp.local.names import join_names
+from torchx_kfp.local.names import StageNames, join_names
 from torchx_kfp.local.python_components import PythonComponent, find_containerized, names_executor, parse_command
+from torchx_kfp.local.scopes import inner_names
 from torchx_kfp.local.spec import Component, Constant, FromInput, FromTask, Other, Pipeline, Task
 from torchx_kfp.local.values import TYPE_NAMES
 
@@ -24,11 +26,17 @@ _STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 
 
-def check_supported(pipeline: Pipeline) -> None:
-    """Raises UnsupportedPipelineError with everything in the pipeline that cannot run on this machine."""
+def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> None:
+    """Raises UnsupportedPipelineError with everything in the pipeline that cannot run on this machine.
+
+    Args:
+        pipeline: the pipeline.
+        containers: the stages that run in containers; the others are processes.
+    """
     problems = list(_pipeline_problems(pipeline))
-    for where, task, given in _walk(pipeline):
-        problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given)]
+    for where, name, task, given in _walk(pipeline):
+        in_container = name in containers
+        problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given, in_container)]
     if problems:
         raise UnsupportedPipelineError(
             f"The pipeline {pipeline.name!r} cannot run on this machine, so nothing was started:\n"
@@ -40,29 +48,37 @@ def find_not_applied(
     pipeline: Pipeline,
     arguments: Mapping[str, Any] | None = None,
     given: GivenKeys | None = None,
+    containers: Containers = NO_CONTAINERS,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
     """What the pipeline asks of Kubernetes that has no effect on this machine, each kind named once."""
     kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
-    for _, task, _ in _walk(pipeline):
+    for _, name, task, _ in _walk(pipeline):
         component = pipeline.component_of(task)
-        kinds.update(kubernetes.not_applied(component, given or GivenKeys(), arguments or {}, environ))
+        kinds.update(kubernetes.missing_variables(component, given or GivenKeys(), arguments or {}, environ))
+        if name in containers:
+            mounted = [mount.target for mount in containers.mounts]
+            kinds.update(kubernetes.not_applied_in_container(component, has_gpus=containers.has_gpus))
+            kinds.update(kubernetes.missing_mounts(component, given or GivenKeys(), arguments or {}, mounted))
+        else:
+            kinds.update(kubernetes.not_applied(component))
+            kinds.update(kubernetes.missing_folders(component, arguments or {}))
     return tuple(sorted(kinds))
 
 
-def _walk(pipeline: Pipeline) -> Iterator[tuple[str, Task, frozenset[str]]]:
-    """Every task that the root leads to: its path, itself, and its scope's inputs."""
-    pending = [("", pipeline.root, frozenset(pipeline.root.inputs))]
+def _walk(pipeline: Pipeline) -> Iterator[tuple[str, str, Task, frozenset[str]]]:
+    """Every task that the root leads to: its path, its name as a stage, itself, and its scope's inputs."""
+    pending = [("", StageNames(), pipeline.root, frozenset(pipeline.root.inputs))]
     while pending:
-        prefix, scope, given = pending.pop()
+        prefix, names, scope, given = pending.pop()
         assert scope.dag is not None
         for task in scope.dag.tasks.values():
             path = f"{prefix}{task.name}"
-            yield path, task, given
+            yield path, names.of(task.name), task, given
             component = pipeline.component_of(task)
             if component.dag is not None:
                 inputs = {*component.inputs, *task.inputs, *([task.loop.item_input] if task.loop else ())}
-                pending.append((f"{path}/", component, frozenset(inputs)))
+                pending.append((f"{path}/", inner_names(task, names), component, frozenset(inputs)))
 
 
 def _pipeline_problems(pipeline: Pipeline) -> Iterator[str]:
@@ -71,7 +87,7 @@ def _pipeline_problems(pipeline: Pipeline) -> Iterator[str]:
         yield f"the pipeline takes an artifact ({join_names(names)}). {_ON_KFP}."
 
 
-def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str]) -> Iterator[str]:
+def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str], in_container: bool) -> Iterator[str]:
     component = pipeline.component_of(task)
     if component.kind not in ("dag", "container", "importer"):
         yield f"has an executor of the kind {component.kind!r}. {_ON_KFP}"
@@ -81,7 +97,7 @@ def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str]) -> Ite
         yield f"takes an artifact from elsewhere than a task ({join_names(others)}). {_ON_KFP}"
     yield from _input_problems(task, component, given)
     if component.container is not None:
-        yield from _container_problems(component)
+        yield from _container_problems(component, in_container)
         yield from kubernetes.refusals(component)
 
 
@@ -142,22 +158,22 @@ def _loop_problems(task: Task, component: Component) -> Iterator[str]:
         yield f"loops over items that come from neither a constant nor an input. {_ON_KFP}"
 
 
-def _container_problems(component: Component) -> Iterator[str]:
+def _container_problems(component: Component, in_container: bool) -> Iterator[str]:
     container = component.container
     assert container is not None
     words = (*container.command, *container.args)
-    python = parse_command(words)
+    python = None if in_container else parse_command(words)
     if python is not None:
         yield from _python_problems(python, container.image)
-    elif names_executor(words):
+    elif names_executor(words) and not in_container:
         yield (
             f"is a Python component (dsl.component) in a form that is not known here. {_ON_KFP}, or compile it with "
             "kfp 2.14 or newer"
         )
-    elif not container.command and not kubernetes.volume_task(component):
+    elif not container.command and not in_container and not kubernetes.volume_task(component):
         yield (
             f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
-            "here. Give the component a command"
+            "here. Give the component a command, or run the stage in its image (--docker)"
         )
     for text in (*words, *(value for _, value in container.env)):
         yield from _text_problems(text)

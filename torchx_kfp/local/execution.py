@@ -1,14 +1,14 @@
-"""One attempt at a stage: its folder, its command and environment, its process, and what it left behind."""
+"""One attempt at a stage: its folder, its command and environment, what runs it, and what it left behind."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
+import shutil
 import stat
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.local.artifacts import Artifact, read_report
+from torchx_kfp.local.containers import ContainerPlan
+from torchx_kfp.local.engine import Engine, Processes, RunningStage, StartError
 from torchx_kfp.local.output import Log, LogPump
-from torchx_kfp.local.process import StageProcess
-from torchx_kfp.local.result import describe_exit
 from torchx_kfp.local.transfer import UnavailableError, copy_here
 from torchx_kfp.local.values import convert, from_output
 from torchx_kfp.local.venvs import InstallError, activate, provide_environment
@@ -55,6 +55,8 @@ class Attempt:
     #: Files on other storage, by their URLs, and where the stage finds copies of them.
     copies: Mapping[str, str] = field(default_factory=dict)
     installs: Sequence[Sequence[str]] = ()
+    #: Of a stage that runs in a container.
+    container: ContainerPlan | None = None
 
     @property
     def log_file(self) -> Path:
@@ -93,32 +95,35 @@ class Outcome:
 class Execution:
     """An attempt that runs in a thread of its own, and can be ended from outside."""
 
-    def __init__(self, attempt: Attempt, pump: LogPump, done: Callable[[Execution, Outcome], None]) -> None:
+    def __init__(
+        self, attempt: Attempt, engine: Engine, pump: LogPump, done: Callable[[Execution, Outcome], None]
+    ) -> None:
         self.attempt = attempt
+        self._engine = engine
         self._pump = pump
         self._done = done
         self._lock = threading.Lock()
-        self._process: StageProcess | None = None
+        self._running: RunningStage | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=attempt.pod_name, daemon=True)
 
     def start(self) -> None:
-        """Starts the process and returns; ``done`` is called from another thread when it has ended."""
+        """Starts the attempt and returns; ``done`` is called from another thread when it has ended."""
         self._thread.start()
 
     def terminate(self, grace: float) -> None:
-        """Asks the process to end within ``grace`` seconds, or prevents its start."""
+        """Asks the stage to end within ``grace`` seconds, or prevents its start."""
         with self._lock:
             self._stopped = True
-            if self._process is not None:
-                self._process.terminate(grace)
+            if self._running is not None:
+                self._running.terminate(grace)
 
     def kill(self) -> None:
-        """Ends the process, or prevents its start."""
+        """Ends the stage, or prevents its start."""
         with self._lock:
             self._stopped = True
-            if self._process is not None:
-                self._process.kill()
+            if self._running is not None:
+                self._running.kill()
 
     def _run(self) -> None:
         try:
@@ -147,21 +152,36 @@ class Execution:
             self._copy_inputs()
             if attempt.source is not None:
                 Path(attempt.source[0]).write_text(attempt.source[1], encoding="utf-8", newline="")
-            code = self._run_command(attempt.command, self._environ())
-        except _NotStarted as failure:
-            return Outcome(failure.exit_code, failure.reason)
+            with self._secret_files():
+                code, failure = self._run_to_end(self._engine, dataclasses.replace(attempt, environ=self._environ()))
+        except StartError as error:
+            return Outcome(error.exit_code, str(error))
         except InstallError as error:
             return Outcome(error.exit_code, str(error))
         except UnavailableError as error:
             return Outcome(None, str(error))
-        if code != 0:
-            return Outcome(code, describe_exit(code))
+        if failure:
+            return Outcome(code, failure)
         try:
             reported, artifacts = _read_report(attempt)
             outputs = _read_outputs(attempt, reported)
             return Outcome(code, outputs=outputs, artifacts={name: made.stored() for name, made in artifacts.items()})
         except ValueError as error:
             return Outcome(code, str(error))
+
+    @contextlib.contextmanager
+    def _secret_files(self) -> Iterator[None]:
+        """The files of secrets that a container has; they are gone when it has ended."""
+        files = self.attempt.container.files if self.attempt.container is not None else {}
+        try:
+            for folder, contents in files.items():
+                os.makedirs(folder)
+                for name, text in contents.items():
+                    Path(folder, name).write_text(text, encoding="utf-8", newline="")
+            yield
+        finally:
+            for folder in files:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _copy_inputs(self) -> None:
         for url, path in self.attempt.copies.items():
@@ -181,59 +201,26 @@ class Execution:
         return environ if folder is None else activate(folder, environ)
 
     def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Runs a command of the stage, its output in the log, and all that it has started to their end."""
+        """Runs a command beside the stage's own, as a process; its output is in the stage's log."""
+        attempt = dataclasses.replace(self.attempt, command=command, environ=environ)
+        return self._run_to_end(Processes(), attempt)[0]
+
+    def _run_to_end(self, engine: Engine, attempt: Attempt) -> tuple[int, str]:
+        """Runs the attempt, and all that it starts, to its end: its exit code, and why it failed if it has."""
         with self._lock:
             if self._stopped:
-                raise _NotStarted(None, "was not started: the run was ended")
-            try:
-                self._process = process = StageProcess(command, environ, self.attempt.directory)
-            except (OSError, ValueError) as error:
-                raise _NotStarted(*_start_failure(command, error)) from None
-        log = Log(process.pipe, self.attempt.log_file, self.attempt.stage)
+                raise StartError("was not started: the run was ended")
+            self._running = running = engine.start(attempt)
+        log = Log(running.pipe, attempt.log_file, attempt.stage)
         self._pump.add(log)
-        code = process.wait(log.closed)
-        if not log.closed.wait(_OUTPUT_PATIENCE):
-            # A process that has left the session and cleared its environment holds the pipe.
-            self._pump.drop(log)
-            log.closed.wait()
-        return code
-
-
-class _NotStarted(Exception):
-    """A command could not be started."""
-
-    def __init__(self, exit_code: int | None, reason: str) -> None:
-        super().__init__(reason)
-        self.exit_code, self.reason = exit_code, reason
-
-
-def _start_failure(command: Sequence[str], error: Exception) -> tuple[int | None, str]:
-    """The exit code that a shell has for it, and the text."""
-    word = command[0]
-    if isinstance(error, UnicodeEncodeError):
-        return None, (
-            "could not be started: its command or environment holds a character that no UTF-8 text may hold "
-            f"({error.object[error.start]!r}, a surrogate)"
-        )
-    if isinstance(error, ValueError):
-        return None, "could not be started: a word of its command holds a NUL character"
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.ENOENT and os.sep not in word:
-        return 127, (
-            f"could not be started: there is no command {word!r} on this machine. Install it, or put its folder "
-            "into PATH"
-        )
-    if number == errno.ENOENT:
-        return 127, f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing"
-    if number in (errno.EACCES, errno.ENOEXEC):
-        return 126, f"could not be started: {word!r} is not a program that may be run here"
-    if number == errno.E2BIG:
-        longest = max(len(os.fsencode(word)) for word in command)
-        return None, (
-            f"could not be started: its command is too long (its longest argument has {longest} bytes; the system "
-            "takes 128 KiB in one argument)"
-        )
-    return None, f"could not be started: {error}"
+        try:
+            code = running.wait(log.closed)
+        finally:
+            if not log.closed.wait(_OUTPUT_PATIENCE):
+                # A process that has left the session and cleared its environment holds the pipe.
+                self._pump.drop(log)
+                log.closed.wait()
+        return code, "" if code == 0 else running.describe(code)
 
 
 class _NoFile(ValueError):

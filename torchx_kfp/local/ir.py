@@ -143,7 +143,7 @@ def _container(spec: dict[str, Any]) -> Container:
         command=tuple(str(word) for word in spec.get("command") or ()),
         args=tuple(str(word) for word in spec.get("args") or ()),
         env=tuple((str(item["name"]), str(item.get("value", ""))) for item in spec.get("env") or ()),
-        has_resources=bool(spec.get("resources")),
+        resources=spec.get("resources") or {},
         has_lifecycle=bool(spec.get("lifecycle")),
     )
 

@@ -6,16 +6,22 @@ Three kinds:
 - secrets and config maps become variables where the user gives them (see ``secrets``), or has set the variables;
 - everything else decides where and how a pod runs, or mounts what is not here. The run says once what is not applied,
   secrets that nobody gave and mount paths that do not exist among it.
+
+In containers more of it has a meaning: limits, users, shared memory and empty directories are applied, and a volume
+is what the user mounts at its path.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchx_kfp.local.names import plain
+from torchx_kfp.local.resources import parse_quantity
 from torchx_kfp.local.secrets import Given
 from torchx_kfp.local.spec import Component
 
@@ -51,6 +57,12 @@ _VOLUMES = {
     "emptyDirMounts": "an empty directory",
     "genericEphemeralVolume": "a temporary volume",
 }
+_FILES = ("secretAsVolume", "configMapAsVolume")
+#: What containers get a new folder for.
+_TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
+#: What is applied in containers alone.
+_OF_CONTAINERS = ("enabledSharedMemory", "imagePullPolicy", "securityContext")
+_SHM = "/dev/shm"
 _VARIABLES = {"secretAsEnv": ("secret", "--secret"), "configMapAsEnv": ("config map", "--config-map")}
 # kfp-kubernetes has tasks that are no containers, with images of these names.
 _MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
@@ -116,22 +128,92 @@ def field_values(component: Component, run_id: str, pod_name: str, pod_uid: str)
     }
 
 
-def not_applied(
-    component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
-) -> list[str]:
-    """Settings of this component that have no effect on this machine, by their kinds; what is missing by its name."""
+def variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the stage takes from secrets and config maps, as they are in this environment."""
+    items = [item for key in _VARIABLES for item in platform.get(key) or ()]
+    names = [pair["envVar"] for item in items for pair in item.get("keyToEnv") or ()]
+    return {name: environ[name] for name in names if name in environ}
+
+
+def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
+    """Volumes that are empty at first: where they are mounted, by their names."""
+    volumes = [volume for key in _TEMPORARY for volume in platform.get(key) or () if not _is_memory(volume)]
+    return {
+        plain(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
+        for index, volume in enumerate(volumes)
+    }
+
+
+def memory_folders(platform: Mapping[str, Any]) -> dict[str, int | None]:
+    """Empty directories in memory: their sizes in bytes, by where they are mounted. None: no limit."""
+    return {
+        path: math.ceil(parse_quantity(volume["sizeLimit"])) if volume.get("sizeLimit") else None
+        for volume in platform.get("emptyDirMounts") or ()
+        if _is_memory(volume) and (path := os.path.normpath(volume["mountPath"])) != _SHM
+    }
+
+
+def shared_memory(platform: Mapping[str, Any]) -> int | None:
+    """The size of ``/dev/shm`` in bytes; None where the pipeline does not care."""
+    volumes = platform.get("emptyDirMounts") or ()
+    sizes = [volume.get("sizeLimit") for volume in volumes if os.path.normpath(volume["mountPath"]) == _SHM]
+    if shared := platform.get("enabledSharedMemory"):
+        sizes.append(shared.get("size"))
+    if not sizes:
+        return None
+    # Kubernetes takes half of the node's memory where nothing is said.
+    return (
+        math.ceil(parse_quantity(sizes[-1]))
+        if sizes[-1]
+        else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    )
+
+
+def pod_user(platform: Mapping[str, Any]) -> str | None:
+    """The user, and group, that the pipeline wants the container to run as; None: the image's."""
+    context = platform.get("securityContext") or {}
+    user, group = context.get("runAsUser"), context.get("runAsGroup")
+    if user is None:
+        return None
+    return str(user) if group is None else f"{user}:{group}"
+
+
+def _is_memory(volume: Mapping[str, Any]) -> bool:
+    return volume.get("medium") == "Memory"
+
+
+def not_applied(component: Component) -> list[str]:
+    """Kinds of settings of this component that have no effect on a process of this machine."""
     kinds = [text for key, text in _NOT_APPLIED.items() if component.platform.get(key)]
-    for item in component.platform.get("fieldPathAsEnv") or ():
-        if not field_values(_with_field(component, item), "-", "-", "-"):
-            kinds.append(f"the variable {item['name']} (from the pod's {item['fieldPath']})")
-    if component.container is not None and component.container.has_resources:
+    if component.container is not None and component.container.resources:
         kinds.append("cpu, memory and accelerator limits")
+    return kinds + _of_all(component)
+
+
+def not_applied_in_container(component: Component, *, has_gpus: bool = False) -> list[str]:
+    """Kinds of settings of this component that have no effect on a container of this machine.
+
+    ``has_gpus``: whether containers can be given GPUs.
+    """
+    settings = {key: text for key, text in _NOT_APPLIED.items() if key not in _OF_CONTAINERS}
+    kinds = [text for key, text in settings.items() if component.platform.get(key)]
+    resources = component.container.resources if component.container is not None else {}
+    if resources.get("accelerator") and not has_gpus:
+        kinds.append("accelerator limits")
+    return kinds + _of_all(component)
+
+
+def _of_all(component: Component) -> list[str]:
+    fields = component.platform.get("fieldPathAsEnv") or ()
+    kinds = [
+        f"the variable {item['name']} (from the pod's {item['fieldPath']})"
+        for item in fields
+        if not field_values(_with_field(component, item), "-", "-", "-")
+    ]
     if component.container is not None and component.container.has_lifecycle:
         kinds.append("container life cycle hooks")
     if volume_task(component):
         kinds.append("making and deleting volume claims")
-    kinds += _missing_volumes(component.platform, inputs)
-    kinds += _missing_variables(component, given, inputs, environ)
     return kinds
 
 
@@ -160,18 +242,34 @@ def refusals(component: Component) -> Iterator[str]:
             yield f"has the Kubernetes setting {key!r}, which this version does not know. Run it on KFP"
 
 
-def _missing_volumes(platform: Mapping[str, Any], inputs: Mapping[str, Any]) -> Iterator[str]:
-    for key, what in _VOLUMES.items():
-        for mount in platform.get(key) or ():
-            path = mount.get("mountPath", "")
-            if not os.path.isdir(path) and not mount.get("optional"):
-                name = _name(mount, inputs)
-                yield f"{what}{f' {name!r}' if name else ''} (make the directory {path}, or use --docker)"
+def missing_folders(component: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Volumes of this component that a process does not find: there is no directory where they are mounted."""
+    for key, mount in _mounts(component):
+        path = mount.get("mountPath", "")
+        if not os.path.isdir(path):
+            yield f"{_volume(key, mount, inputs)} (make the directory {path}, or use --docker)"
 
 
-def _missing_variables(
+def missing_mounts(
+    component: Component, given: GivenKeys, inputs: Mapping[str, Any], mounted: Collection[str]
+) -> Iterator[str]:
+    """Volumes of this component that a container does not find, unless the user mounts something there.
+
+    ``mounted``: the paths that the user mounts something at.
+    """
+    files = given_files(component, given, inputs)
+    for key, mount in _mounts(component):
+        path = os.path.normpath(mount.get("mountPath", ""))
+        if key not in _TEMPORARY and path not in mounted and path not in files:
+            option = "--config-map" if key == "configMapAsVolume" else "--secret"
+            give = f", or give {option} {_name(mount, inputs) or 'NAME'}=FILE" if key in _FILES else ""
+            yield f"{_volume(key, mount, inputs)} (give --mount FOLDER:{path}{give})"
+
+
+def missing_variables(
     component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[str]:
+    """Variables of this component from secrets and config maps that nobody gives."""
     there = {*environ, *given_values(component, given, inputs)}
     for setting, (what, option) in _VARIABLES.items():
         for item in component.platform.get(setting) or ():
@@ -183,6 +281,28 @@ def _missing_variables(
                     f"the {what} {name!r} (set {' and '.join(missing)}, or give {option} {name or 'NAME'}=FILE with "
                     f"{_keys(item, missing)})"
                 )
+
+
+def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """Secrets and config maps that the user gives, by the paths at which the stage has them as files."""
+    return {
+        os.path.normpath(mount.get("mountPath", "")): given.of(key)[name]
+        for key in _FILES
+        for mount in component.platform.get(key) or ()
+        if (name := _name(mount, inputs)) in given.of(key)
+    }
+
+
+def _mounts(component: Component) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for key in _VOLUMES:
+        for mount in component.platform.get(key) or ():
+            if not mount.get("optional"):
+                yield key, mount
+
+
+def _volume(key: str, mount: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    name = _name(mount, inputs)
+    return f"{_VOLUMES[key]} {name!r}" if name else _VOLUMES[key]
 
 
 def _keys(item: Mapping[str, Any], variables: list[str]) -> str:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.containers import NO_CONTAINERS, Containers
+from torchx_kfp.local.engine import Engine
 from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
 from torchx_kfp.local.keys import CodeFiles, stage_key
-from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_values
+from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_files, given_values, variables
 from torchx_kfp.local.placeholders import Facts, resolve_command
 from torchx_kfp.local.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
@@ -32,18 +34,24 @@ class Settings:
     #: In which stages run.
     directory: Path
     given: GivenKeys = field(default_factory=GivenKeys)
+    #: The stages that are containers, and what runs them.
+    containers: Containers = NO_CONTAINERS
+    engine: Engine | None = None
 
 
 def key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
     """The key of this stage: see ``keys``."""
     container = node.component.container
     assert container is not None
+    in_container = node.name in settings.containers
     inputs = with_defaults(node.component, node.inputs)
     environ = {**dict(container.env), **given_values(node.component, settings.given, node.scope.inputs)}
     command = (*container.command, *container.args)
     placed, _ = with_copies(inputs, command, settings.folder, takes_all=False)
     words = resolve_command(command, Facts(parameters=placed))
-    return stage_key(node.task, node.component, inputs, environ=environ, code=code.of(words), engine="process")
+    # A container's code is in its image.
+    files, engine = ([], "docker") if in_container else (code.of(words), "process")
+    return stage_key(node.task, node.component, inputs, environ=environ, code=files, engine=engine)
 
 
 def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
@@ -61,9 +69,12 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         name: Artifact(name, kind, str(folder / "artifacts" / name))
         for name, kind in component.artifact_outputs.items()
     }
+    in_container = node.name in settings.containers
     words = (*container.command, *container.args)
-    takes_all = parse_command(words) is not None
-    inputs, copies = with_copies(with_defaults(component, node.inputs), words, folder / "inputs", takes_all=takes_all)
+    python = None if in_container else parse_command(words)
+    inputs, copies = with_copies(
+        with_defaults(component, node.inputs), words, folder / "inputs", takes_all=python is not None
+    )
     report = str(folder / "executor_output.json")
     facts = Facts(
         parameters=inputs,
@@ -75,11 +86,22 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
     )
     fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
     keys = given_values(component, settings.given, node.scope.inputs)
-    own = {POD_NAME: pod_name, RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
+    pod = {**dict(container.env), **keys, **fields, POD_NAME: pod_name}
+    plan = None
+    if in_container:
+        from_here = variables(component.platform, settings.environ)
+        plan = settings.containers.plan(
+            component,
+            facts,
+            folder,
+            {**from_here, **pod},
+            given_files(component, settings.given, node.scope.inputs),
+        )
+    own = {RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
     command = resolve_command(words, facts)
-    python = parse_command(command)
     source = None
     if python is not None:
+        python = parse_command(command) or python
         own[RUNTIME_MARK] = "true"
         # Not in a temporary folder: tracebacks name the file, and a debugger finds it.
         source_file = str(folder / "program" / "ephemeral_component.py")
@@ -91,7 +113,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         folder=folder,
         directory=settings.directory,
         command=command,
-        environ={**settings.environ, **dict(container.env), **keys, **fields, **own},
+        environ={**settings.environ, **pod, **own},
         output_types=component.outputs,
         output_files=output_files,
         artifacts=artifacts,
@@ -101,4 +123,5 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         source=source,
         copies=copies,
         installs=python.installs if python is not None else (),
+        container=plan,
     )

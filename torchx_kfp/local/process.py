@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchx_kfp.local.environment import RUN_MARK
+from torchx_kfp.local.result import describe_exit
 
 #: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
 GRACE = 10.0
@@ -85,6 +86,10 @@ class StageProcess:
         """Ends all processes of the stage."""
         self._stop_at = time.monotonic()
         self._signal(signal.SIGKILL)
+
+    def describe(self, code: int) -> str:
+        """What is said about a process that ended with this code."""
+        return describe_exit(code)
 
     def _signal(self, number: signal.Signals) -> None:
         with self._lock:

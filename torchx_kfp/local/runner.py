@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +20,8 @@ from torchx_kfp.local.artifacts import is_artifact
 from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.local.cache import Cache
 from torchx_kfp.local.check import check_supported, find_not_applied
+from torchx_kfp.local.containers import Containers, choose_containers
+from torchx_kfp.local.docker import DockerEngine, connect
 from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted
 from torchx_kfp.local.history import RunRecord, read_run
@@ -27,6 +30,7 @@ from torchx_kfp.local.kubernetes import GivenKeys, has_workspace
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.messages import messages
+from torchx_kfp.local.mounts import Mount
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.outline import indices_of, without_indices
 from torchx_kfp.local.output import LineListener, LogPump, Terminal
@@ -63,6 +67,8 @@ class Options:
     workspace: str
     python_path: str
     cache: bool
+    docker: bool | Sequence[str]
+    mounts: Sequence[str]
 
 
 def run(
@@ -72,6 +78,8 @@ def run(
     output_dir: str | os.PathLike[str] | None = None,
     parallelism: int | None = None,
     cache: bool = True,
+    docker: bool | Collection[str] = False,
+    mounts: Sequence[str | Mount] = (),
     on_event: Listener | None = None,
     on_line: LineListener | None = None,
     on_unfinished: LineListener | None = None,
@@ -95,6 +103,10 @@ def run(
         parallelism: how many stages run at once. Default: ``default_parallelism()``.
         cache: takes what earlier runs in ``output_dir`` have made (see ``keys``), where a task lets KFP cache it, which
             is the default.
+        docker: runs stages in their images with Docker or Podman: all of them, or some by name (``train``,
+            ``inner/train``).
+        mounts: what those containers see of this machine, as ``SRC[:DST][:ro]``, beside the run's folder and the
+            tracker base.
         on_event: is called with each event of the run, from this thread.
         on_line: is called with a stage's name and each line of its output, without what a terminal should not get, from
             another thread. If it raises, it is called no more, and the exception is raised when the run has ended.
@@ -113,12 +125,14 @@ def run(
         PipelineFileError: the file is not a compiled pipeline.
         UnsupportedPipelineError: the pipeline asks for what cannot run here; nothing was started.
         ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
+        ContainerEngineError: stages shall run in containers, and no engine answers; nothing was started.
         KeyboardInterrupt: SIGINT has ended the run.
         SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
     """
     _verify_options(arguments, output_dir, parallelism, grace)
     loaded = load_pipeline(pipeline)
-    check_supported(loaded)
+    chosen = choose_containers(loaded, docker, mounts)
+    check_supported(loaded, chosen)
     values = complete_arguments(loaded, arguments or {})
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
@@ -129,20 +143,23 @@ def run(
         workspace=os.path.abspath(workspace if workspace is not None else folder / "workspace"),
         python_path=os.environ.get("PYTHONPATH", ""),
         cache=cache,
+        docker=docker if isinstance(docker, bool) else tuple(docker),
+        mounts=tuple(map(str, chosen.mounts)),
     )
-    _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
-    warn = _warnings(stream)
-    with Journal.create(
-        folder,
-        run_id=run_id,
-        pipeline=loaded.name,
-        text=loaded.text,
-        arguments=values,
-        options=dataclasses.asdict(options),
-        warn=warn,
-    ) as journal:
-        view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
-        return _execute(loaded, values, options, journal, view, GivenKeys(secrets or {}, config_maps or {}))
+    with _engine(chosen, run_id) as engine:
+        _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+        with Journal.create(
+            folder,
+            run_id=run_id,
+            pipeline=loaded.name,
+            text=loaded.text,
+            arguments=values,
+            options=dataclasses.asdict(options),
+            warn=_warnings(stream),
+        ) as journal:
+            view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
+            keys = GivenKeys(secrets or {}, config_maps or {})
+            return _execute(loaded, values, options, journal, view, keys, chosen, engine)
 
 
 def resume(
@@ -187,8 +204,9 @@ def resume(
     if record.state == State.SUCCEEDED:
         raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
     loaded = load_pipeline(record.pipeline_file)
-    check_supported(loaded)
     options = _options_of(record)
+    chosen = choose_containers(loaded, options.docker, options.mounts)
+    check_supported(loaded, chosen)
     given: dict[str, Any] = {"parallelism": parallelism, "cache": cache, "grace": grace}
     options = dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
     if not os.path.isdir(options.directory):
@@ -196,12 +214,14 @@ def resume(
             f"The run {record.run_id} was run in the directory {options.directory!r}, which is gone. Make it again, or "
             "start a new run."
         )
-    with Journal.reopen(path, _warnings(stream)) as journal:
+    with _engine(chosen, record.run_id) as engine, Journal.reopen(path, _warnings(stream)) as journal:
         # Of a runner that was killed.
         kill_marked(record.run_id)
+        if engine is not None:
+            engine.remove_left()
         view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
         keys = GivenKeys(secrets or {}, config_maps or {})
-        return _execute(loaded, dict(record.arguments), options, journal, view, keys, record)
+        return _execute(loaded, dict(record.arguments), options, journal, view, keys, chosen, engine, record)
 
 
 @dataclass(frozen=True)
@@ -221,10 +241,13 @@ def _execute(
     journal: Journal,
     view: _View,
     given: GivenKeys,
+    containers: Containers,
+    engine: DockerEngine | None,
     earlier: RunRecord | None = None,
 ) -> RunResult:
     """Runs the pipeline in the journal's folder; ``earlier`` is what has happened there before."""
     folder, run_id = journal.folder, journal.folder.name
+    containers = dataclasses.replace(containers, has_gpus=engine is not None and engine.has_gpus)
     if has_workspace(pipeline.platform):
         _make_folder(Path(options.workspace), "workspace", "--workspace")
 
@@ -260,6 +283,8 @@ def _execute(
         grace=options.grace,
         directory=Path(options.directory),
         given=given,
+        containers=containers,
+        engine=engine,
     )
     cache = Cache(folder.parent / CACHE_FOLDER) if options.cache else None
     memory = Memory(run_id, earlier.finished if earlier else {}, cache)
@@ -268,7 +293,7 @@ def _execute(
         scheduler = Scheduler(pipeline, settings, pump, listener, memory, earlier.attempts if earlier else {})
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
-                not_applied = find_not_applied(pipeline, values, given)
+                not_applied = find_not_applied(pipeline, values, given, containers)
                 listener(RunStarted(pipeline.name, run_id, folder, not_applied, values, resumed=earlier is not None))
                 root = scheduler.run(values)
             except Interrupted as interrupted:
@@ -294,6 +319,19 @@ def _execute(
     )
     listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
     return result
+
+
+@contextlib.contextmanager
+def _engine(containers: Containers, run_id: str) -> Iterator[DockerEngine | None]:
+    """What runs the run's containers, if there are any; none is left in the end."""
+    if not containers.names:
+        yield None
+        return
+    engine = DockerEngine(connect(), run_id)
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
 def _warnings(stream: TextIO | None) -> Callable[[str], None]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.conditions import compile_condition
+from torchx_kfp.local.engine import Processes
 from torchx_kfp.local.events import Listener, RunEnding, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.local.execution import Execution, Outcome
 from torchx_kfp.local.keys import CodeFiles
@@ -87,6 +88,7 @@ class Scheduler:
         self._settings = settings
         self._pump = pump
         self._listener = listener
+        self._processes = Processes()
         self._events: queue.SimpleQueue[tuple[Execution, Outcome] | int] = queue.SimpleQueue()
         self._ready: deque[Node] = deque()
         self._over: deque[Scope] = deque()
@@ -354,7 +356,9 @@ class Scheduler:
             self._fail(stage.node, str(error) if isinstance(error, ValueError) else _not_prepared(error))
             return
         stage.pod_name, stage.log_file, stage.inputs = attempt.pod_name, attempt.log_file, attempt.inputs
-        execution = Execution(attempt, self._pump, lambda *event: self._events.put(event))
+        engine = self._settings.engine if attempt.container is not None else self._processes
+        assert engine is not None
+        execution = Execution(attempt, engine, self._pump, lambda *event: self._events.put(event))
         self._running[execution] = stage
         execution.start()
         self._listener(

@@ -142,13 +142,14 @@ class Dag:
 
 @dataclass(frozen=True)
 class Container:
-    """What a stage runs. The image is not used on this machine."""
+    """What a stage runs. The image is not used where it runs as a process."""
 
     image: str
     command: tuple[str, ...]
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
-    has_resources: bool = False
+    #: Requests and limits, as they are in the file: see ``resources``.
+    resources: Mapping[str, Any] = field(default_factory=dict)
     has_lifecycle: bool = False
 
 

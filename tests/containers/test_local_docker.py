@@ -1,0 +1,305 @@
+"""The local runner's stages in containers of a real engine."""
+
+# No annotations from __future__: KFP reads those of pipelines as objects.
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from kfp import compiler, dsl, kubernetes
+from torchx.specs import AppDef, Role
+
+from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY, busybox_root, host_mounts
+from tests.pipelines import regenerate
+from torchx_kfp import local, task_from_app
+from torchx_kfp.local import RunResult, remove_containers
+from torchx_kfp.local.docker import RUN_LABEL
+from torchx_kfp.tracking import FsspecResultTracker
+
+#: An image with an entrypoint, a command and a variable of its own, whose user is not root.
+OWN_IMAGE = "torchx-kfp-test/own:latest"
+OWN_CHANGES = ['ENTRYPOINT ["echo", "own"]', 'CMD ["its-command"]', "ENV OWN=its-own", "USER 1234:1234"]
+MOUNTS = [f"{source}:{target}:ro" for source, target in host_mounts().items()]
+
+#: Records a result as an image without Python does.
+RECORD = r"""
+mkdir -p "$TORCHX_TRACKER_BASE/${TORCHX_JOB_ID%/*}"
+echo "{\"user\": $(id -u)}" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
+"""
+
+
+@pytest.fixture(scope="session")
+def engine(docker_client: docker.DockerClient) -> docker.DockerClient:
+    repository, tag = OWN_IMAGE.split(":")
+    docker_client.api.import_image_from_data(busybox_root(), repository, tag, OWN_CHANGES)
+    return docker_client
+
+
+@pytest.fixture
+def execute(engine: docker.DockerClient, tmp_path: Path) -> Callable[..., RunResult]:
+    """Runs a pipeline in containers; none is left, and no connection."""
+
+    def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
+        options = {"docker": True, "quiet": True, "output_dir": tmp_path / "runs", **options}
+        result = local.run(pipeline, arguments, **options)
+        assert containers_of(engine, result.run_id) == []
+        gc.collect()
+        return result
+
+    return function
+
+
+def containers_of(engine: docker.DockerClient, run_id: str) -> list[Any]:
+    return list(engine.api.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"}))
+
+
+def log_of(result: RunResult, stage: str) -> str:
+    (found,) = [each for each in result.stages if each.name == stage]
+    assert found.log_file is not None
+    return found.log_file.read_text()
+
+
+@dsl.container_component
+def shell(script: str):
+    return dsl.ContainerSpec(image=BUSYBOX_IMAGE, command=["sh", "-c"], args=[script])
+
+
+@dsl.container_component
+def shell_out(script: str, out: dsl.OutputPath(str), data: dsl.Output[dsl.Dataset]):
+    return dsl.ContainerSpec(image=BUSYBOX_IMAGE, command=["sh", "-c"], args=[script, out, data.path])
+
+
+@dsl.container_component
+def own():
+    return dsl.ContainerSpec(image=OWN_IMAGE)
+
+
+@dsl.container_component
+def own_args(word: str):
+    return dsl.ContainerSpec(image=OWN_IMAGE, args=[word])
+
+
+@dsl.container_component
+def own_command(out: dsl.OutputPath(str), data: dsl.Output[dsl.Dataset]):
+    script = 'printf %s "$(id -u)" >"$0"; mkdir "$1"; echo x >"$1/file"; echo "$OWN" "$MINE" "$PATH" "${SECRET-none}"'
+    return dsl.ContainerSpec(image=OWN_IMAGE, command=["sh", "-c", script, out, data.path])
+
+
+@dsl.container_component
+def read(data: dsl.Input[dsl.Dataset]):
+    return dsl.ContainerSpec(image=BUSYBOX_IMAGE, command=["cat"], args=[data.path])
+
+
+def test_images_have_their_own_entrypoint_command_environment_and_user(execute, monkeypatch, tmp_path):
+    monkeypatch.setenv("SECRET", "of this machine")
+
+    @dsl.pipeline
+    def pipeline():
+        own()
+        own_args(word="given")
+        own_command().set_env_variable("MINE", "the pipeline's")
+
+    result = execute(pipeline)
+    result.raise_for_failure()
+    assert log_of(result, "own") == "own its-command\n"
+    assert log_of(result, "own-args") == "own given\n"
+    words = log_of(result, "own-command")
+    assert words == "its-own the pipeline's /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin none\n"
+    (stage,) = [stage for stage in result.stages if stage.name == "own-command"]
+    # Its user is not this process's, wrote all the same, and left nothing that only it may remove.
+    assert stage.outputs == {"out": "1234"}
+    folder = Path(stage.artifacts["data"].path)
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (1234, 0o777)
+
+
+def test_stages_in_containers_and_processes_hand_on_outputs_artifacts_and_results(execute, engine, tmp_path):
+    app = AppDef("record", roles=[Role("record", OWN_IMAGE, entrypoint="sh", args=["-c", RECORD])])
+
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        made = shell_out(script='echo "in $(cat /proc/sys/kernel/hostname)" >&2; printf v >$0; echo data >$1')
+        read(data=made.outputs["data"])
+        shell(script=f"test {made.outputs['out']} = v; test -e /bin/bash && echo process")
+        task_from_app(app, tracker_base=tracker_base)
+        task_from_app(app, tracker_base=tracker_base, name="record-2")
+
+    base = tmp_path / "tracker"
+    result = execute(pipeline, {"tracker_base": str(base)}, docker=["shell-out", "read", "record"])
+    result.raise_for_failure()
+    assert log_of(result, "read") == "data\n"
+    assert log_of(result, "shell") == "process\n"
+    results = {stage.name: stage.results for stage in result.stages}
+    assert (results["record"], results["record-2"]) == ({"user": 1234}, {"user": os.getuid()})
+    assert {stage.run_id.split("/")[0] for stage in result.stages if stage.run_id} == {result.run_id}
+
+
+def test_thirty_quick_failures_are_failures(execute):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(list(range(30))) as item:
+            shell(script=f"echo last words; exit {item}")
+
+    result = execute(pipeline)
+    assert [stage.exit_code for stage in result.stages] == list(range(30))
+    assert [stage.state for stage in result.stages] == ["succeeded"] + ["failed"] * 29
+    assert {log_of(result, stage.name) for stage in result.stages} == {"last words\n"}
+
+
+def test_how_containers_end(execute):
+    @dsl.container_component
+    def missing():
+        return dsl.ContainerSpec(image="torchx-kfp-test/missing:1", command=["sh"])
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script="kill -SEGV $$; sleep 60")
+        shell(script="echo out; echo err >&2; exec no-such-command")
+        shell(script="tail /dev/zero").set_memory_limit("16M")
+        missing()
+        kubernetes.set_image_pull_policy(missing(), "Never")
+
+    result = execute(pipeline)
+    reasons = {stage.name: stage.reason for stage in result.stages}
+    pulled = reasons.pop("missing")
+    assert reasons == {
+        "shell": "was ended by signal 11 (SIGSEGV)",
+        "shell-2": "ended with exit code 127",
+        "shell-3": "was ended by signal 9 (SIGKILL): it was out of memory (its limit is 16 MB)",
+        "missing-2": "could not be started: the image 'torchx-kfp-test/missing:1' is not here, and its image pull "
+        "policy is Never. Build or pull it",
+    }
+    assert pulled.startswith(
+        "could not be started: the image 'torchx-kfp-test/missing:1' is not here and cannot be pulled: "
+    )
+    # The engine has two streams, whose order among each other is lost.
+    assert {"out", "err"} < set(log_of(result, "shell-2").splitlines())
+    assert log_of(result, "missing") == "Pulling the image torchx-kfp-test/missing:1.\n"
+
+
+LIMITS = """
+cd /sys/fs/cgroup
+if [ -e cpu.max ]; then cat cpu.max memory.max; else cat cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us \
+memory/memory.limit_in_bytes; fi | tr '\\n' ' '
+df -k /dev/shm /memory | awk 'NR > 1 { print $2 }' | tr '\\n' ' '
+echo new >/new/file; cat /data/file; echo 2>/dev/null >/data/other || echo read-only
+id -u
+"""
+
+
+def test_limits_volumes_users_and_mounts(execute, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").write_text("mounted ")
+
+    @dsl.pipeline
+    def pipeline(memory: str = "64Mi"):
+        task = shell(script=LIMITS).set_cpu_limit("500m").set_memory_limit(memory)
+        kubernetes.empty_dir_mount(task, "new", "/new")
+        kubernetes.empty_dir_mount(task, "memory", "/memory", medium="Memory", size_limit="1Mi")
+        kubernetes.empty_dir_mount(task, "dshm", "/dev/shm", medium="Memory", size_limit="2Mi")
+        kubernetes.mount_pvc(task, "claim", "/data")
+        kubernetes.set_security_context(task, run_as_user=77)
+
+    events: list[Any] = []
+    result = execute(pipeline, mounts=[f"{tmp_path}/data:/data:ro"], on_event=events.append)
+    result.raise_for_failure()
+    assert events[0].not_applied == ()
+    assert log_of(result, "shell") == f"50000 100000 {64 * 2**20} 2048 1024 mounted read-only\n77\n"
+    assert [file.read_text() for file in result.folder.rglob("volumes/new/file")] == ["new\n"]
+
+
+def test_a_pipeline_records_in_containers_what_it_records_in_processes(execute, engine, tmp_path):
+    compiled = tmp_path / "hello.yaml"
+    text = regenerate.compile_text(REPOSITORY / "pipelines" / "hello.py")
+    for name, image in {"busybox:1.36": BUSYBOX_IMAGE, "torchx-kfp-publisher:1": HOST_IMAGE}.items():
+        text = text.replace(f"image: {name}", f"image: {image}")
+    compiled.write_text(text)
+    recorded = []
+    for where in (True, False):
+        base = tmp_path / f"tracker-{where}"
+        result = execute(compiled, {"tracker_base": str(base)}, docker=where, mounts=MOUNTS if where else ())
+        result.raise_for_failure()
+        tracker = FsspecResultTracker(str(base))
+        recorded.append({key.split("/")[1]: tracker[key] for key in tracker.keys(result.run_id)})
+        assert len(recorded[-1]) == 2
+    assert recorded[0] == recorded[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_leaves_no_container(engine, tmp_path, number):
+    @dsl.pipeline
+    def pipeline():
+        note = f"trap 'echo ended >{tmp_path}/runs/ended; exit 0' TERM; echo >{tmp_path}/runs/up"
+        shell(script=f"{note}; sleep 300 & wait")
+        shell(script=f"sleep 300; echo {tmp_path}")
+
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    command = [Path(sys.executable).with_name("torchx-kfp"), "run", "--docker", path, "--output-dir", tmp_path / "runs"]
+    command += ["--mount", str(tmp_path)]
+    runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not ((tmp_path / "runs" / "up").exists() and len(running(tmp_path, engine)) == 2):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        runner.send_signal(number)
+        _, stderr = runner.communicate(timeout=60)
+    finally:
+        runner.kill()
+        runner.wait()
+    assert runner.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], stderr
+    assert (tmp_path / "runs" / "ended").read_text() == "ended\n"
+    assert f"was ended by {number.name}" in stderr
+    assert containers_of(engine, run_of(tmp_path)) == []
+
+
+def test_a_run_that_waits_for_an_image_can_be_ended(engine, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        @dsl.container_component
+        def never():
+            return dsl.ContainerSpec(image=f"127.0.0.1:{silent.getsockname()[1]}/never:1", command=["true"])
+
+        @dsl.pipeline
+        def pipeline():
+            never()
+
+        path = tmp_path / "pipeline.yaml"
+        compiler.Compiler().compile(pipeline, str(path))
+        command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--docker", "--output-dir", tmp_path]
+        runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            assert runner.stderr is not None
+            while "Pulling the image" not in runner.stderr.readline():
+                assert runner.poll() is None
+            runner.send_signal(signal.SIGINT)
+            _, stderr = runner.communicate(timeout=60)
+        finally:
+            runner.kill()
+            runner.wait()
+    assert (runner.returncode, "was ended by SIGINT" in stderr) == (130, True)
+
+
+def run_of(folder: Path) -> str:
+    return next((path.name for path in (folder / "runs").glob("pipeline-*")), "-")
+
+
+def running(folder: Path, engine: docker.DockerClient) -> list[Any]:
+    return [found for found in containers_of(engine, run_of(folder)) if found["State"] == "running"]
+
+
+def test_what_a_killed_runner_leaves_is_removed(engine):
+    for _ in range(2):
+        engine.api.start(engine.api.create_container(BUSYBOX_IMAGE, ["sleep", "300"], labels={RUN_LABEL: "killed"}))
+    assert remove_containers("another") == 0
+    assert remove_containers("killed") == 2
+    assert containers_of(engine, "killed") == []
