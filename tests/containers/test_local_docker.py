@@ -233,6 +233,31 @@ def test_a_pipeline_records_in_containers_what_it_records_in_processes(execute, 
     assert recorded[0] == recorded[1]
 
 
+def test_python_components_in_their_images(execute):
+    @dsl.component(base_image=HOST_IMAGE, install_kfp_package=False)
+    def make(data: dsl.Output[dsl.Dataset]) -> str:
+        import os
+
+        with open(data.path, "w") as file:
+            file.write("made")
+        data.metadata["rows"] = 3
+        return str(os.path.exists("/host/usr"))
+
+    @dsl.component(base_image=HOST_IMAGE, install_kfp_package=False)
+    def use(data: dsl.Input[dsl.Dataset], word: str) -> str:
+        with open(data.path) as file:
+            return f"{file.read()} {data.metadata['rows']} {word}"
+
+    @dsl.pipeline
+    def pipeline() -> str:
+        made = make()
+        return use(data=made.outputs["data"], word=made.outputs["Output"]).output
+
+    result = execute(pipeline, mounts=MOUNTS)
+    result.raise_for_failure()
+    assert result.outputs == {"Output": "made 3 True"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_leaves_no_container(engine, tmp_path, number):
     @dsl.pipeline
@@ -287,6 +312,37 @@ def test_a_run_that_waits_for_an_image_can_be_ended(engine, tmp_path):
             runner.kill()
             runner.wait()
     assert (runner.returncode, "was ended by SIGINT" in stderr) == (130, True)
+
+
+def test_a_killed_run_goes_on_in_containers(engine, tmp_path):
+    """What the killed runner has left is removed first; the workspace and the mounts are those of before."""
+
+    @dsl.pipeline(pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
+    def pipeline():
+        first = shell(script=f"echo first >>{dsl.WORKSPACE_PATH_PLACEHOLDER}/ran")
+        rest = (
+            f"cat {dsl.WORKSPACE_PATH_PLACEHOLDER}/ran; echo second >>{tmp_path}/up; test -e {tmp_path}/go || sleep 300"
+        )
+        shell(script=rest).after(first)
+
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--docker", "--output-dir", tmp_path / "runs"]
+    command += ["--mount", str(tmp_path), "--workspace", tmp_path / "shared"]
+    runner = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    runner.kill()
+    runner.wait()
+    assert len(running(tmp_path, engine)) == 1
+    (tmp_path / "go").touch()
+    result = local.resume(tmp_path / "runs" / run_of(tmp_path), quiet=True)
+    result.raise_for_failure()
+    assert log_of(result, "shell-2") == "first\n"
+    assert (tmp_path / "shared" / "ran").read_text() == "first\n"
+    assert containers_of(engine, result.run_id) == []
 
 
 def run_of(folder: Path) -> str:

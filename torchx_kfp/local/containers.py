@@ -10,8 +10,9 @@ from pathlib import Path
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
-from torchx_kfp.local.mounts import Mount, artifact_mounts, combine, parse_mount, tracker_bases
-from torchx_kfp.local.names import StageNames, join_names, without_indices
+from torchx_kfp.local.mounts import Mount, artifact_mounts, combine, copied_mounts, parse_mount, tracker_bases
+from torchx_kfp.local.names import StageNames, join_names
+from torchx_kfp.local.outline import without_indices
 from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_text
 from torchx_kfp.local.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.local.scopes import dag_of, inner_names
@@ -61,6 +62,7 @@ class Containers:
         folder: Path,
         environ: Mapping[str, str],
         files: Mapping[str, Mapping[str, str]],
+        copies: Mapping[str, str],
     ) -> ContainerPlan:
         """What an engine is asked for.
 
@@ -69,6 +71,7 @@ class Containers:
             environ: what the stage has from its pod. This machine's variables are added only where the pipeline
                 takes them from a secret or a config map.
             files: secrets and config maps that it has as files: names and contents, by the folder's path.
+            copies: where files of other storage are on this machine, by their URLs.
 
         Raises:
             ValueError: the stage cannot be given what it asks for.
@@ -83,6 +86,7 @@ class Containers:
         mounts = [
             *([Mount(workspace, workspace)] if os.path.isdir(workspace) else ()),
             *artifact_mounts(facts.parameters, str(folder.parent)),
+            *copied_mounts(copies),
             *(Mount(base, base) for base in bases),
             Mount(str(folder.parent), str(folder.parent)),
             *(Mount(source, target) for source, target in volumes.items()),

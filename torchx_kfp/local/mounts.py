@@ -12,9 +12,11 @@ from urllib.parse import unquote
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.artifacts import artifacts_in
 
 _MODES = {"ro": True, "rw": False}
+# kfp.dsl.types.artifact_types
+_STORES = {"gs": "gcs", "minio": "minio", "s3": "s3"}
 _TRACKER_BASE = "tracker_base"
 # linux/posix_acl_xattr.h: version 2; then owner, group and others, each (tag, permissions, no id).
 _ACL = "system.posix_acl_default"
@@ -115,15 +117,24 @@ def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str
 
 def artifact_mounts(inputs: Mapping[str, Any], run_folder: str) -> list[Mount]:
     """What is read from outside of the run's folder: artifacts that were imported, or made by an earlier run."""
-    artifacts = [item for value in inputs.values() for item in (value if isinstance(value, list) else [value])]
+    artifacts = [item for value in inputs.values() for item in artifacts_in(value)]
     return [
         Mount(artifact.path, artifact.path, read_only=True)
         for artifact in artifacts
-        if isinstance(artifact, Artifact)
-        and artifact.is_here
+        if artifact.is_here
         and os.path.isabs(artifact.path)
         and os.path.exists(artifact.path)
         and not _is_below(os.path.normpath(artifact.path), run_folder)
+    ]
+
+
+def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
+    """Copies from other storage, where KFP's executor looks for them in an image: ``/s3/bucket/key``."""
+    return [
+        Mount(path, f"/{_STORES[scheme]}/{rest}", read_only=True)
+        for url, path in copies.items()
+        for scheme, _, rest in [url.partition("://")]
+        if scheme in _STORES
     ]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 # A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
 _LONGEST = 200
-_INDICES = re.compile(r"\[[\d,]+\]")
 _GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
 
 
@@ -70,11 +69,6 @@ class PodNames:
             digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
             name = f"{plain(stage)[: _LONGEST - 9]}-{digest}"
         return name
-
-
-def without_indices(stage: str) -> str:
-    """The stage's name without the indices of its loops: ``inner/train`` for ``inner/train[2,0]``."""
-    return _INDICES.sub("", stage)
 
 
 def join_names(names: Iterable[str]) -> str:

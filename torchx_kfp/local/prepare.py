@@ -71,10 +71,8 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
     }
     in_container = node.name in settings.containers
     words = (*container.command, *container.args)
-    python = None if in_container else parse_command(words)
-    inputs, copies = with_copies(
-        with_defaults(component, node.inputs), words, folder / "inputs", takes_all=python is not None
-    )
+    takes_all = parse_command(words) is not None
+    inputs, copies = with_copies(with_defaults(component, node.inputs), words, folder / "inputs", takes_all=takes_all)
     report = str(folder / "executor_output.json")
     facts = Facts(
         parameters=inputs,
@@ -96,12 +94,13 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
             folder,
             {**from_here, **pod},
             given_files(component, settings.given, node.scope.inputs),
+            copies,
         )
     own = {RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
     command = resolve_command(words, facts)
-    source = None
-    if python is not None:
-        python = parse_command(command) or python
+    python, source = parse_command(command), None
+    # In an image, KFP's own command does it all.
+    if python is not None and not in_container:
         own[RUNTIME_MARK] = "true"
         # Not in a temporary folder: tracebacks name the file, and a debugger finds it.
         source_file = str(folder / "program" / "ephemeral_component.py")
@@ -122,6 +121,6 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         function=python.function if python is not None else "",
         source=source,
         copies=copies,
-        installs=python.installs if python is not None else (),
+        installs=python.installs if python is not None and not in_container else (),
         container=plan,
     )
