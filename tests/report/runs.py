@@ -1,4 +1,4 @@
-"""Folders of runs: of pipelines that run, with their events written beside; and of events that are made up."""
+"""Folders of runs: of pipelines that run, and of events that are made up."""
 
 import io
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kfp import compiler
 
 from torchx_kfp.local import RunResult, StageResult, State, run
 from torchx_kfp.local.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, StageWaiting, encode
@@ -18,16 +17,14 @@ EVIL = "<script>document.title='broken'</script><img src=x onerror=\"document.ti
 
 
 def record(pipeline: Any, arguments: dict[str, Any], runs: Path, **options: Any) -> tuple[Path, RunResult]:
-    """Runs a pipeline in the folder of runs and keeps what a run's folder keeps."""
-    events: list[Event] = []
-    result = run(pipeline, arguments, output_dir=runs, on_event=events.append, stream=io.StringIO(), **options)
-    compiler.Compiler().compile(pipeline, str(result.folder / "pipeline.yaml"))
-    write_events(result.folder, events)
+    """Runs a pipeline in the folder of runs."""
+    result = run(pipeline, arguments, output_dir=runs, stream=io.StringIO(), cache=False, **options)
     return result.folder, result
 
 
 def write_events(folder: Path, events: Iterable[Event]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text("{}")
     with (folder / "events.jsonl").open("a") as file:
         for event in events:
             file.write(json.dumps(encode(event)) + "\n")

@@ -20,8 +20,8 @@ from torchx.specs import AppDef, Role
 from tests.report.runs import EVIL, many_stages, play, record
 from torchx_kfp import task_from_app
 from torchx_kfp.local import State
+from torchx_kfp.local.journal import LOCK_FILE
 from torchx_kfp.report import read_model, write_report
-from torchx_kfp.report.model import LOCK
 
 Visit = Callable[..., Chrome]
 
@@ -171,7 +171,7 @@ def test_a_page_of_a_run_without_an_end_says_so_with_the_time(tmp_path: Path, st
     if state == "canceled":
         events.append(json.dumps({**end, "state": "canceled"}))
     (tmp_path / "events.jsonl").write_text("\n".join(events) + "\n")
-    with (tmp_path / LOCK).open("w") as lock:
+    with (tmp_path / LOCK_FILE).open("w") as lock:
         if state == "running":
             fcntl.flock(lock, fcntl.LOCK_EX)
         run = read_model(tmp_path)

@@ -15,12 +15,13 @@ def report_command(run: str, output: str | None, output_dir: str) -> None:
     """Write RUN, a run on this machine, as one page of HTML that opens offline.
 
     It has the pipeline's graph, a timeline, the failed stages' logs, plots of results over the iterations of loops, and
-    all parameters, results, artifacts and lineage. RUN is a run id, or the beginning of one, or the path of a run's
-    folder. A run that has not ended is shown as far as it has come. Needs the extra "report".
+    all parameters, results, artifacts and lineage. RUN is a run id, the beginning or end of one, "latest", or the path
+    of a run's folder. A run that has not ended is shown as far as it has come. Needs the extra "report".
     """
-    from torchx_kfp.report import find_run, read_model, write_report
+    from torchx_kfp.local.history import find_run
+    from torchx_kfp.report import read_model, write_report
 
-    folder = find_run(run, Path(output_dir))
+    folder = find_run(output_dir, run).absolute()
     path = Path(output) if output else folder / "report.html"
     write_report(read_model(folder), path)
     click.echo(path)

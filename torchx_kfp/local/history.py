@@ -225,11 +225,13 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
 
     Args:
         output_dir: the folder that it was run with.
-        name: its run id, the beginning or the end of one if no other run's is alike, or ``latest``.
+        name: its run id, the beginning or the end of one if no other run's is alike, ``latest``, or the folder's path.
 
     Raises:
         ArgumentError: there is none, or several.
     """
+    if os.sep in name and _is_run(Path(name)):
+        return Path(name)
     folders = {folder.name: folder for folder in find_runs(output_dir)}
     if not folders:
         raise ArgumentError(

@@ -6,7 +6,7 @@ what is drawn, and ``page`` puts it into the template. Needs the extra ``report`
 
 from __future__ import annotations
 
-from torchx_kfp.report.model import RunView, find_run, read_model
+from torchx_kfp.report.model import RunView, read_model
 from torchx_kfp.report.page import render, write_report
 
-__all__ = ["RunView", "find_run", "read_model", "render", "write_report"]
+__all__ = ["RunView", "read_model", "render", "write_report"]

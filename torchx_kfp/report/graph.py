@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from torchx_kfp.local.history import INTERRUPTED, RUNNING
 from torchx_kfp.local.names import StageNames, is_group_name
 from torchx_kfp.local.scopes import dag_of, inner_names, order_of_tasks
 from torchx_kfp.local.spec import Component, Dag, Pipeline, Task
 from torchx_kfp.report import show
 from torchx_kfp.report.layout import Box, edges, place
-from torchx_kfp.report.model import INTERRUPTED, RUNNING, WAITING, RunView, StageView
+from torchx_kfp.report.model import WAITING, RunView, StageView
 
 #: A box's width, height, and how many letters of a name it holds: of a graph, and of one with very many tasks.
 _SIZE, _COMPACT = (190.0, 46.0, 23), (124.0, 26.0, 15)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,22 +19,16 @@ from torchx_kfp.local.events import (
     StageRetried,
     StageStarted,
     StageWaiting,
-    decode,
 )
+from torchx_kfp.local.history import INTERRUPTED, RUNNING, read_run
+from torchx_kfp.local.journal import EVENTS_FILE
 from torchx_kfp.local.load import load_pipeline
 from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.scopes import order_of_tasks
 from torchx_kfp.local.spec import Pipeline
 
-EVENTS = "events.jsonl"
-PIPELINE = "pipeline.yaml"
-REQUEST = "run.json"
-LOCK = "lock"
-
-#: States that ``State`` has not: of a stage, or a run, that has not ended.
-RUNNING = "running"
+#: A state that neither stages nor runs have in ``local``: of a stage that has not started.
 WAITING = "waiting"
-INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -72,8 +64,7 @@ class RunView:
     """A run as its folder shows it at the time ``now``. Times are in seconds since the epoch.
 
     ``sessions`` are the times in which a runner was at work: one, and another one for each time that the run was
-    resumed. ``unreadable`` counts the lines of events that are damaged, such as one that a killed runner has left
-    half written.
+    resumed. ``unreadable`` are sentences about what of its record is damaged.
     """
 
     run_id: str
@@ -88,7 +79,7 @@ class RunView:
     not_applied: tuple[str, ...] = ()
     finished: RunFinished | None = None
     spec: Pipeline | None = None
-    unreadable: int = 0
+    unreadable: tuple[str, ...] = ()
 
     @property
     def started(self) -> float:
@@ -103,96 +94,35 @@ class RunView:
         return self.state not in (RUNNING, INTERRUPTED)
 
 
-def find_run(run: str, output_dir: Path) -> Path:
-    """The folder of a run.
-
-    Args:
-        run: its id, the beginning of one, or the path of its folder.
-        output_dir: where runs have their folders.
-
-    Raises:
-        ArgumentError: there is no such run, or there are several.
-    """
-    if Path(run, EVENTS).is_file():
-        return Path(run).resolve()
-    known = sorted(path.parent.name for path in output_dir.glob(f"*/{EVENTS}"))
-    found = [name for name in known if name == run] or [name for name in known if run and name.startswith(run)]
-    if len(found) == 1:
-        return (output_dir / found[0]).resolve()
-    if found:
-        names = ", ".join(found[:8])
-        raise ArgumentError(
-            f"{run!r} is the beginning of {len(found)} runs in {str(output_dir)!r}: {names}. Write more."
-        )
-    newest = ", ".join(sorted(known, key=lambda name: -(output_dir / name / EVENTS).stat().st_mtime)[:8])
-    raise ArgumentError(
-        f"There is no run {run!r} in {str(output_dir)!r}, which has: {newest or 'no runs'}. Give a run id, the path of "
-        "a run's folder, or the folder of runs with --output-dir."
-    )
-
-
 def read_model(folder: Path, now: float | None = None) -> RunView:
     """The run in this folder, as far as it has come.
 
     Raises:
         ArgumentError: the folder holds no run, or nothing has happened in it yet.
     """
-    running = _is_locked(folder / LOCK)  # before the events: a run that ends in between is one that has ended
-    lines = _lines(folder / EVENTS)
-    events, unreadable = _events(lines)
+    record = read_run(folder)
+    events = record.events
     first = next((event for event in events if isinstance(event, RunStarted)), None)
     if first is None:
-        raise ArgumentError(f"The folder {str(folder)!r} has no event of a run in its {EVENTS} yet.")
-    request = _request(folder / REQUEST)
+        raise ArgumentError(f"The folder {str(folder)!r} has no event of a run in its {EVENTS_FILE} yet.")
     now = time.time() if now is None else now
-    spec = _spec(folder / PIPELINE)
+    spec = _spec(record.pipeline_file)
     last = events[-1]
-    finished = last if isinstance(last, RunFinished) else None
-    state = RUNNING if running and finished is None else str(finished.state) if finished else INTERRUPTED
     return RunView(
         run_id=first.run_id,
         folder=folder,
         pipeline=first.pipeline,
-        state=state,
+        state=record.state,
         now=now,
-        sessions=_sessions(events, now if state == RUNNING else None),
-        stages=tuple(_in_order(_stages(events, state, folder), spec)),
-        arguments=first.arguments or request.get("arguments") or {},
-        options=request.get("options") or {},
+        sessions=_sessions(events, now if record.state == RUNNING else None),
+        stages=tuple(_in_order(_stages(events, record.state, folder), spec)),
+        arguments=first.arguments or record.arguments,
+        options=record.options,
         not_applied=first.not_applied,
-        finished=finished,
+        finished=last if isinstance(last, RunFinished) else None,
         spec=spec,
-        unreadable=unreadable,
+        unreadable=record.corrupt,
     )
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except OSError as error:
-        raise ArgumentError(
-            f"{str(path.parent)!r} is no folder of a run: its {EVENTS} cannot be read ({error.strerror})."
-        ) from None
-
-
-def _events(lines: Iterable[bytes]) -> tuple[list[Event], int]:
-    events, unreadable = [], 0
-    for line in lines:
-        try:
-            event = decode(json.loads(line))
-        except ValueError:
-            unreadable += 1
-        else:
-            events += [event] if event is not None else []
-    return events, unreadable
-
-
-def _request(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _spec(path: Path) -> Pipeline | None:
@@ -200,17 +130,6 @@ def _spec(path: Path) -> Pipeline | None:
         return load_pipeline(path)
     except PipelineFileError:
         return None
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _sessions(events: Iterable[Event], now: float | None) -> tuple[tuple[float, float], ...]:
