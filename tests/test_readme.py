@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.events import finished_stages
 from torchx_kfp import component_from_function, task_from_app
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import FsspecResultTracker
@@ -58,11 +59,11 @@ def test_the_small_example(example: Path) -> None:
         done = call(example, command)
         assert done.returncode == 0, done.stderr
         outputs[command] = done.stdout
-    run = json.loads(next(output for command, output in outputs.items() if "--json" in command))
-    results = {stage["name"]: stage["results"] for stage in run["stages"]}
+    stages = finished_stages(next(output for command, output in outputs.items() if "--json" in command))
+    results = {stage["name"]: stage["results"] for stage in stages}
     best = min(("train[0]", "train[1]"), key=lambda name: results[name]["loss"])
     assert results["choose"]["loss"] == results[best]["loss"]
-    assert results["choose"]["best"] == next(stage["run_id"] for stage in run["stages"] if stage["name"] == best)
+    assert results["choose"]["best"] == next(stage["run_id"] for stage in stages if stage["name"] == best)
     assert (example / "pipeline.yaml").exists()
 
 
@@ -70,7 +71,7 @@ def test_the_small_example(example: Path) -> None:
 def test_outputs_of_kfp(example: Path, threshold: str, state: str) -> None:
     done = call(example, f"torchx-kfp run gate.py --tracker-base results -p threshold={threshold} --json -q")
     assert done.returncode == 0, done.stderr
-    evaluated, deploy = json.loads(done.stdout)["stages"]
+    deploy, evaluated = finished_stages(done.stdout)
     outputs = {name: value for name, value in evaluated["outputs"].items() if name != "run_id"}
     assert outputs == {"accuracy": 0.93, "model_uri": "s3://models/7"}
     artifacts = evaluated["artifacts"]
@@ -79,7 +80,7 @@ def test_outputs_of_kfp(example: Path, threshold: str, state: str) -> None:
     assert Path(artifacts["report"]["uri"]).read_text().endswith("93 % were right.")
     assert deploy["state"] == state
     if state == "succeeded":
-        assert "['-c', 's3://models/7']" in Path(deploy["log"]).read_text()
+        assert "['-c', 's3://models/7']" in Path(deploy["log_file"]).read_text()
 
 
 def test_components_of_functions() -> None:

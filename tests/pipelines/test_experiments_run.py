@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.events import finished_stages
 from tests.pipelines import regenerate
 
 pytest.importorskip("sklearn", reason="the digits applications need the extra `examples`")
@@ -39,7 +39,7 @@ def test_results_are_metrics_of_runs(mlflow_server: str, shown: dict[str, str], 
     words[:3] = [str(Path(sys.executable).parent / words[0]), "run", str(regenerate.REPOSITORY / words[2])]
     done = subprocess.run([*words, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    stages = json.loads(done.stdout)["stages"]
+    stages = finished_stages(done.stdout)
     results = {stage["run_id"]: stage["results"] for stage in stages}
 
     client = MlflowClient(tracking_uri=mlflow_server)
