@@ -1,15 +1,12 @@
-"""Files that are no compiled pipelines are refused, in these words."""
-
-# The oldest kfp that is supported knows typing's names of generic types only.
+"""Files that are compiled pipelines, and those that are none: they are refused in these words."""
 
 from pathlib import Path
 
 import pytest
+from kfp import compiler, dsl, kubernetes
 
-from tests.local.components import ir
-from torchx_kfp.errors import (
-    PipelineFileError,
-)
+from tests.local.components import ir, write
+from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.local.load import pipeline_from_documents
 
@@ -98,3 +95,24 @@ def test_files_that_cannot_be_read(tmp_path):
         PipelineFileError, match=r"^3 is no pipeline: pass the path of a compiled pipeline, or a functi"
     ):
         load_pipeline(3)
+
+
+def test_a_manifest_of_kubernetes_holds_a_pipeline(tmp_path):
+    compiler_utils = pytest.importorskip("kfp.compiler.compiler_utils")
+    if not hasattr(compiler_utils, "KubernetesManifestOptions"):
+        pytest.skip("this kfp compiles no manifests")
+
+    @dsl.pipeline
+    def pipeline(x: str = "v"):
+        kubernetes.set_image_pull_policy(write(x=x), "Always")
+
+    options = compiler_utils.KubernetesManifestOptions(pipeline_name="p", pipeline_version_name="v")
+    manifest, plain = tmp_path / "manifest.yaml", tmp_path / "plain.yaml"
+    compiler.Compiler().compile(
+        pipeline, str(manifest), kubernetes_manifest_options=options, kubernetes_manifest_format=True
+    )
+    compiler.Compiler().compile(pipeline, str(plain))
+    assert "kind: PipelineVersion" in manifest.read_text()
+    loaded = load_pipeline(manifest)
+    assert loaded.components == load_pipeline(plain).components
+    assert loaded.components["comp-write"].platform == {"imagePullPolicy": "Always"}

@@ -96,7 +96,7 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
     Raises:
         PipelineFileError: they are not a compiled KFP v2 pipeline.
     """
-    mappings = [document for document in documents if isinstance(document, dict)]
+    mappings = [part for document in documents if isinstance(document, dict) for part in _parts(document)]
     specs = [document for document in mappings if "root" in document and "pipelineInfo" in document]
     if len(specs) != 1:
         raise PipelineFileError(f"The file {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
@@ -111,6 +111,15 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
             f"The file {path!r} is a damaged KFP v2 pipeline ({what}). Compile it again instead of editing it."
         ) from None
     return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
+
+
+def _parts(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The document; or the two in it, if it is a manifest of Kubernetes's as KFP compiles pipelines to, too."""
+    content = document.get("spec")
+    if document.get("kind") != "PipelineVersion" or not isinstance(content, dict):
+        return [document]
+    parts = [content.get("pipelineSpec"), content.get("platformSpec")]
+    return [part for part in parts if isinstance(part, dict)] or [document]
 
 
 def _what_it_is(documents: list[dict[str, Any]]) -> str:
