@@ -173,7 +173,7 @@ def _detail(stage: Stage, now: float) -> Text:
     if result.state.is_success:
         cached = ("cached  ", "dim") if stage.phase is Phase.CACHED else ""
         # Numbers first: texts are long, and what is behind them would not be seen.
-        results = dict(sorted((result.results or {}).items(), key=lambda item: isinstance(item[1], str)))
+        results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
         return Text.assemble(cached, (attempt, "dim"), _plain(show_results(results)))
     if not result.attempts:
         return Text(_plain(result.reason.removeprefix("was ")), "dim")

@@ -96,8 +96,8 @@ def _kind(stage: StageResult) -> tuple[str, State]:
 
 
 def _told(stage: StageResult) -> str:
-    if stage.results:
-        return show_results(stage.results)
+    if stage.measures:
+        return show_results(stage.measures)
     # "was skipped: its condition is false": what comes first is in the column beside it.
     return f"({stage.reason.rpartition(': ')[2]})" if stage.reason and not stage.attempts else ""
 

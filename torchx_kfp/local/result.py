@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.artifacts import Artifact, artifacts_in
 from torchx_kfp.local.output import printable
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
@@ -18,6 +18,8 @@ LAST_LINES = 10
 #: Failed stages whose last lines a message quotes, and stages that it names besides.
 _QUOTED, _NAMED = 5, 20
 _TAIL_BYTES = 8192
+# KFP's type of artifacts whose metadata are numbers, and the entry that it adds by itself.
+_METRICS, _DISPLAY_NAME = "system.Metrics", "display_name"
 
 
 class State(str, enum.Enum):
@@ -78,6 +80,20 @@ class StageResult:
     key: str = ""
     #: Of a cached stage: the run whose outputs these are.
     cached_from: str = ""
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        """What the stage tells of its work: outputs that are numbers, KFP's metrics, and recorded results."""
+        numbers = {name: value for name, value in self.outputs.items() if type(value) in (int, float)}
+        metrics = {
+            name: value
+            for made in self.artifacts.values()
+            for artifact in artifacts_in(made)
+            if artifact.type.title == _METRICS
+            for name, value in artifact.metadata.items()
+            if isinstance(value, (int, float, str)) and name != _DISPLAY_NAME
+        }
+        return {**numbers, **metrics, **(self.results or {})}
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
         """The end of the stage's log, as it is shown while the stage runs: without control characters."""

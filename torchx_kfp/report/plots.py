@@ -57,11 +57,11 @@ def draw_plots(stages: Iterable[StageView]) -> list[Figure]:
     """The figures of all loops whose iterations have recorded numbers."""
     loops: dict[str, list[StageView]] = {}
     for stage in stages:
-        if stage.indices and stage.result.results:
+        if stage.indices and stage.result.measures:
             loops.setdefault(stage.path, []).append(stage)
     figures = []
     for path, iterations in loops.items():
-        names = dict.fromkeys(name for stage in iterations for name in stage.result.results or {})
+        names = dict.fromkeys(name for stage in iterations for name in stage.result.measures)
         drawn = 0
         for name in names:
             values = [(stage, _result(stage, name)) for stage in iterations]
@@ -74,7 +74,7 @@ def draw_plots(stages: Iterable[StageView]) -> list[Figure]:
 
 
 def _result(stage: StageView, name: str) -> float | None:
-    value = (stage.result.results or {}).get(name)
+    value = stage.result.measures.get(name)
     return None if isinstance(value, str) else show.as_number(value)
 
 
