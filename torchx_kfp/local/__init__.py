@@ -24,8 +24,9 @@ from torchx_kfp.local.events import (
 )
 from torchx_kfp.local.load import load_pipeline
 from torchx_kfp.local.mounts import Mount
+from torchx_kfp.local.options import default_parallelism
 from torchx_kfp.local.result import RunResult, StageResult, State
-from torchx_kfp.local.runner import OUTPUT_DIR, default_parallelism, resume, run
+from torchx_kfp.local.runner import OUTPUT_DIR, resume, run
 from torchx_kfp.local.spec import Pipeline
 
 __all__ = [

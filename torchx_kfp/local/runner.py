@@ -7,7 +7,6 @@ import dataclasses
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.messages import messages
 from torchx_kfp.local.mounts import Mount
 from torchx_kfp.local.names import make_run_name
+from torchx_kfp.local.options import Options, default_parallelism, options_of, verify_options
 from torchx_kfp.local.outline import indices_of, without_indices
 from torchx_kfp.local.output import LineListener, LogPump, Terminal
 from torchx_kfp.local.prepare import Settings
@@ -42,33 +42,9 @@ from torchx_kfp.local.scopes import order_of_tasks
 from torchx_kfp.local.secrets import Given
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.local.spec import Pipeline
-from torchx_kfp.local.values import shorten
 
 #: Where runs leave their logs and outputs, each in a folder of its run id; below the current directory.
 OUTPUT_DIR = "local_outputs"
-
-
-def default_parallelism() -> int:
-    """How many stages run at once unless told otherwise: two for each CPU that this process may use, at least four.
-
-    Stages wait for files and for each other's results much of the time; those that use every CPU by themselves
-    (training) are best limited with ``parallelism``.
-    """
-    return max(4, 2 * len(os.sched_getaffinity(0)))
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a run is run; a resumed one has them again. ``grace`` is in seconds, ``directory`` is where stages run."""
-
-    parallelism: int
-    grace: float
-    directory: str
-    workspace: str
-    python_path: str
-    cache: bool
-    docker: bool | Sequence[str]
-    mounts: Sequence[str]
 
 
 def run(
@@ -129,7 +105,7 @@ def run(
         KeyboardInterrupt: SIGINT has ended the run.
         SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
     """
-    _verify_options(arguments, output_dir, parallelism, grace)
+    verify_options(arguments, output_dir, parallelism, grace)
     loaded = load_pipeline(pipeline)
     chosen = choose_containers(loaded, docker, mounts)
     check_supported(loaded, chosen)
@@ -198,13 +174,13 @@ def resume(
         ArgumentError: there is no such run, it still runs, or it has succeeded.
         Others: as ``run``.
     """
-    _verify_options(None, folder, parallelism, 0 if grace is None else grace)
+    verify_options(None, folder, parallelism, 0 if grace is None else grace)
     path = Path(folder).absolute()
     record = read_run(path)
     if record.state == State.SUCCEEDED:
         raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
     loaded = load_pipeline(record.pipeline_file)
-    options = _options_of(record)
+    options = options_of(record)
     chosen = choose_containers(loaded, options.docker, options.mounts)
     check_supported(loaded, chosen)
     given: dict[str, Any] = {"parallelism": parallelism, "cache": cache, "grace": grace}
@@ -339,17 +315,6 @@ def _warnings(stream: TextIO | None) -> Callable[[str], None]:
     return lambda message: Terminal(stream or sys.stderr).write_lines([message])
 
 
-def _options_of(record: RunRecord) -> Options:
-    """The options that the run had."""
-    try:
-        return Options(**{item.name: record.options[item.name] for item in dataclasses.fields(Options)})
-    except KeyError as error:
-        raise ArgumentError(
-            f"The run {record.run_id} cannot go on: {str(record.folder)!r} does not say with which {error.args[0]!r} "
-            "it was run. Start a new run."
-        ) from None
-
-
 def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=exist_ok)
@@ -359,20 +324,6 @@ def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = T
             f"The run's folder {str(folder)!r} cannot be made: {reason}. Name another place for it ({argument}, or "
             f"{option} of the command)."
         ) from None
-
-
-def _verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any) -> None:
-    """Raises ArgumentError for a value of another type, or one that makes no sense."""
-    if arguments is not None and not isinstance(arguments, Mapping):
-        raise ArgumentError(
-            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, and is {shorten(arguments)}."
-        )
-    if output_dir is not None and not isinstance(output_dir, (str, os.PathLike)):
-        raise ArgumentError(f"output_dir must be the path of a folder, and is {shorten(output_dir)}.")
-    if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
-        raise ArgumentError(f"parallelism must be an int, 1 or more, and is {shorten(parallelism)}.")
-    if not isinstance(grace, (int, float)) or not 0 <= grace <= threading.TIMEOUT_MAX:
-        raise ArgumentError(f"grace must be a number of seconds, 0 or more, and is {shorten(grace)}.")
 
 
 def _in_order(pipeline: Pipeline, stages: list[StageResult]) -> list[StageResult]:
