@@ -18,6 +18,8 @@ import pytest
 
 import torchx_kfp
 
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -1,6 +1,5 @@
 """Kubernetes secrets as variables of a stage: in the compiled pipeline, and in the application."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from kfp import components
 from torchx.components import utils
 
 from tests.adapter.apps import compile_pipeline, load, make_app
+from tests.events import finished_stages
 from torchx_kfp import (
     component_from_app,
     component_from_function,
@@ -157,13 +157,13 @@ def test_the_application_and_the_publisher_have_them(tmp_path: Path, s3_base: st
     (tmp_path / "pipeline.py").write_text(PIPELINE)
     command = [Path(sys.executable).parent / "torchx-kfp", "run", "pipeline.py", "--tracker-base", s3_base, "--json"]
     environ = {key: value for key, value in os.environ.items() if key != "SECRET_KEY"}
-    refused = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "takes 'SECRET_KEY' from the secret 'keys'. Set it in the environment of this run" in refused.stderr
+    failed = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "the secret 'keys' (set SECRET_KEY, or give --secret keys=FILE with the key key)" in failed.stderr
     environ["SECRET_KEY"] = "$$ {{x}} 'quoted'"
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (stage,) = json.loads(done.stdout)["stages"]
+    (stage,) = finished_stages(done.stdout)
     assert stage["outputs"]["key"] == FsspecResultTracker(s3_base)[stage["run_id"]]["key"] == "$$ {{x}} 'quoted'"
 
 

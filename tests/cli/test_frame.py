@@ -16,6 +16,8 @@ from torchx_kfp.cli.progress import Progress
 from torchx_kfp.local.events import RunEnding, RunStarted, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.local.result import State
 
+pytestmark = pytest.mark.once
+
 
 def started(name: str, time: float = 10.0, attempt: int = 1) -> StageStarted:
     return StageStarted(name, "pod", attempt, time=time)

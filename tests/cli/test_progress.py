@@ -16,6 +16,8 @@ from torchx_kfp.local.events import StageWaiting as Waiting
 from torchx_kfp.local.outline import outline
 from torchx_kfp.local.result import StageResult, State
 
+pytestmark = pytest.mark.once
+
 
 def finished(name: str, state: State = State.SUCCEEDED, **fields: object) -> StageFinished:
     attempts = 0 if state in (State.SKIPPED, State.NOT_RUN, State.CACHED) else 1

@@ -26,7 +26,7 @@ def test_the_page_is_written_into_the_run_and_its_path_printed(inside: Call, run
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{run / 'report.html'}\n"
     assert (run / "report.html").read_text().startswith("<!doctype html>")
-    assert sorted(path.name for path in run.iterdir()) == ["events.jsonl", "report.html"]
+    assert sorted(path.name for path in run.iterdir()) == ["events.jsonl", "report.html", "run.json"]
 
 
 def test_an_older_page_is_overwritten(inside: Call, run: Path, project: Path) -> None:
@@ -40,7 +40,9 @@ def test_runs_elsewhere_are_named(inside: Call, project: Path) -> None:
     assert inside("report", "a-1", "--output-dir", "elsewhere").returncode == 0
     done = inside("report", "b", "--output-dir", "elsewhere")
     assert done.returncode == 2
-    assert done.stderr.startswith("Error: There is no run 'b' in 'elsewhere', which has: a-1. Give a run id")
+    assert done.stderr.startswith(
+        "Error: There is no run 'b' in 'elsewhere'. Runs that are there, the newest first: a-1."
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult
 from torchx_kfp.local.history import find_runs
 from torchx_kfp.local.journal import Journal
 
+pytestmark = pytest.mark.once
+
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -65,8 +67,8 @@ def test_runs(inside: Call, project: Path, run_id: str) -> None:
     shown = inside("runs")
     assert (shown.returncode, shown.stderr) == (0, "")
     heading, _, row = shown.stdout.splitlines()
-    assert heading.split() == ["run", "pipeline", "state", "started", "duration", "done", "failed"]
-    assert re.fullmatch(rf"{run_id} +mixed +failed +\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d +\d+\.\ds +4 +1", row.strip()), (
+    assert heading.split() == ["run", "state", "started", "duration", "done", "failed"]
+    assert re.fullmatch(rf"{run_id} +failed +\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d +\d+\.\ds +4 +1", row.strip()), (
         shown.stdout
     )
     (found,) = json.loads(inside("runs", "--format", "json").stdout)
@@ -87,9 +89,9 @@ def test_runs_of_every_state(inside: Call, project: Path) -> None:
     with journal(project, "run-2"), (project / "local_outputs/run-2/events.jsonl").open("a") as file:
         file.write('{}\n{"event": "later"}\n')
     shown = inside("runs")
-    assert [line.split()[:3] for line in shown.stdout.splitlines()[2:]] == [
-        ["run-2", "p", "interrupted"],
-        ["run-1", "p", "interrupted"],
+    assert [line.split()[:2] for line in shown.stdout.splitlines()[2:]] == [
+        ["run-2", "interrupted"],
+        ["run-1", "interrupted"],
     ]
     assert shown.stderr.startswith("Line 1 of local_outputs/run-2/events.jsonl is no event of a run and passed over: ")
 
@@ -153,7 +155,7 @@ REFUSED = {
     ("logs", "latest", "shell-6"): "The stage 'shell-6' of the run RUN has no log: it was skipped: its condition is f",
     ("logs", "latest", "shell-3", "--attempt", "3"): "There is no attempt 3 at 'shell-3' in the run RUN, but 2.",
     ("logs", "latest", "--attempt", "1"): "--attempt needs a STAGE: that of which it is an attempt.",
-    ("cancel", "latest"): "The run RUN has ended already (failed), so there is nothing to cancel.",
+    ("cancel", "latest"): "The run RUN has ended already (failed): there is nothing to cancel.",
     ("cancel", "none"): "There is no run 'none' in 'local_outputs'. Runs that are there",
 }
 
@@ -267,7 +269,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     assert (found["state"], found["done"], found["failed"]) == ("canceled", 1, 0)
     done = call("cancel", "waiting")
     assert done.returncode == 2
-    assert "has ended already (canceled), so there is nothing to cancel." in done.stderr
+    assert "has ended already (canceled): there is nothing to cancel." in done.stderr
 
 
 def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
@@ -292,7 +294,7 @@ def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
                 )
             lock.write_text(f"{bystander.pid}\n")
         shown = inside("cancel", "run-1")
-        assert "has ended already (its process was killed)" in shown.stderr
+        assert shown.stderr == "The runner of run-1 was killed before; whatever it had left running is ended now.\n"
         assert bystander.poll() is None
     finally:
         bystander.kill()

@@ -32,6 +32,8 @@ from torchx_kfp.local.events import RunFinished, RunStarted
 from torchx_kfp.local.output import Terminal as Output
 from torchx_kfp.local.result import State
 
+pytestmark = pytest.mark.once
+
 #: Seconds after which a test gives up.
 PATIENCE = 60
 
@@ -164,7 +166,7 @@ def test_a_picture_while_it_runs_and_a_table_after_it(
         assert "shell ended with exit code 3." in text
         assert "    trying\n" in text
         assert "Not run because of that: shell-2." in text
-        assert re.search(r"torchx-kfp run --resume waits-", text.splitlines()[-1])
+        assert "torchx-kfp run --resume waits-" in text.splitlines()[-2]
 
 
 def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:

@@ -25,6 +25,8 @@ from torchx_kfp.local import RunResult, remove_containers
 from torchx_kfp.local.docker import RUN_LABEL
 from torchx_kfp.tracking import FsspecResultTracker
 
+pytestmark = pytest.mark.once
+
 #: An image with an entrypoint, a command and a variable of its own, whose user is not root.
 OWN_IMAGE = "torchx-kfp-test/own:latest"
 OWN_CHANGES = ['ENTRYPOINT ["echo", "own"]', 'CMD ["its-command"]', "ENV OWN=its-own", "USER 1234:1234"]

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
+from kfp import dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from tests.local.components import shell, shell_out
 from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, State, run
+
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture
@@ -75,37 +77,104 @@ def test_what_the_key_covers(states, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "runs").symlink_to(tmp_path / "runs")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert changed() == ["cached"]
+    assert changed() == ["succeeded"]
+
+
+#: A script that imports a module beside it, which imports a package, and what is elsewhere in PYTHONPATH.
+PROGRAM = {
+    "train.py": "import beside, elsewhere",
+    "beside.py": "from package import other",
+    "package/__init__.py": "",
+    "package/train.py": "import os, helper",
+    "package/other.py": "",
+    "helper.py": "",
+    "lib/elsewhere.py": "",
+    "script.sh": "python train.py",
+    "config.yaml": "a: 1",
+}
 
 
 @pytest.mark.parametrize(
     ("command", "file"),
     [
-        ("python train.py", "train.py"),
-        ("python train.py", "beside.py"),
-        ("python -m package.train", "package/other.py"),
-        ("python -c 'import package.other'", "package/other.py"),
-        ("sh script.sh", "script.sh"),
+        (["python", "train.py"], "train.py"),
+        (["python", "train.py"], "beside.py"),
+        (["python", "train.py"], "package/other.py"),
+        (["python", "train.py"], "lib/elsewhere.py"),
+        (["python", "train.py"], "helper.py"),
+        (["python", "-m", "package.train"], "package/other.py"),
+        (["python", "-m", "package.train"], "helper.py"),
+        (["python", "-c", "import os, package.other"], "package/other.py"),
+        (["sh", "-c", "cd . && python train.py > /dev/null"], "beside.py"),
+        (["sh", "-c", "exec sh script.sh"], "beside.py"),
+        (["python", "-c", "'config.yaml'"], "config.yaml"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_changed_code_runs_again(states, tmp_path, command, file):
-    (tmp_path / "package").mkdir()
-    for name in ("train.py", "beside.py", "script.sh", "package/__init__.py", "package/train.py", "package/other.py"):
-        (tmp_path / name).write_text("")
-    words = command.split(maxsplit=2)
+def test_changed_code_runs_again(states, tmp_path, monkeypatch, command, file):
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    for name, text in PROGRAM.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
 
     @dsl.container_component
     def component():
-        return dsl.ContainerSpec(image="x", command=[*words[:-1], words[-1].strip("'")])
+        return dsl.ContainerSpec(image="x", command=command)
 
     @dsl.pipeline
     def pipeline():
         component()
 
     assert states(pipeline) == ["succeeded"]
+    (tmp_path / "unrelated.py").write_text("")
     assert states(pipeline) == ["cached"]
-    (tmp_path / file).write_text("# changed\n")
+    with (tmp_path / file).open("a") as opened:
+        opened.write("# changed\n")
     assert states(pipeline) == ["succeeded"]
+
+
+def test_what_else_decides_what_a_stage_does(states, tmp_path, monkeypatch):
+    @dsl.pipeline
+    def pipeline():
+        task = shell(script='echo "$TOKEN"')
+        kubernetes.use_secret_as_env(task, "keys", {"token": "TOKEN"})
+
+    monkeypatch.setenv("TOKEN", "one")
+    assert states(pipeline) == ["succeeded"]
+    assert states(pipeline) == ["cached"]
+    monkeypatch.setenv("TOKEN", "two")
+    assert states(pipeline) == ["succeeded"]
+    assert states(pipeline, secrets={"keys": {"token": "three"}}) == ["succeeded"]
+
+
+def test_a_stage_that_uses_the_workspace_or_cleans_up_is_run(states, tmp_path):
+    if not hasattr(dsl, "WorkspaceConfig"):
+        pytest.skip("this kfp has no workspaces")
+
+    @dsl.pipeline(pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
+    def pipeline():
+        with dsl.ExitHandler(shell(script="echo clean up")):
+            shell(script=f"touch {dsl.WORKSPACE_PATH_PLACEHOLDER}/file")
+
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline, workspace=tmp_path / "shared") == ["succeeded"] * 2
+
+
+def test_an_artifact_that_a_stage_has_changed_is_made_again(states):
+    @dsl.container_component
+    def make(data: dsl.Output[dsl.Artifact]):
+        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'mkdir "$0"; echo 1 > "$0/file"'], args=[data.path])
+
+    @dsl.container_component
+    def change(data: dsl.Input[dsl.Artifact]):
+        return dsl.ContainerSpec(image="x", command=["sh", "-c", 'echo 2 >> "$0/file"'], args=[data.path])
+
+    @dsl.pipeline
+    def pipeline():
+        change(data=make().outputs["data"])
+
+    assert states(pipeline) == ["succeeded"] * 2
+    assert states(pipeline) == ["succeeded"] * 2
 
 
 def test_what_is_not_cached(states, tmp_path):

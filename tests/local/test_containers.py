@@ -19,6 +19,8 @@ from torchx_kfp.local.mounts import Mount, combine, local_path, parse_mount, tra
 from torchx_kfp.local.placeholders import Facts
 from torchx_kfp.local.resources import Limits, parse_quantity, read_limits
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def nested():

@@ -24,6 +24,8 @@ from torchx_kfp.local.artifacts import ArtifactList
 from torchx_kfp.local.events import VERSION, decode, encode
 from torchx_kfp.local.spec import ArtifactType
 
+pytestmark = pytest.mark.once
+
 TEXT = st.text(max_size=8)
 #: A stage may be in a folder whose name is no UTF-8: Python has surrogates for its bytes.
 PATHS = st.binary(min_size=1, max_size=8).filter(lambda name: b"\0" not in name).map(os.fsdecode).map(Path)
@@ -34,8 +36,17 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 PARAMETERS = st.dictionaries(TEXT, VALUES, max_size=3)
-#: What a tracker takes.
-RESULTS = st.none() | st.dictionaries(TEXT, st.booleans() | st.integers() | st.floats() | TEXT, max_size=3)
+#: What a tracker takes, and what other programs may have put there.
+NAMES = TEXT | st.sampled_from(["number", "object"])
+RESULTS = st.none() | st.dictionaries(
+    NAMES,
+    st.recursive(
+        st.booleans() | st.integers() | st.floats() | TEXT,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=3,
+)
 ARTIFACT = st.builds(Artifact, TEXT, st.builds(ArtifactType, TEXT, TEXT), TEXT, PARAMETERS)
 ARTIFACTS = st.dictionaries(TEXT, ARTIFACT | st.lists(ARTIFACT, max_size=2).map(ArtifactList), max_size=2)
 STATES = st.sampled_from(State)

@@ -7,6 +7,7 @@ from kfp import dsl, kubernetes
 
 from tests.local.components import shell, shell_out
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local import run
 from torchx_kfp.local.secrets import parse_given, read_keys
 
 
@@ -56,6 +57,24 @@ def test_secrets_that_are_given(execute, monkeypatch):
     for file in result.folder.rglob("*"):
         if file.is_file() and file.name != "log.txt":
             assert "a b" not in file.read_text(), f"a secret is in {file}"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"secrets": {"kees": {}}}, "No stage takes the secret 'kees'. Did you mean 'keys'? Taken are: keys."),
+        ({"config_maps": {"keys": {}}}, "No stage takes the config map 'keys'. Taken are: none."),
+        ({"secrets": {"keys": {"b": "x"}}}, "The secret 'keys' as it is given lacks 'a'; it has: b."),
+    ],
+)
+def test_what_is_given_and_not_taken(tmp_path, given, message):
+    @dsl.pipeline
+    def pipeline():
+        kubernetes.use_secret_as_env(shell(script=":"), "keys", {"a": "A"})
+
+    with pytest.raises(ArgumentError) as error:
+        run(pipeline, output_dir=tmp_path, quiet=True, **given)
+    assert str(error.value) == message
 
 
 def _takes_channels() -> bool:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import compiler, dsl
+from kfp import compiler, dsl, kubernetes
 
 from tests.local.components import shell, shell_out
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunResult, State, resume, run
 from torchx_kfp.local.history import read_run
+
+pytestmark = pytest.mark.once
 
 
 def go_on(folder: Path, **options: Any) -> RunResult:
@@ -78,6 +80,43 @@ def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):
     (tmp_path / "mended").touch()
     assert go_on(failed.folder).state == "succeeded"
     assert noted(tmp_path) == ['"state":"FAILED"', '"state":"SUCCEEDED"']
+
+
+def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
+    """Nor do secrets that are not given again, a task's id, or results of any form."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("prepare", "train"):
+        (tmp_path / f"{name}.py").write_text(f"print({name!r}, file=open('notes', 'a'))\n")
+    with (tmp_path / "train.py").open("a") as file:
+        file.write("raise SystemExit(1)")
+
+    @dsl.container_component
+    def component(script: str, task: str):
+        return dsl.ContainerSpec(image="x", command=["python"], args=[script, task])
+
+    @dsl.pipeline
+    def pipeline():
+        prepared = component(script="prepare.py", task=dsl.PIPELINE_TASK_ID_PLACEHOLDER)
+        kubernetes.use_secret_as_env(prepared, "keys", {"token": "TOKEN"})
+        component(script="train.py", task="").after(prepared)
+
+    failed = run(pipeline, output_dir="runs", secrets={"keys": {"token": "x"}}, stream=io.StringIO())
+    (tmp_path / "train.py").write_text("print('mended', file=open('notes', 'a'))\n")
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ["mended", "prepare", "train"]
+
+
+def test_a_task_that_cleans_up_does_so_again(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        with dsl.ExitHandler(shell(script=f"echo clean >> {folder}/notes")):
+            shell(script=f"echo work >> {folder}/notes; test -e {folder}/mended")
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    assert go_on(failed.folder).state == "failed"
+    (tmp_path / "mended").touch()
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ["clean"] * 3 + ["work"] * 3
 
 
 def test_a_killed_runner(tmp_path):

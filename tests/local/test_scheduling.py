@@ -13,6 +13,8 @@ from kfp import dsl
 from tests.local.components import shell, write
 from torchx_kfp.local import StageFinished, StageStarted, State, run
 
+pytestmark = pytest.mark.once
+
 
 def test_independent_stages_run_at_the_same_time(execute, tmp_path):
     # Each waits until all three are there.

@@ -19,6 +19,8 @@ from torchx_kfp.errors import LocalRunError
 from torchx_kfp.local import run
 from torchx_kfp.local.signals import ending_signals
 
+pytestmark = pytest.mark.once
+
 RUNNER = (
     "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=float(sys.argv[3]))"
 )

@@ -14,6 +14,8 @@ from torchx_kfp.local import RunEnding, RunFinished, StageFinished, run
 from torchx_kfp.local.events import decode, encode
 from torchx_kfp.local.messages import messages
 
+pytestmark = pytest.mark.once
+
 
 def test_lines_come_with_the_stages_name_also_where_nothing_is_shown(execute):
     @dsl.pipeline

@@ -100,7 +100,8 @@ def test_the_latest_value_counts(
     tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow takes the largest of those of one millisecond."""
-    monkeypatch.setattr(mlflow, "time", types.SimpleNamespace(time=lambda: 1_700_000_000.0, sleep=time.sleep))
+    clock = types.SimpleNamespace(time=lambda: 1_700_000_000.0, sleep=time.sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(mlflow, "time", clock)
     for loss in (3.0, 1.0, 2.0, 0.5):
         tracker.add_metadata(RUN, loss=loss, note=str(loss))
     assert tracker.metadata(RUN) == {"loss": 0.5, "note": "0.5"}

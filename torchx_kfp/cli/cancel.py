@@ -28,15 +28,19 @@ _BEYOND_GRACE = 30.0
 def cancel_command(run: str, output_dir: str) -> None:
     """End RUN: its stages get SIGTERM, and SIGKILL after their grace period, as after Ctrl-C.
 
-    RUN is a run id, the beginning or the end of one, or "latest". The command waits until the run has ended.
+    RUN is a run id, the beginning or the end of one, or "latest". The command waits until the run has ended. Of a run
+    whose runner was killed, it ends what was left running.
     """
     from torchx_kfp.local.history import find_run, read_run
 
     folder = find_run(output_dir, run)
     record = read_run(folder)
+    if record.state == "interrupted":
+        _end_left(record)
+        print_message(f"The runner of {record.run_id} was killed before; whatever it had left running is ended now.")
+        return
     if not record.is_running:
-        ended = "its process was killed" if record.state == "interrupted" else record.state
-        raise ArgumentError(f"The run {record.run_id} has ended already ({ended}), so there is nothing to cancel.")
+        raise ArgumentError(f"The run {record.run_id} has ended already ({record.state}): there is nothing to cancel.")
     grace = _grace(record)
     if _terminate(folder, record):
         stages = f"{listed(record.running)}, for up to {grace:g} s" if record.running else "its end"
@@ -47,6 +51,16 @@ def cancel_command(run: str, output_dir: str) -> None:
         print_message(f"The run {record.run_id} is canceled.")
     else:
         print_message(f"The run {record.run_id} has ended before that ({state}).")
+
+
+def _end_left(record: RunRecord) -> None:
+    """Ends the processes and containers that a killed runner has left."""
+    from torchx_kfp.local import remove_containers
+    from torchx_kfp.local.process import kill_marked
+
+    kill_marked(record.run_id)
+    if record.options.get("docker"):
+        remove_containers(record.run_id)
 
 
 def _grace(record: RunRecord) -> float:

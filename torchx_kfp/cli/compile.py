@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import click
-import yaml
 
 from torchx_kfp.cli.output import print_text
 from torchx_kfp.errors import PipelineFileError
@@ -37,19 +35,6 @@ def compile_command(target: str, output: str) -> None:
 def compile_pipeline(target: str) -> str:
     """The YAML of the pipeline that ``FILE[:NAME]`` names."""
     from torchx_kfp.cli.pipelines import load_pipeline_function
+    from torchx_kfp.local.load import compile_text
 
-    function = load_pipeline_function(target)
-    from kfp import compiler  # takes more than a second: what is refused is refused before
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "pipeline.yaml")
-        compiler.Compiler().compile(function, str(path))
-        text = path.read_text(encoding="utf-8")
-    try:
-        list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-    except yaml.YAMLError as error:
-        raise PipelineFileError(
-            f"KFP compiles {target} to a file that is not valid YAML. It writes parameters' defaults and descriptions "
-            f"into comments, where a line break does harm: leave it out of them. ({error})"
-        ) from None
-    return text
+    return compile_text(load_pipeline_function(target), target)

@@ -22,7 +22,7 @@ class ContainerCommand(click.Command):
 def _with_values(words: Sequence[str]) -> list[str]:
     """The words, with an empty value for each ``--docker`` that is not followed by the name of a stage."""
     found: list[str] = []
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word == "--":
             return [*found, *words[len(found) :]]
         has_value = word != _OPTION or _STAGE.fullmatch(following)

@@ -264,7 +264,8 @@ def _loop_time(task: Task, now: float) -> str:
 
 def _output(line: str) -> Text:
     """A line of a stage's output in its colours, and without what would take a place other than its own."""
-    text = Text.from_ansi(line[:_CUT].expandtabs(4).replace("\n", " "))
+    # In one line: rich takes whatever Python does for the end of one.
+    text = Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines()))
     if any(_moves(character) for character in text.plain):
         kept = Text()
         for place, character in enumerate(text.plain):
@@ -281,7 +282,7 @@ def _plain(text: str) -> str:
 
 def _moves(character: str) -> bool:
     # Controls, and characters of format such as those that turn the direction of writing.
-    return not character.isascii() and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def _clock(seconds: float) -> str:

@@ -79,7 +79,6 @@ def _print_table(records: list[RunRecord]) -> None:
     rows = [
         (
             record.run_id,
-            record.pipeline,
             record.state,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created)),
             show_duration(record.duration),
@@ -88,8 +87,8 @@ def _print_table(records: list[RunRecord]) -> None:
         )
         for record in records
     ]
-    columns = ("run", "pipeline", "state", "started", "duration", "done", "failed")
-    print_table(columns, rows, right=("duration", "done", "failed"), cut=("pipeline",), fold=("run",))
+    columns = ("run", "state", "started", "duration", "done", "failed")
+    print_table(columns, rows, right=("duration", "done", "failed"), fold=("run",))
 
 
 def _as_json(record: RunRecord) -> dict[str, Any]:

@@ -108,6 +108,13 @@ class _Choice:
         """Raises ArgumentError if there is nothing to show, and nothing to wait for."""
         stages = self.stages(record)
         waits = follow and record.is_running
+        for name in stages:
+            result = record.finished.get(name)
+            if result and result.cached_from and result.log_file and not result.log_file.exists():
+                raise ArgumentError(
+                    f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
+                    f"{result.cached_from}, which has the log, was removed."
+                )
         if self._stage is None:
             if not waits and not any(self.logs(record)):
                 raise ArgumentError(f"No stage of the run {record.run_id} has a log: none has been started.")

@@ -32,7 +32,12 @@ _PROBE = "torchx-kfp-probe"
 @click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
 @click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
 @click.option("--output-dir", metavar="DIR", help="Where the run's logs and outputs go.  [default: local_outputs]")
-@click.option("--parallelism", metavar="N", type=click.IntRange(1), help="How many stages run at once.")
+@click.option(
+    "--parallelism",
+    metavar="N",
+    type=click.IntRange(1),
+    help="How many stages run at once.  [default: two for each CPU]",
+)
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with a run that has failed, was ended, or was killed.")
 @click.option("--no-cache", is_flag=True, help="Run stages also where an earlier run has done the same.")
 @click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")

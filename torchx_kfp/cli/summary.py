@@ -39,7 +39,7 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
             print_message(_interruption(progress, ending))
             if not quiet:
                 print_message(f"Logs and outputs are in {progress.started.folder}")
-                print_message(f"Go on from there: {resume(progress.started.run_id)}")
+                print_message(_way_on(resume(progress.started.run_id)))
         raise
     _end(progress, as_json=as_json)
     started, finished = progress.started, progress.finished
@@ -60,8 +60,15 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
             duration=finished.duration,
             stages=tuple(progress.results()),
         )
-        hint = "" if quiet else f"\nGo on from there when that is mended: {resume(started.run_id)}"
+        hint = "" if quiet else f"\n{_way_on(resume(started.run_id))}"
         raise StageFailedError(for_stderr(describe_failure(result)) + hint)
+
+
+def _way_on(command: str) -> str:
+    return (
+        f"Go on from there, with the pipeline as it is now in the run's folder: {command}\n"
+        "After a change to the pipeline itself run it again: the cache has what did not change."
+    )
 
 
 def _end(progress: Progress, *, as_json: bool) -> None:

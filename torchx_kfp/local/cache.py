@@ -12,17 +12,19 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.events import StageFinished, decode, encode
 from torchx_kfp.local.result import StageResult, State
+from torchx_kfp.local.stamps import stamp_of
 
 #: Its name in an output folder. The dot keeps it from being taken for a run.
 FOLDER = ".cache"
 #: Version of the entries. One is added where an older one must not be taken for a hit any more.
-VERSION = 1
+VERSION = 2
 
 _KEY = re.compile(r"[0-9a-f]{8,128}")
 
@@ -34,10 +36,10 @@ class Cache:
         self.folder = Path(folder)
 
     def get(self, key: str) -> StageResult | None:
-        """How the stage ended that was put last, with ``key`` and ``cached_from`` set; None where there is none.
+        """How the stage ended that was put last, with ``cached_from`` set; None where there is none.
 
-        There is none either where its log, or a file of its artifacts that was there, is gone, and where the entry
-        cannot be read.
+        There is none either where its log, or a file of its artifacts, is gone or was changed since, and where the
+        entry cannot be read.
 
         Raises:
             ValueError: the key is not hexadecimal.
@@ -48,9 +50,9 @@ class Cache:
             if entry["version"] != VERSION or entry["key"] != key:
                 return None
             event = decode(entry["stage"])
-            if not isinstance(event, StageFinished) or not all(os.path.exists(path) for path in entry["files"]):
+            if not isinstance(event, StageFinished) or entry["files"] != _stamps(stamp[0] for stamp in entry["files"]):
                 return None
-            return dataclasses.replace(event.result, key=key, cached_from=str(entry["run_id"]))
+            return dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
 
@@ -88,13 +90,22 @@ class Cache:
         return self.folder / key[:2] / f"{key}.json"
 
 
-def _files(result: StageResult) -> list[str]:
+def _files(result: StageResult) -> list[list[Any]]:
     """The stage's files on this machine: those of its artifacts, and the log. A stage need not make all of them."""
     made = [item for value in result.artifacts.values() for item in _items(value)]
     paths = [artifact.path for artifact in made if artifact.is_here]
     if result.log_file is not None:
         paths.append(str(result.log_file))
-    return [path for path in paths if os.path.exists(path)]
+    return _stamps(path for path in paths if os.path.exists(path))
+
+
+def _stamps(paths: Iterable[str]) -> list[list[Any]]:
+    """By what a change of them is known, as JSON has it.
+
+    Raises:
+        OSError: one is gone.
+    """
+    return [list(stamp_of(path)) for path in paths]
 
 
 def _items(value: Artifact | list[Artifact]) -> list[Artifact]:

@@ -177,10 +177,11 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
         )
     for text in (*words, *(value for _, value in container.env)):
         yield from _text_problems(text)
-    for name in (*component.outputs, *component.artifact_outputs):
+    names = [("output", name) for name in (*component.outputs, *component.artifact_outputs)]
+    for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
         # It is the name of a file in the stage's folder.
         if name in ("", ".", "..") or "/" in name or "\0" in name:
-            yield f"has the output {name!r}, whose name cannot be a file's. Rename the output"
+            yield f"has the {what} {name!r}, whose name cannot be a file's. Rename the {what}"
 
 
 def _python_problems(python: PythonComponent, image: str) -> Iterator[str]:

@@ -51,6 +51,15 @@ class DockerEngine:
         """The attempt's container, which ``wait`` makes and starts: images may have to be fetched."""
         return ContainerStage(self, attempt)
 
+    def image_id(self, image: str) -> str:
+        """The id of the image that has this name now: one that is built again under it has another."""
+        from docker.errors import DockerException
+
+        try:
+            return str(self.client.inspect_image(image)["Id"])
+        except (DockerException, OSError, KeyError):
+            return ""
+
     def provide_image(self, stage: ContainerStage, image: str, policy: str) -> dict[str, Any]:
         """What the engine says of the image, which is fetched if it is not there.
 

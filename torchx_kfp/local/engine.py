@@ -57,6 +57,9 @@ class Engine(Protocol):
             StartError: it cannot be started.
         """
 
+    def image_id(self, image: str) -> str:
+        """What the image is at this moment; empty where it is not here, or means nothing."""
+
 
 class Processes:
     """Attempts as processes of this machine."""
@@ -71,6 +74,10 @@ class Processes:
             return StageProcess(attempt.command, attempt.environ, attempt.directory)
         except (OSError, ValueError) as error:
             raise _start_error(attempt.command, error) from None
+
+    def image_id(self, image: str) -> str:
+        """A process has no image."""
+        return ""
 
 
 def _start_error(command: Sequence[str], error: Exception) -> StartError:

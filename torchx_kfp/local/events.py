@@ -27,8 +27,7 @@ class RunStarted:
     """The first event of a run, and the first of each time that it is resumed.
 
     ``not_applied`` are settings of the pipeline that have no effect on this machine, ``arguments`` the values of all
-    parameters, ``stages`` how many stages are known before the first has run: those of loops are not. ``time`` is in
-    seconds since the epoch, here and below.
+    parameters. ``time`` is in seconds since the epoch, here and below.
     """
 
     pipeline: str
@@ -116,6 +115,8 @@ _NAMES: dict[str, type[Any]] = {
     "run_finished": RunFinished,
 }
 _PATHS = {"folder", "log_file"}
+# An object of this one name is a number that JSON has not; one of the other name holds an object that only looks alike.
+_NUMBER, _PLAIN = "number", "object"
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -200,9 +201,17 @@ def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
 def _encode_number(value: Any) -> Any:
     # JSON has no such numbers; a result of that text would be one that is text.
     if isinstance(value, float) and not math.isfinite(value):
-        return {"number": next(name for name, number in _CONSTANTS.items() if str(number) == str(value))}
-    return value
+        return {_NUMBER: next(name for name, number in _CONSTANTS.items() if str(number) == str(value))}
+    if isinstance(value, Mapping):
+        content = {key: _encode_number(item) for key, item in value.items()}
+        return {_PLAIN: content} if set(content) in ({_NUMBER}, {_PLAIN}) else content
+    return [_encode_number(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _decode_number(value: Any) -> Any:
-    return _CONSTANTS[value["number"]] if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        if set(value) == {_NUMBER}:
+            return _CONSTANTS[value[_NUMBER]]
+        content = value[_PLAIN] if set(value) == {_PLAIN} else value
+        return {key: _decode_number(item) for key, item in content.items()}
+    return [_decode_number(item) for item in value] if isinstance(value, list) else value

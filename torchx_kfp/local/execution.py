@@ -146,6 +146,8 @@ class Execution:
         attempt = self.attempt
         made = (artifact.path for artifact in attempt.artifacts.values())
         source = attempt.source[:1] if attempt.source is not None else ()
+        # Of a runner that was killed before it had told of it: what is in it is not this attempt's.
+        shutil.rmtree(attempt.folder, ignore_errors=True)
         for path in (str(attempt.log_file), *attempt.output_files.values(), *made, *source):
             os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
@@ -154,9 +156,7 @@ class Execution:
                 Path(attempt.source[0]).write_text(attempt.source[1], encoding="utf-8", newline="")
             with self._secret_files():
                 code, failure = self._run_to_end(self._engine, dataclasses.replace(attempt, environ=self._environ()))
-        except StartError as error:
-            return Outcome(error.exit_code, str(error))
-        except InstallError as error:
+        except (StartError, InstallError) as error:
             return Outcome(error.exit_code, str(error))
         except UnavailableError as error:
             return Outcome(None, str(error))
@@ -185,6 +185,8 @@ class Execution:
 
     def _copy_inputs(self) -> None:
         for url, path in self.attempt.copies.items():
+            if self._stopped:
+                return
             try:
                 copy_here(url, path)
             except UnavailableError as error:

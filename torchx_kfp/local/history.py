@@ -15,7 +15,7 @@ from typing import Any
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, decode
 from torchx_kfp.local.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
-from torchx_kfp.local.result import StageResult
+from torchx_kfp.local.result import StageResult, State
 
 #: States of a run besides those in which it can end: it is running, and its process was killed.
 RUNNING, INTERRUPTED = "running", "interrupted"
@@ -86,10 +86,13 @@ class RunRecord:
     @cached_property
     def state(self) -> str:
         """``running``, ``succeeded``, ``failed``, ``canceled``, or ``interrupted`` if its process was killed."""
-        if self.is_running:
-            return RUNNING
+        return RUNNING if self.is_running else str(self.end or INTERRUPTED)
+
+    @cached_property
+    def end(self) -> State | None:
+        """How the run has ended, if it has since it was last (re)started."""
         last = next((event for event in reversed(self.events) if isinstance(event, RunStarted | RunFinished)), None)
-        return str(last.state) if isinstance(last, RunFinished) else INTERRUPTED
+        return last.state if isinstance(last, RunFinished) else None
 
     @cached_property
     def finished(self) -> dict[str, StageResult]:
@@ -147,8 +150,14 @@ class RunRecord:
                 started = None
             last = event.time
         if started is not None:
-            total += (time.time() if self.is_running else last) - started
+            total += (time.time() if self.is_running else max(last, self._last_sign)) - started
         return max(0.0, total)
+
+    @property
+    def _last_sign(self) -> float:
+        """When a stage that has not ended has last printed something."""
+        logs = [started.log_file for started in self.unfinished.values() if started.log_file is not None]
+        return max((log.stat().st_mtime for log in logs if log.exists()), default=0.0)
 
 
 class RunReader:

@@ -13,14 +13,16 @@ is what the user mounts at its path.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchx_kfp.local.names import plain
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local.names import join_names, plain
 from torchx_kfp.local.resources import parse_quantity
 from torchx_kfp.local.secrets import Given
 from torchx_kfp.local.spec import Component
@@ -64,6 +66,7 @@ _TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
 _OF_CONTAINERS = ("enabledSharedMemory", "imagePullPolicy", "securityContext")
 _SHM = "/dev/shm"
 _VARIABLES = {"secretAsEnv": ("secret", "--secret"), "configMapAsEnv": ("config map", "--config-map")}
+_KINDS = {"secret": "secret", "configMap": "config map"}
 # kfp-kubernetes has tasks that are no containers, with images of these names.
 _MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
 
@@ -78,6 +81,39 @@ class GivenKeys:
     def of(self, setting: str) -> Given:
         """Those that a setting of the platform spec takes its values from."""
         return self.secrets if setting.startswith("secret") else self.config_maps
+
+
+def verify_given(
+    components: Iterable[Component], given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Raises ArgumentError if nobody takes a secret or config map that is given, or if it lacks a key that is taken."""
+    taken: dict[str, set[str]] = {"secret": set(), "configMap": set()}
+    for component in components:
+        for setting in (*_VARIABLES, *_FILES):
+            kind = "secret" if setting.startswith("secret") else "configMap"
+            for item in component.platform.get(setting) or ():
+                name = _name(item, inputs)
+                taken[kind].add(name)
+                keys = given.of(setting).get(name)
+                wanted = [
+                    pair.get("secretKey") or pair.get("configMapKey")
+                    for pair in item.get("keyToEnv") or ()
+                    if pair["envVar"] not in environ
+                ]
+                missing = [key for key in wanted if keys is not None and key not in keys]
+                if missing and not item.get("optional"):
+                    raise ArgumentError(
+                        f"The {_KINDS[kind]} {name!r} as it is given lacks {join_names(missing)}; it has: "
+                        f"{', '.join(sorted(keys or ())) or 'nothing'}."
+                    )
+    for kind, there in taken.items():
+        for name in given.of(kind):
+            # A name may be an input that is known while the pipeline runs.
+            if name not in there and "" not in there:
+                near = difflib.get_close_matches(name, there, n=1)
+                meant = f" Did you mean {near[0]!r}?" if near else ""
+                names = ", ".join(sorted(there)) or "none"
+                raise ArgumentError(f"No stage takes the {_KINDS[kind]} {name!r}.{meant} Taken are: {names}.")
 
 
 def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
 
 
 def _compile(function: Callable[..., Any]) -> Pipeline:
-    from kfp import compiler, dsl
+    from kfp import dsl
     from kfp.dsl.base_component import BaseComponent
 
     if not isinstance(function, BaseComponent):
@@ -50,10 +50,34 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
                 "kfp.dsl.pipeline."
             )
         function = dsl.pipeline(function)
+    text = compile_text(function)
+    return pipeline_from_documents(_documents(text), repr(function), text)
+
+
+def compile_text(function: Any, name: str = "") -> str:
+    """The YAML that KFP compiles a pipeline function to.
+
+    Args:
+        function: decorated with ``dsl.pipeline``.
+        name: what it is called in messages; its own name where it is empty.
+
+    Raises:
+        PipelineFileError: KFP compiles it to no YAML.
+    """
+    from kfp import compiler
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(function, str(path))
-        return _load_file(path)
+        text = path.read_text(encoding="utf-8")
+    try:
+        _documents(text)
+    except yaml.YAMLError as error:
+        raise PipelineFileError(
+            f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
+            f"and descriptions into comments, where a line break does harm: leave it out of them. ({error})"
+        ) from None
+    return text
 
 
 def _load_file(path: Path) -> Pipeline:

@@ -23,28 +23,33 @@ class Memory:
 
     def __init__(self, run_id: str, finished: Mapping[str, StageResult], cache: Cache | None) -> None:
         self._run_id = run_id
-        self.finished = finished
+        self._finished = finished
         self._cache = cache
 
-    def recall(self, name: str, task: str, key: str, *, caches: bool) -> StageResult | None:
-        """How the stage of this name ended with this key; from another run only if it ``caches``."""
-        own = self.finished.get(name)
-        if own is not None and own.state.is_success and own.key == key:
-            return own
-        if self._cache is None or not caches:
-            return None
-        found = self._cache.get(key)
+    @property
+    def has_cache(self) -> bool:
+        """Whether keys of the cache are of use."""
+        return self._cache is not None
+
+    def kept(self, name: str, key: str) -> StageResult | None:
+        """How the stage of this name has ended in this run, if it has succeeded with these inputs."""
+        found = self._finished.get(name)
+        return found if found is not None and found.state.is_success and found.key == key else None
+
+    def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
+        """How a stage ended in another run that had this ``cache_key``, as the result of this one."""
+        found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
         # Two stages of one run that are alike are two, whichever ends first.
         if found is None or found.cached_from == self._run_id or not _has_results(found):
             return None
         return dataclasses.replace(
-            found, name=name, task=task, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time()
+            found, name=name, task=task, key=key, state=State.CACHED, duration=0.0, attempts=0, started_at=time.time()
         )
 
-    def keep(self, result: StageResult) -> None:
+    def keep(self, cache_key: str, result: StageResult) -> None:
         """Keeps a stage that has succeeded for other runs."""
-        if self._cache is not None and result.state is State.SUCCEEDED and result.key:
-            self._cache.put(result.key, self._run_id, result)
+        if self._cache is not None and cache_key and result.state is State.SUCCEEDED:
+            self._cache.put(cache_key, self._run_id, result)
 
 
 def _has_results(result: StageResult) -> bool:

@@ -27,12 +27,19 @@ LineListener: TypeAlias = Callable[[str, str], None]
 # Control characters but the tab, and escape sequences other than colours.
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def printable(line: bytes) -> str:
     """The line as a terminal may show it: colours stay, what could do something else to the terminal does not."""
     text = line.decode("utf-8", "replace").rstrip("\r")
     # A progress bar writes over its line: show what would be left of it.
     return _UNPRINTABLE.sub(_replace, text.rsplit("\r", 1)[-1])
+
+
+def without_controls(text: str) -> str:
+    """A message that quotes what others have written, without what could do something to a terminal."""
+    return _CONTROLS.sub("\ufffd", text)
 
 
 class Terminal:

@@ -14,6 +14,7 @@ from typing import Any
 from torchx_kfp.local.artifacts import Artifact, artifacts_in, as_message, is_artifact
 from torchx_kfp.local.values import to_json, to_text
 
+WORKSPACE = "{{$.workspace_path}}"
 _PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
 _INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
 _OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")

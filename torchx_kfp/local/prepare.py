@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.code import CodeFiles, TooManyFiles
 from torchx_kfp.local.containers import NO_CONTAINERS, Containers
-from torchx_kfp.local.engine import Engine
+from torchx_kfp.local.engine import Engine, Processes
 from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
-from torchx_kfp.local.keys import CodeFiles, stage_key
+from torchx_kfp.local.keys import cache_key
 from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_files, given_values, variables
-from torchx_kfp.local.placeholders import Facts, resolve_command
+from torchx_kfp.local.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.local.python_components import RUNTIME_MARK, parse_command
+from torchx_kfp.local.requirements import local_state
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.local.transfer import with_copies
 from torchx_kfp.protocol import POD_NAME
@@ -36,22 +40,43 @@ class Settings:
     given: GivenKeys = field(default_factory=GivenKeys)
     #: The stages that are containers, and what runs them.
     containers: Containers = NO_CONTAINERS
-    engine: Engine | None = None
+    engine: Engine = field(default_factory=Processes)
 
 
-def key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
-    """The key of this stage: see ``keys``."""
-    container = node.component.container
+def cache_key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
+    """The key of this stage in the cache (see ``keys``); empty where it may not be taken from there.
+
+    That is where its author says so, for exit tasks (which clean up), where it uses the workspace, which is another in
+    each run, and where there is more code than can be looked at.
+    """
+    component, container = node.component, node.component.container
     assert container is not None
-    in_container = node.name in settings.containers
-    inputs = with_defaults(node.component, node.inputs)
-    environ = {**dict(container.env), **given_values(node.component, settings.given, node.scope.inputs)}
+    if not node.task.caches or node.task.runs_always:
+        return ""
+    inputs = with_defaults(component, node.inputs)
+    given = given_values(component, settings.given, node.scope.inputs)
+    environ = {**variables(component.platform, settings.environ), **dict(container.env), **given}
     command = (*container.command, *container.args)
     placed, _ = with_copies(inputs, command, settings.folder, takes_all=False)
     words = resolve_command(command, Facts(parameters=placed))
-    # A container's code is in its image.
-    files, engine = ([], "docker") if in_container else (code.of(words), "process")
-    return stage_key(node.task, node.component, inputs, environ=environ, code=files, engine=engine)
+    workspace = (WORKSPACE, settings.constants["workspace_path"])
+    if any(path in text for path in workspace for text in (*words, *map(str, parameters_of(inputs).values()))):
+        return ""
+    surroundings: list[Any]
+    if node.name in settings.containers:
+        image = settings.engine.image_id(resolve_text(container.image, Facts(parameters=placed)))
+        secret_files = given_files(component, settings.given, node.scope.inputs)
+        surroundings = ["container", image, sorted(map(str, settings.containers.mounts)), secret_files]
+    else:
+        python = parse_command(words)
+        installed = [local_state(install) for install in python.installs] if python is not None else []
+        path = {**settings.environ, **environ}.get("PYTHONPATH", "")
+        try:
+            files = code.of(words, path)
+        except TooManyFiles:
+            return ""
+        surroundings = ["process", str(settings.directory), sys.prefix, sys.version, files, installed]
+    return cache_key(node.task, component, inputs, environ=environ, surroundings=surroundings)
 
 
 def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
@@ -76,7 +101,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
     report = str(folder / "executor_output.json")
     facts = Facts(
         parameters=inputs,
-        constants={**settings.constants, **node.constants},
+        constants={**settings.constants, **node.constants(settings.run_id)},
         unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(inputs),
         output_files=output_files,
         output_artifacts=artifacts,

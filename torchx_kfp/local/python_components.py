@@ -21,13 +21,16 @@ EXECUTOR = "kfp.dsl.executor_main"
 #: KFP's ``import kfp`` loads its client too, unless this says that a component runs.
 RUNTIME_MARK = "_KFP_RUNTIME"
 
-# The executor has a path of its own for each store, such as /s3/bucket, where KFP's launcher mounts what it has copied.
-_WITH_COPIES = f"""
-import json, sys
+# The executor writes all of its input into the log, dozens of lines. And it has a path of its own for each store, such
+# as /s3/bucket, where KFP's launcher mounts what it has copied.
+_START = f"""
+import json, logging, sys
 from kfp.dsl.types.artifact_types import Artifact
 copies, get_path = json.loads(sys.argv.pop(1)), Artifact._get_path
 Artifact._get_path = lambda self: copies.get(self.uri) or get_path(self)
 from {EXECUTOR} import executor_main
+own = ("executor", "executor_main", "kfp_config")
+logging.getLogger().addFilter(lambda record: record.levelno > logging.INFO or record.module not in own)
 executor_main()
 """
 # Before it had its place, the executor was at others, which compiled pipelines still name.
@@ -61,8 +64,7 @@ class PythonComponent:
     def command(self, source_file: str, copies: Mapping[str, str]) -> list[str]:
         """What runs it, where its source is in this file; ``copies`` are paths of artifacts by their URIs."""
         module = [] if self.source is None else ["--component_module_path", source_file]
-        start = ["-c", _WITH_COPIES, json.dumps(copies)] if copies else ["-m", EXECUTOR]
-        return ["python3", *start, *module, *self.arguments]
+        return ["python3", "-c", _START, json.dumps(copies), *module, *self.arguments]
 
 
 def parse_command(words: Sequence[str]) -> PythonComponent | None:

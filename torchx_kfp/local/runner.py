@@ -1,4 +1,4 @@
-"""``run``: a compiled pipeline on this machine, its stages as plain processes."""
+"""``run``: a compiled pipeline on this machine, its stages as processes or in containers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from torchx_kfp.local.cache import Cache
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.containers import Containers, choose_containers
 from torchx_kfp.local.docker import DockerEngine, connect
+from torchx_kfp.local.engine import Processes
 from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted
 from torchx_kfp.local.history import RunRecord, read_run
 from torchx_kfp.local.journal import Journal
-from torchx_kfp.local.kubernetes import GivenKeys, has_workspace
+from torchx_kfp.local.kubernetes import GivenKeys, has_workspace, verify_given
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.messages import messages
@@ -110,6 +111,8 @@ def run(
     chosen = choose_containers(loaded, docker, mounts)
     check_supported(loaded, chosen)
     values = complete_arguments(loaded, arguments or {})
+    keys = GivenKeys(secrets or {}, config_maps or {})
+    verify_given(loaded.components.values(), keys, values, os.environ)
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
     options = Options(
@@ -134,7 +137,6 @@ def run(
             warn=_warnings(stream),
         ) as journal:
             view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
-            keys = GivenKeys(secrets or {}, config_maps or {})
             return _execute(loaded, values, options, journal, view, keys, chosen, engine)
 
 
@@ -176,28 +178,31 @@ def resume(
     """
     verify_options(None, folder, parallelism, 0 if grace is None else grace)
     path = Path(folder).absolute()
-    record = read_run(path)
-    if record.state == State.SUCCEEDED:
-        raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
-    loaded = load_pipeline(record.pipeline_file)
-    options = options_of(record)
-    chosen = choose_containers(loaded, options.docker, options.mounts)
-    check_supported(loaded, chosen)
-    given: dict[str, Any] = {"parallelism": parallelism, "cache": cache, "grace": grace}
-    options = dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
-    if not os.path.isdir(options.directory):
-        raise ArgumentError(
-            f"The run {record.run_id} was run in the directory {options.directory!r}, which is gone. Make it again, or "
-            "start a new run."
-        )
-    with _engine(chosen, record.run_id) as engine, Journal.reopen(path, _warnings(stream)) as journal:
-        # Of a runner that was killed.
-        kill_marked(record.run_id)
-        if engine is not None:
-            engine.remove_left()
-        view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
-        keys = GivenKeys(secrets or {}, config_maps or {})
-        return _execute(loaded, dict(record.arguments), options, journal, view, keys, chosen, engine, record)
+    read_run(path)  # or it is no run's folder
+    with Journal.reopen(path, _warnings(stream)) as journal:
+        # Not before: another process may have gone on with it meanwhile.
+        record = read_run(path)
+        if record.end is State.SUCCEEDED:
+            raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
+        loaded = load_pipeline(record.pipeline_file)
+        options = options_of(record)
+        chosen = choose_containers(loaded, options.docker, options.mounts)
+        check_supported(loaded, chosen)
+        given: dict[str, Any] = {"parallelism": parallelism, "cache": cache, "grace": grace}
+        options = dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
+        if not os.path.isdir(options.directory):
+            raise ArgumentError(
+                f"The run {record.run_id} was run in the directory {options.directory!r}, which is gone. Make it "
+                "again, or start a new run."
+            )
+        with _engine(chosen, record.run_id) as engine:
+            # Of a runner that was killed.
+            kill_marked(record.run_id)
+            if engine is not None:
+                engine.remove_left()
+            view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
+            keys = GivenKeys(secrets or {}, config_maps or {})
+            return _execute(loaded, dict(record.arguments), options, journal, view, keys, chosen, engine, record)
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,9 @@ def _execute(
                 view.on_line(stage, line)
 
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(earlier.created if earlier else None))
-    environ = {**os.environ, "PYTHONPATH": options.python_path} if options.python_path else os.environ
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if options.python_path:
+        environ["PYTHONPATH"] = options.python_path
     settings = Settings(
         run_id=run_id,
         folder=folder,
@@ -260,7 +267,7 @@ def _execute(
         directory=Path(options.directory),
         given=given,
         containers=containers,
-        engine=engine,
+        engine=engine or Processes(),
     )
     cache = Cache(folder.parent / CACHE_FOLDER) if options.cache else None
     memory = Memory(run_id, earlier.finished if earlier else {}, cache)

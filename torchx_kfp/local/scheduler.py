@@ -5,6 +5,7 @@ One thread, the caller's, decides everything; processes and signals tell it what
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import queue
@@ -16,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.code import CodeFiles
 from torchx_kfp.local.conditions import compile_condition
 from torchx_kfp.local.engine import Processes
 from torchx_kfp.local.events import Listener, RunEnding, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.local.execution import Execution, Outcome
-from torchx_kfp.local.keys import CodeFiles
+from torchx_kfp.local.keys import input_key
 from torchx_kfp.local.kubernetes import volume_outputs, volume_task
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.names import PodNames, StageNames
-from torchx_kfp.local.output import LogPump
-from torchx_kfp.local.prepare import Settings, key_of, prepare_attempt
+from torchx_kfp.local.output import LogPump, without_controls
+from torchx_kfp.local.prepare import Settings, cache_key_of, prepare_attempt
 from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.scopes import (
     LoopProgress,
@@ -46,6 +48,10 @@ from torchx_kfp.local.spec import Component, Importer, Pipeline, Task
 _LOOK_UP = 1.0
 
 
+#: Seconds that stages have to be gone when their processes were killed.
+_LEAVE = 5.0
+
+
 @dataclass
 class _Stage:
     """A task with a container, from its first attempt on."""
@@ -60,7 +66,9 @@ class _Stage:
     pod_name: str = ""
     log_file: Path | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    #: Of its inputs, and in the cache: see ``keys``.
     key: str = ""
+    cache_key: str = ""
 
 
 class Interrupted(Exception):
@@ -97,7 +105,7 @@ class Scheduler:
         self._timer_order = itertools.count()
         self._running: dict[Execution, _Stage] = {}
         self._memory = memory
-        self._code = CodeFiles(settings.directory, settings.environ.get("PYTHONPATH", ""))
+        self._code = CodeFiles(settings.directory)
         self._pod_names = PodNames({event.pod_name: name for name, events in earlier.items() for event in events})
         self._attempts = Counter({name: len(events) for name, events in earlier.items()})
         self._results: dict[str, StageResult] = {}
@@ -139,10 +147,7 @@ class Scheduler:
     def _handle(self, event: tuple[Execution, Outcome] | int | None) -> None:
         if isinstance(event, int):
             self._listener(RunEnding(event, self._settings.grace))
-            ended = list(self._running.items())
             self._end_processes(graceful=True)
-            for execution, stage in ended:
-                self._report(self._result(execution, stage, State.CANCELED, Outcome(reason="was ended with the run")))
             raise Interrupted(event)
         if event is not None:
             self._ended(*event)
@@ -162,13 +167,24 @@ class Scheduler:
                     break
                 if isinstance(event, int):
                     break
-                del self._running[event[0]]
+                self._canceled(event[0])
         for execution in self._running:
             execution.kill()
+        deadline = time.monotonic() + _LEAVE
         while self._running:
-            event = self._events.get()
+            try:
+                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
             if not isinstance(event, int):
-                del self._running[event[0]]
+                self._canceled(event[0])
+        # What is no process, such as a copy from a server that does not answer.
+        for execution in list(self._running):
+            self._canceled(execution)
+
+    def _canceled(self, execution: Execution) -> None:
+        stage = self._running.pop(execution)
+        self._report(self._result(execution, stage, State.CANCELED, Outcome(reason="was ended with the run")))
 
     # Tasks
 
@@ -274,6 +290,7 @@ class Scheduler:
         node = scope.owner
         if node is None:
             return
+        node.kept &= scope.kept
         if node.loop is not None:
             node.loop.ended += 1
             node.loop.failed |= scope.failed
@@ -295,6 +312,7 @@ class Scheduler:
         node.outputs = outputs or {}
         scope = node.scope
         scope.failed |= state in (State.FAILED, State.NOT_RUN)
+        scope.kept &= node.kept
         scope.remaining -= 1
         for dependent in node.dependents:
             dependent.waiting -= 1
@@ -306,6 +324,7 @@ class Scheduler:
     def _fail(self, node: Node, reason: str) -> None:
         """The task cannot be begun."""
         node.reason = reason
+        node.kept = False
         self._report(StageResult(node.name, node.task.name, State.FAILED, reason=reason))
         self._finish(node, State.FAILED)
 
@@ -337,15 +356,14 @@ class Scheduler:
     def _start(self, stage: _Stage) -> None:
         node = stage.node
         try:
-            stage.key = key_of(node, self._settings, self._code)
+            stage.key = input_key(with_defaults(node.component, node.inputs))
+            stage.cache_key = cache_key_of(node, self._settings, self._code) if self._memory.has_cache else ""
         except Exception as error:  # what one stage makes must not end the others
             self._fail(node, str(error) if isinstance(error, ValueError) else _not_prepared(error))
             return
-        known = self._memory.recall(node.name, node.task.name, stage.key, caches=node.task.caches)
-        if known is not None and not stage.tries:
-            self._report(known, kept=known is self._memory.finished.get(node.name))
-            self._finish(node, known.state, {**known.outputs, **known.artifacts})
+        if not stage.tries and self._recall(stage):
             return
+        node.kept = False
         self._attempts[stage.node.name] += 1
         stage.tries, stage.attempt = stage.tries + 1, self._attempts[stage.node.name]
         if stage.started_at is None:
@@ -357,10 +375,7 @@ class Scheduler:
             return
         stage.pod_name, stage.log_file, stage.inputs = attempt.pod_name, attempt.log_file, attempt.inputs
         engine = self._settings.engine if attempt.container is not None else self._processes
-        assert engine is not None
         execution = Execution(attempt, engine, self._pump, lambda *event: self._events.put(event))
-        self._running[execution] = stage
-        execution.start()
         self._listener(
             StageStarted(
                 name=stage.node.name,
@@ -371,6 +386,24 @@ class Scheduler:
                 inputs=attempt.inputs,
             )
         )
+        self._running[execution] = stage
+        execution.start()
+
+    def _recall(self, stage: _Stage) -> bool:
+        """Whether the stage need not run, since it has before."""
+        node = stage.node
+        # What cleans up does so again, unless there is nothing new to clean up.
+        upstream = [node.scope.nodes[name] for name in node.task.depends_on] if node.task.runs_always else []
+        known = self._memory.kept(node.name, stage.key) if all(other.kept for other in upstream) else None
+        kept = known is not None
+        if known is None:
+            known = self._memory.cached(node.name, node.task.name, stage.key, stage.cache_key)
+        if known is None:
+            return False
+        node.kept = kept
+        self._report(known, kept=kept)
+        self._finish(node, known.state, {**known.outputs, **known.artifacts})
+        return True
 
     def _ended(self, execution: Execution, outcome: Outcome) -> None:
         stage = self._running.pop(execution)
@@ -378,13 +411,12 @@ class Scheduler:
         node.reason = outcome.reason
         if outcome.reason and retry is not None and stage.tries <= retry.count:
             delay = retry.delay(stage.tries)
-            self._listener(StageRetried(node.name, stage.attempt, outcome.reason, delay))
+            self._listener(StageRetried(node.name, stage.attempt, without_controls(outcome.reason), delay))
             self._later(delay, lambda: self._startable.append(stage))
             return
         state = State.FAILED if outcome.reason else State.SUCCEEDED
         self._report(self._result(execution, stage, state, outcome))
-        if node.task.caches:
-            self._memory.keep(self._results[node.name])
+        self._memory.keep(stage.cache_key, self._results[node.name])
         self._finish(node, state, {**outcome.outputs, **outcome.artifacts})
 
     def _result(self, execution: Execution, stage: _Stage, state: State, outcome: Outcome) -> StageResult:
@@ -409,6 +441,7 @@ class Scheduler:
         )
 
     def _report(self, result: StageResult, *, kept: bool = False) -> None:
+        result = dataclasses.replace(result, reason=without_controls(result.reason))
         self._results[result.name] = result
         self._listener(StageFinished(result, kept=kept))
 

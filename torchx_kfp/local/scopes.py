@@ -41,7 +41,6 @@ class Node:
         self.task = task
         self.component = component
         self.name = scope.names.of(task.name)
-        self.uid = str(uuid.uuid4())
         self.dependents: list[Node] = []
         self.waiting = len(task.depends_on)
         self.state: State | None = None
@@ -49,14 +48,16 @@ class Node:
         self.reason = ""
         #: How often it was begun: a nested pipeline may be retried as a whole.
         self.attempt = 0
+        #: Whether nothing in it has run since the run was resumed.
+        self.kept = True
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
         self.loop: LoopProgress | None = None
 
-    @property
-    def constants(self) -> dict[str, str]:
-        """Placeholders that stand for something else in each task."""
-        return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": self.uid}
+    def constants(self, run_id: str) -> dict[str, str]:
+        """Placeholders that stand for something else in each task, and for the same when the run is resumed."""
+        uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{self.name}"))
+        return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": uid}
 
 
 class LoopProgress:
@@ -97,6 +98,7 @@ class Scope:
         self.owner = owner
         self.index = index
         self.failed = False
+        self.kept = True
         tasks = dag_of(component).tasks
         self.nodes = {name: Node(self, task, pipeline.component_of(task)) for name, task in tasks.items()}
         self.remaining = len(self.nodes)
@@ -183,7 +185,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
                 continue
             raise ValueError(f"has no artifact for its input {name!r}: {error.args[0]}") from None
     # Placeholders in a constant stand for the task's other inputs, which are values by now.
-    facts = Facts(parameters=values, constants={**constants, **node.constants})
+    facts = Facts(parameters=values, constants={**constants, **node.constants(constants["pipeline_job_name"])})
     for name, value in fixed.items():
         values[name] = resolve_value(value, facts)
     return values

@@ -111,7 +111,7 @@ def summary(stages: Iterable[StageView]) -> tuple[str, str]:
     state = min(counts, key=WORST.index)
     if len(stages) == 1:
         [stage] = stages
-        retries = f" · {stage.result.attempts} attempts" if stage.result.attempts > 1 else ""
+        retries = f" ×{stage.result.attempts}" if stage.result.attempts > 1 else ""
         ran = f" · {show.seconds(stage.result.duration)}" if stage.result.duration else ""
         return state, f"{stage.state}{ran}{retries}"
     if len(counts) == 1:

@@ -90,9 +90,6 @@ class RunView:
         """Seconds in which a runner was at work."""
         return sum(end - start for start, end in self.sessions)
 
-    def is_over(self) -> bool:
-        return self.state not in (RUNNING, INTERRUPTED)
-
 
 def read_model(folder: Path, now: float | None = None) -> RunView:
     """The run in this folder, as far as it has come.
