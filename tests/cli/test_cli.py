@@ -269,8 +269,11 @@ REFUSED = {
     ("run", "notes.txt"): (2, "Error: The file 'notes.txt' is not a compiled KFP v2 pipeline"),
     ("run", "pipelines.py:two"): (
         2,
-        "Error: The argument 'tracker_base' is missing.\nThe parameters of the pipeline 'two' are:\n",
+        "Error: The pipeline 'two' needs a tracker base, where its stages record results: --tracker-base results, or",
     ),
+    ("run",): (2, "Missing argument 'FILE[:NAME]|YAML', or --resume RUN."),
+    ("run", "two.yaml", "--resume", "latest"): (2, "--resume takes no FILE: the run goes on with what it was started"),
+    ("run", "--resume", "latest"): (2, "There are no runs in 'local_outputs'"),
     ("run", "pipelines.py:two", "-p", "valu=1"): (2, "There is no parameter 'valu'"),
     ("run", "pipelines.py:two", "-p", "value=much"): (2, "The argument 'value'"),
     ("run", "pipelines.py:two", "-p", "value"): (

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,6 +105,19 @@ def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("print('mended', file=open('notes', 'a'))\n")
     assert go_on(failed.folder).state == "succeeded"
     assert noted(tmp_path) == ["mended", "prepare", "train"]
+
+
+def test_a_stage_whose_folder_is_gone_runs_again(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        first = shell(script=f"echo first >> {folder}/notes")
+        shell(script=f"test -e {folder}/mended").after(first)
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    shutil.rmtree(failed.folder / "shell-0")
+    (tmp_path / "mended").touch()
+    assert go_on(failed.folder).state == "succeeded"
+    assert noted(tmp_path) == ["first", "first"]
 
 
 def test_a_task_that_cleans_up_does_so_again(execute_failing, tmp_path):

@@ -1,9 +1,13 @@
 """Artifacts on other storage, and those that go to the workspace, for stages that take their files."""
 
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from kfp import dsl
+from kfp import compiler, dsl
 
 
 @dsl.container_component
@@ -96,3 +100,28 @@ def test_to_the_workspace(execute, tmp_path):
     assert stages["cat"].outputs == {"out": "1,2"}
     assert stages["path-of"].outputs == {"Output": str(place)}
     assert Path(place).read_text() == "1,2"
+
+
+def test_a_copy_that_does_not_come_to_an_end(tmp_path):
+    """A server that takes the connection and says nothing: Ctrl-C ends the run all the same."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    @dsl.pipeline
+    def pipeline(url: str):
+        cat(data=dsl.importer(artifact_uri=url, artifact_class=dsl.Dataset).output)
+
+    compiler.Compiler().compile(pipeline, str(tmp_path / "pipeline.yaml"))
+    code = "import sys; from torchx_kfp.local import run; run('pipeline.yaml', {'url': sys.argv[1]}, grace=0.1)"
+    url = f"http://127.0.0.1:{server.getsockname()[1]}/data"
+    runner = subprocess.Popen([sys.executable, "-c", code, url], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        server.settimeout(60)
+        connection, _ = server.accept()
+        with connection:
+            runner.send_signal(signal.SIGINT)
+            _, shown = runner.communicate(timeout=60)
+    finally:
+        runner.kill()
+        server.close()
+    assert "was ended by SIGINT" in shown
+    assert runner.returncode == -signal.SIGINT

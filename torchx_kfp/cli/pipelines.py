@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +56,10 @@ def _import(path: Path) -> ModuleType:
     # The arguments of the command line are not the file's.
     arguments, sys.argv = sys.argv, [str(path)]
     try:
-        module = importlib.import_module(".".join(parts))
+        with warnings.catch_warnings():
+            # Two lines for each component, of which there may be many.
+            warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
+            module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:
         raise PipelineFileError(_describe(path, error)) from error
     finally:

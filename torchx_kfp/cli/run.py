@@ -153,6 +153,11 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
     if option is None:
         base = arguments.get(TRACKER_BASE, parameter.default if parameter else None)
+        if base is None and parameter is not None and not parameter.optional:
+            raise ArgumentError(
+                f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "
+                "--tracker-base results, or the URL of a bucket."
+            )
         if not isinstance(base, str):
             return {}
     elif parameter is None:

@@ -34,7 +34,10 @@ class Memory:
     def kept(self, name: str, key: str) -> StageResult | None:
         """How the stage of this name has ended in this run, if it has succeeded with these inputs."""
         found = self._finished.get(name)
-        return found if found is not None and found.state.is_success and found.key == key else None
+        if found is None or not found.state.is_success or found.key != key:
+            return None
+        # Its folder may have been removed since, with what it has made.
+        return found if found.log_file is None or found.log_file.exists() else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """How a stage ended in another run that had this ``cache_key``, as the result of this one."""
