@@ -9,7 +9,7 @@ from kfp import dsl
 from tests.local.components import shell
 from torchx_kfp.cli.progress import LINES, Phase, Progress
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.local.events import RunEnding, RunFinished, RunStarted, StageFinished
+from torchx_kfp.local.events import LoopStarted, RunEnding, RunFinished, RunStarted, StageFinished
 from torchx_kfp.local.events import StageRetried as Retried
 from torchx_kfp.local.events import StageStarted as Started
 from torchx_kfp.local.events import StageWaiting as Waiting
@@ -158,3 +158,16 @@ def test_a_resumed_run_is_not_over(progress: Progress) -> None:
     assert progress.finished is None
     progress.on_event(finished("first"))
     assert [result.state for result in progress.results()] == [State.SUCCEEDED]
+
+
+def test_iterations_that_may_not_begin_yet_are_counted(progress: Progress) -> None:
+    loop = LoopStarted("for-loop-1", 5, ("inner/b",), time=11.0)
+    progress.on_event(loop)
+    progress.on_event(Started("inner/b[0]", "b-0", 1, time=12.0))
+    progress.on_event(finished("inner/b[0]"))
+    progress.on_event(Started("inner/b[1]", "b-1", 1, time=13.0))
+    task = progress.tasks["inner/b"]
+    assert dict(task.counts) == {Phase.DONE: 1, Phase.RUNNING: 1, Phase.WAITING: 3}
+    # A nested pipeline that is tried again has the same ones.
+    progress.on_event(loop)
+    assert sum(task.counts.values()) == 5

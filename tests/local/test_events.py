@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from torchx_kfp.local import (
     Artifact,
+    LoopStarted,
     RunFinished,
     RunStarted,
     StageFinished,
@@ -53,6 +54,7 @@ STATES = st.sampled_from(State)
 
 EVENTS = st.one_of(
     st.builds(RunStarted, TEXT, TEXT, PATHS, st.lists(TEXT, max_size=2).map(tuple), PARAMETERS, st.booleans(), TIMES),
+    st.builds(LoopStarted, TEXT, st.integers(0), st.lists(TEXT, max_size=2).map(tuple), TIMES),
     st.builds(StageWaiting, TEXT, TEXT, TIMES),
     st.builds(StageStarted, TEXT, TEXT, st.integers(1), TEXT, st.none() | PATHS, PARAMETERS, TIMES),
     st.builds(StageRetried, TEXT, st.integers(1), TEXT, TIMES, TIMES),

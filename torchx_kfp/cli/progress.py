@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from torchx_kfp.local.events import (
     Event,
+    LoopStarted,
     RunEnding,
     RunFinished,
     RunStarted,
@@ -84,12 +85,16 @@ class Task:
     failed: dict[str, Stage] = field(default_factory=dict)
     started_at: float | None = None
     ended_at: float = 0.0
+    #: How many stages loops will have, as far as they have begun.
+    expected: int = 0
     _counts: Counter[Phase] = field(default_factory=Counter)
 
     @property
     def counts(self) -> Mapping[Phase, int]:
         """How many stages there are of each phase."""
-        return self._counts if self.stages else {Phase.WAITING: 1}
+        if not self.stages and not self.expected:
+            return {Phase.WAITING: 1}
+        return self._counts + Counter({Phase.WAITING: max(0, self.expected - len(self.stages))})
 
     def move(self, stage: Stage, phase: Phase) -> None:
         """Takes the stage to the phase; a stage may run again after its end (in a nested pipeline's retry)."""
@@ -124,6 +129,7 @@ class Progress:
         self.root = Group()
         self.tasks: dict[str, Task] = {}
         self._groups = {"": self.root}
+        self._loops: dict[str, int] = {}
         self._lines: dict[str, deque[str]] = {}
         self._unfinished: dict[str, str] = {}
         for name, looped in (outline or {}).items():
@@ -133,6 +139,14 @@ class Progress:
         """Takes the next event of the run."""
         if isinstance(event, RunStarted):
             self.started, self.ending, self.finished = event, None, None
+        elif isinstance(event, LoopStarted):
+            # One in a nested pipeline that is retried begins again.
+            more = event.iterations - self._loops.get(event.name, 0)
+            self._loops[event.name] = event.iterations
+            for name in event.stages:
+                task = self._task(name)
+                task.expected += more
+                task.looped = True
         elif isinstance(event, StageWaiting):
             self._move(event.name, Phase.QUEUED)
         elif isinstance(event, StageStarted):

@@ -14,6 +14,7 @@ from torchx_kfp.local.check import check_supported
 from torchx_kfp.local.docker import remove_containers
 from torchx_kfp.local.events import (
     Event,
+    LoopStarted,
     RunEnding,
     RunFinished,
     RunStarted,
@@ -33,6 +34,7 @@ __all__ = [
     "OUTPUT_DIR",
     "Artifact",
     "Event",
+    "LoopStarted",
     "Mount",
     "Pipeline",
     "RunEnding",

@@ -40,6 +40,16 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
+class LoopStarted:
+    """A loop has so many iterations, each with these stages (without their indices); not all may begin at once."""
+
+    name: str
+    iterations: int
+    stages: tuple[str, ...]
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
 class StageWaiting:
     """A stage's inputs are known, and it waits for its turn."""
 
@@ -102,11 +112,14 @@ class RunFinished:
     time: float = field(default_factory=time.time)
 
 
-Event: TypeAlias = RunStarted | StageWaiting | StageStarted | StageRetried | StageFinished | RunEnding | RunFinished
+Event: TypeAlias = (
+    RunStarted | LoopStarted | StageWaiting | StageStarted | StageRetried | StageFinished | RunEnding | RunFinished
+)
 Listener: TypeAlias = Callable[[Event], None]
 
 _NAMES: dict[str, type[Any]] = {
     "run_started": RunStarted,
+    "loop_started": LoopStarted,
     "stage_waiting": StageWaiting,
     "stage_started": StageStarted,
     "stage_retried": StageRetried,
@@ -184,7 +197,7 @@ def _decode(key: str, value: Any) -> Any:
         }
     if key == "results" and value is not None:
         return {name: _decode_number(item) for name, item in value.items()}
-    return tuple(value) if key == "not_applied" else value
+    return tuple(value) if key in ("not_applied", "stages") else value
 
 
 def _encode_artifact(artifact: Artifact) -> dict[str, Any]:

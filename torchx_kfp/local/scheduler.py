@@ -20,12 +20,21 @@ from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.code import CodeFiles
 from torchx_kfp.local.conditions import compile_condition
 from torchx_kfp.local.engine import Processes
-from torchx_kfp.local.events import Listener, RunEnding, StageFinished, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.local.events import (
+    Listener,
+    LoopStarted,
+    RunEnding,
+    StageFinished,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+)
 from torchx_kfp.local.execution import Execution, Outcome
 from torchx_kfp.local.keys import input_key
 from torchx_kfp.local.kubernetes import volume_outputs, volume_task
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.names import PodNames, StageNames
+from torchx_kfp.local.outline import without_indices
 from torchx_kfp.local.output import LogPump, without_controls
 from torchx_kfp.local.prepare import Settings, cache_key_of, prepare_attempt
 from torchx_kfp.local.result import StageResult, State
@@ -220,6 +229,9 @@ class Scheduler:
             return
         if node.task.loop is not None:
             node.loop = LoopProgress(items, node.task.loop.parallelism)
+            inside = self._stages_in(node.task, node.component, node.scope.names, through_loops=False)
+            stages = tuple(without_indices(name) for name, _ in inside)
+            self._listener(LoopStarted(node.name, len(items), stages))
             self._continue_loop(node)
         elif node.component.dag is not None:
             self._enter(node)
@@ -335,14 +347,18 @@ class Scheduler:
             self._report(StageResult(name, task.name, state, reason=reason))
         self._finish(node, state)
 
-    def _stages_in(self, task: Task, component: Component, names: StageNames) -> list[tuple[str, Task]]:
+    def _stages_in(
+        self, task: Task, component: Component, names: StageNames, *, through_loops: bool = True
+    ) -> list[tuple[str, Task]]:
+        """The names of all stages in a task, and their tasks; those of loops in it only ``through_loops``."""
         if component.dag is None:
             return [(names.of(task.name), task)]
         inside = inner_names(task, names)
         return [
             stage
             for inner in dag_of(component).tasks.values()
-            for stage in self._stages_in(inner, self._pipeline.component_of(inner), inside)
+            if through_loops or inner.loop is None
+            for stage in self._stages_in(inner, self._pipeline.component_of(inner), inside, through_loops=through_loops)
         ]
 
     # Stages
