@@ -108,16 +108,19 @@ def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
 
 
 def test_a_stage_whose_folder_is_gone_runs_again(execute_failing, tmp_path):
+    """And those that read it, where it makes something else."""
+
     @dsl.pipeline
     def pipeline(folder: str):
-        first = shell(script=f"echo first >> {folder}/notes")
-        shell(script=f"test -e {folder}/mended").after(first)
+        made = shell_out(script=f'echo first >> {folder}/notes; printf %s $(ls {folder} | grep -c mended) > "$0"')
+        shell(script=f"echo read-{made.output} >> {folder}/notes")
+        shell(script=f"test -e {folder}/mended").after(made)
 
     failed = execute_failing(pipeline, {"folder": str(tmp_path)})
-    shutil.rmtree(failed.folder / "shell-0")
+    shutil.rmtree(failed.folder / "shell-out-0")
     (tmp_path / "mended").touch()
     assert go_on(failed.folder).state == "succeeded"
-    assert noted(tmp_path) == ["first", "first"]
+    assert noted(tmp_path) == ["first", "first", "read-0", "read-1"]
 
 
 def test_a_task_that_cleans_up_does_so_again(execute_failing, tmp_path):
