@@ -58,6 +58,7 @@ class Proxy:
     async def _serve(self) -> None:
         self._end = asyncio.Event()
         self._clients: set[asyncio.Task[Any]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         server = await asyncio.start_server(self._client, "127.0.0.1", 0, backlog=1024)
         self._port = server.sockets[0].getsockname()[1]
         self._started.set()
@@ -66,13 +67,19 @@ class Proxy:
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        # A connection is closed in one of the loop's next turns; one that is not makes a warning in another test.
+        await asyncio.sleep(0.05)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task
         self._clients.add(task)
+        self._writers.add(writer)
         try:
             upstream, to_upstream = await asyncio.open_connection(*self._upstream)
+            self._writers.add(to_upstream)
         except OSError:
             writer.close()
             return
