@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -150,6 +151,15 @@ def test_json_for_programs(call: Call, project: Path) -> None:
     assert json.loads(call("results", "results", first["run_id"], "--format", "json").stdout) == {
         first["run_id"]: first["results"]
     }
+
+
+def test_results_of_cached_stages_are_where_they_were_recorded(call: Call, project: Path) -> None:
+    words = ("run", "pipelines.py:two", "--tracker-base", "results", "--output-dir", "cached")
+    first, second = call(*words), call(*words)
+    assert second.stdout.count("cached") == 2
+    assert second.stderr.splitlines()[-1] == first.stderr.splitlines()[-1]
+    again = second.stderr.splitlines()[-1].removeprefix("See the results again: ")
+    assert call(*shlex.split(again)[1:]).returncode == 0
 
 
 def test_numbers_that_json_has_not(call: Call, project: Path) -> None:

@@ -49,8 +49,11 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
         took = f"{finished.state}, {finished.duration:.1f} s"
         print_message(f"Run {started.run_id} ({took}): logs and outputs are in {started.folder}")
     if not as_json:
-        for base in dict.fromkeys(stage.tracker_base for stage in progress.results() if stage.results):
-            print_message(f"See the results again: {this_command('results', str(base), started.run_id)}")
+        # Those of cached stages are under the run that recorded them.
+        recorded = [stage for stage in progress.results() if stage.results and stage.run_id]
+        places = [(str(stage.tracker_base), str(stage.run_id).partition("/")[0]) for stage in recorded]
+        for base, run_id in dict.fromkeys(places):
+            print_message(f"See the results again: {this_command('results', base, run_id)}")
     if finished.state is State.FAILED:
         result = RunResult(
             pipeline=started.pipeline,
