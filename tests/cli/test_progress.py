@@ -1,15 +1,15 @@
 """The state machine behind the view: events in, phases and counts out."""
 
-import signal
 from pathlib import Path
 
 import pytest
 from kfp import dsl
 
 from tests.local.components import shell
+from tests.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from torchx_kfp.cli.progress import LINES, Phase, Progress
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.local.events import LoopStarted, RunEnding, RunFinished, RunStarted, StageFinished
+from torchx_kfp.local.events import LoopStarted, RunFinished, RunStarted, StageFinished
 from torchx_kfp.local.events import StageRetried as Retried
 from torchx_kfp.local.events import StageStarted as Started
 from torchx_kfp.local.events import StageWaiting as Waiting
@@ -135,20 +135,21 @@ def test_lines_are_the_last_ones_and_the_one_that_has_no_end(progress: Progress)
     assert progress.lines_of("first") == []
 
 
-def test_what_runs_at_the_end_of_a_run_is_canceled(progress: Progress) -> None:
-    progress.on_event(finished("first"))
-    progress.on_event(Started("inner/a", "pod", 1, task="a", log_file=Path("log"), inputs={"x": 1}, time=15.0))
-    progress.on_event(RunEnding(signal.SIGINT, 10.0))
-    assert progress.counts()[Phase.RUNNING] == 1
-    progress.on_event(RunFinished("run-1", State.CANCELED, 8.0, time=18.0))
-    first, canceled = progress.results()
-    assert first.state is State.SUCCEEDED
-    assert (canceled.state, canceled.duration, canceled.log_file, canceled.inputs) == (
-        State.CANCELED,
-        3.0,
-        Path("log"),
-        {"x": 1},
-    )
+def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> None:  # noqa: F811 (its stages run again)
+    @dsl.pipeline
+    def inner():
+        shell(script="exit 3")
+
+    @dsl.pipeline
+    def outer():
+        inner().set_retry(1, backoff_duration="0s")
+
+    loaded = load_pipeline(outer)
+    progress = Progress(outline(loaded))
+    execute_failing(loaded, on_event=progress.on_event)
+    assert list(progress.tasks) == ["inner/shell"]
+    assert progress.counts() == {Phase.FAILED: 1}
+    assert [result.attempts for result in progress.results()] == [2]
 
 
 def test_a_resumed_run_is_not_over(progress: Progress) -> None:

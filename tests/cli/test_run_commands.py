@@ -299,3 +299,22 @@ def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_the_log_of_a_cached_stage_whose_run_is_gone(inside: Call, project: Path) -> None:
+    @dsl.pipeline
+    def pipeline() -> None:
+        shell(script="echo said")
+        shell(script="echo here").set_caching_options(False)
+
+    first, newest = (run(pipeline, output_dir=project / "local_outputs", quiet=True) for _ in range(2))
+    assert inside("logs", newest.run_id, "shell").stdout == "said\n"
+    shutil.rmtree(first.folder)
+    done = inside("logs", newest.run_id, "shell")
+    gone = "The log of 'shell' is gone: the stage was taken from the cache, and the folder of the run "
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: {gone}{first.run_id}, which has the log, was removed.\n"
+    # Of all stages, those are shown that have one.
+    done = inside("logs", newest.run_id)
+    assert (done.returncode, done.stdout) == (0, "shell-2 | here\n")
+    assert done.stderr.startswith(gone)

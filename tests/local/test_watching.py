@@ -2,15 +2,17 @@
 
 import io
 import os
+import re
 import signal
 import threading
+import time
 
 import pytest
 from kfp import dsl
 
 from tests.local.components import python, shell, write
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local import RunEnding, RunFinished, StageFinished, run
+from torchx_kfp.local import RunEnding, RunFinished, StageFinished, StageRetried, StageStarted, resume, run
 from torchx_kfp.local.events import decode, encode
 from torchx_kfp.local.messages import messages
 
@@ -83,6 +85,65 @@ def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):
         "SIGINT: the running stages have 20 s to end; a second signal kills them.",
         "python | ending",
     ]
+
+
+def test_what_runs_or_waits_for_another_attempt_is_canceled_with_the_run(tmp_path):
+    @dsl.pipeline
+    def pipeline(x: str = "v"):
+        write(x=x)
+        python(code="print('ready', flush=True); import time; time.sleep(60)")
+        shell(script="exit 3").set_retry(1, backoff_duration="3600s")
+
+    events = []
+
+    def hear(event):
+        events.append(event)
+        seen = {type(event) for event in events}
+        started = [event for event in events if isinstance(event, StageStarted)]
+        if StageRetried in seen and len(started) == 3 and RunEnding not in seen:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(pipeline, output_dir=tmp_path, on_event=hear, quiet=True, grace=0.1)
+    ended = {event.result.name: event.result for event in events if isinstance(event, StageFinished)}
+    assert ended["write"].state == "succeeded"
+    assert ended["python"].state == ended["shell"].state == "canceled"
+    assert (ended["python"].attempts, ended["shell"].attempts) == (1, 1)
+    assert ended["python"].inputs == {"code": "print('ready', flush=True); import time; time.sleep(60)"}
+    assert ended["python"].log_file is not None
+    assert 0 < ended["python"].duration < 60
+
+
+def test_a_listener_that_raises_again_and_again(tmp_path):
+    """What it raised first is what the caller gets, and no process is left."""
+
+    @dsl.pipeline
+    def pipeline():
+        python(code="import time; time.sleep(60)")
+        shell(script="sleep 0.3")
+
+    def hear(event):
+        if isinstance(event, StageFinished):
+            raise LookupError(event.result.name)
+
+    before = time.monotonic()
+    with pytest.raises(LookupError, match=r"^'?shell'?$"):
+        run(pipeline, output_dir=tmp_path, on_event=hear, quiet=True)
+    assert time.monotonic() - before < 30
+
+
+def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(folder: str):
+        shell(script=":")
+        shell(script=f"test -e {folder}/mended")
+
+    failed = execute_failing(pipeline, {"folder": str(tmp_path)})
+    (tmp_path / "mended").touch()
+    stream = io.StringIO()
+    resume(failed.folder, stream=stream)
+    assert stream.getvalue().splitlines()[1] == "shell is kept: it has succeeded before."
+    assert re.fullmatch(r"shell-2 succeeded \(\d+\.\d s\)\.", stream.getvalue().splitlines()[2])
 
 
 def test_verbose_messages_have_inputs_and_outputs(execute):

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from torchx_kfp.cli.frame import frame
 from torchx_kfp.cli.progress import Progress
-from torchx_kfp.local.events import Event, RunStarted
+from torchx_kfp.local.events import Event, PipelineRetried, RunStarted
 from torchx_kfp.local.messages import messages
 from torchx_kfp.local.output import Terminal
 
@@ -103,7 +103,7 @@ class LiveView:
         with self._lock:
             self.progress.on_event(event)
             self._changed = True
-        if isinstance(event, RunStarted):
+        if isinstance(event, RunStarted | PipelineRetried):
             self.say("".join(f"{line}\n" for line in messages(event)))
 
     def on_line(self, stage: str, line: str) -> None:

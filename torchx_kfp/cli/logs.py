@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.cli.local_runs import output_dir_option, say_corrupt
-from torchx_kfp.cli.output import listed, print_bytes, print_text
+from torchx_kfp.cli.output import listed, print_bytes, print_message, print_text
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 
 if TYPE_CHECKING:
@@ -108,13 +107,10 @@ class _Choice:
         """Raises ArgumentError if there is nothing to show, and nothing to wait for."""
         stages = self.stages(record)
         waits = follow and record.is_running
-        for name in stages:
-            result = record.finished.get(name)
-            if result and result.cached_from and result.log_file and not result.log_file.exists():
-                raise ArgumentError(
-                    f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
-                    f"{result.cached_from}, which has the log, was removed."
-                )
+        for sentence in self._gone(record):
+            if self._stage is not None:
+                raise ArgumentError(sentence)
+            print_message(sentence)
         if self._stage is None:
             if not waits and not any(self.logs(record)):
                 raise ArgumentError(f"No stage of the run {record.run_id} has a log: none has been started.")
@@ -129,6 +125,15 @@ class _Choice:
             result = record.finished.get(stages[0]) if stages else None
             why = f"it {result.reason or result.state}" if result else f"it was not started ({record.state})"
             raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
+
+    def _gone(self, record: RunRecord) -> Iterator[str]:
+        for name in self.stages(record):
+            result = record.finished.get(name)
+            if result and result.cached_from and result.log_file and not result.log_file.exists():
+                yield (
+                    f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
+                    f"{result.cached_from}, which has the log, was removed."
+                )
 
     def _wanted(self, name: str, attempts: list[StageStarted]) -> list[StageStarted]:
         if self._pod is not None:
@@ -206,15 +211,15 @@ def _tasks(record: RunRecord) -> dict[str, str]:
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Whether the pipeline has this stage, though nothing has been heard of it."""
     from torchx_kfp.local import State, load_pipeline
-    from torchx_kfp.local.scopes import order_of_tasks
+    from torchx_kfp.local.outline import outline, without_indices
 
     if record.state in (State.SUCCEEDED, State.FAILED):
         return False  # all have been heard of
     try:
-        tasks = order_of_tasks(load_pipeline(record.pipeline_file))
+        planned = outline(load_pipeline(record.pipeline_file))
     except PipelineFileError:
         return False
-    return re.sub(r"\[[\d,]+\]", "", stage) in tasks
+    return without_indices(stage) in planned
 
 
 def _unknown(record: RunRecord, stage: str) -> ArgumentError:

@@ -170,7 +170,6 @@ class Progress:
             self.ending = event
         elif isinstance(event, RunFinished):
             self.finished = event
-            self._cancel(event)
 
     def on_line(self, stage: str, line: str) -> None:
         """Takes a line of a stage's output. The first may come before the event of the stage's start."""
@@ -215,25 +214,6 @@ class Progress:
         task.move(stage, phase)
         return stage
 
-    def _cancel(self, event: RunFinished) -> None:
-        """What was running at a run's end has ended with it."""
-        for task in self.tasks.values():
-            for stage in list(task.active.values()):
-                task.move(stage, Phase.CANCELED)
-                last = stage.last
-                stage.result = StageResult(
-                    name=stage.name,
-                    task=last.task if last else "",
-                    state=State.CANCELED,
-                    reason="was canceled: the run was ended",
-                    duration=max(0.0, event.time - (stage.started_at or event.time)),
-                    attempts=stage.attempt,
-                    pod_name=last.pod_name if last else "",
-                    log_file=last.log_file if last else None,
-                    inputs=last.inputs if last else {},
-                    started_at=stage.started_at,
-                )
-
     def _task(self, name: str) -> Task:
         if name not in self.tasks:
             self.tasks[name] = Task(name)
@@ -254,5 +234,5 @@ class Progress:
             yield from self._tasks_in(inner)
 
 
-def _position(stage: Stage) -> list[int]:
+def _position(stage: Stage) -> tuple[int, ...]:
     return indices_of(stage.name)

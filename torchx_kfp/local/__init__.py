@@ -15,6 +15,7 @@ from torchx_kfp.local.docker import remove_containers
 from torchx_kfp.local.events import (
     Event,
     LoopStarted,
+    PipelineRetried,
     RunEnding,
     RunFinished,
     RunStarted,
@@ -37,6 +38,7 @@ __all__ = [
     "LoopStarted",
     "Mount",
     "Pipeline",
+    "PipelineRetried",
     "RunEnding",
     "RunFinished",
     "RunResult",

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
 from torchx_kfp.local.mounts import Mount, artifact_mounts, combine, copied_mounts, parse_mount, tracker_bases
-from torchx_kfp.local.names import StageNames, join_names
-from torchx_kfp.local.outline import without_indices
+from torchx_kfp.local.names import join_names
+from torchx_kfp.local.outline import stages_in, without_indices
 from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_text
 from torchx_kfp.local.resources import NO_LIMITS, Limits, read_limits
-from torchx_kfp.local.scopes import dag_of, inner_names
 from torchx_kfp.local.spec import Component, Pipeline
 from torchx_kfp.tracking.entries import KINDS
 from torchx_kfp.tracking.keys import PRIVATE
@@ -146,7 +145,7 @@ def choose_containers(
             "Mounts are for stages in containers, and there are none: processes see all of this machine. Add --docker "
             "(docker=True), or leave the mounts out."
         )
-    known = list(dict.fromkeys(_stages(pipeline, pipeline.root, StageNames())))
+    known = [stage.name for stage in stages_in(pipeline, pipeline.root) if stage.component.container is not None]
     if isinstance(docker, bool):
         return Containers(frozenset(known if docker else ()), given)
     chosen: set[str] = set()
@@ -160,12 +159,3 @@ def choose_containers(
             )
         chosen.update(found)
     return Containers(frozenset(chosen), given)
-
-
-def _stages(pipeline: Pipeline, scope: Component, names: StageNames) -> Iterator[str]:
-    for task in dag_of(scope).tasks.values():
-        component = pipeline.component_of(task)
-        if component.dag is not None:
-            yield from _stages(pipeline, component, inner_names(task, names))
-        elif component.container is not None:
-            yield names.of(task.name)

@@ -83,6 +83,17 @@ class StageRetried:
 
 
 @dataclass(frozen=True)
+class PipelineRetried:
+    """A nested pipeline failed, and all of its stages run again after ``delay`` seconds."""
+
+    name: str
+    attempt: int
+    reason: str
+    delay: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
 class StageFinished:
     """A stage has ended, or will not run; ``kept`` where it had succeeded before the run was resumed."""
 
@@ -113,7 +124,15 @@ class RunFinished:
 
 
 Event: TypeAlias = (
-    RunStarted | LoopStarted | StageWaiting | StageStarted | StageRetried | StageFinished | RunEnding | RunFinished
+    RunStarted
+    | LoopStarted
+    | StageWaiting
+    | StageStarted
+    | StageRetried
+    | PipelineRetried
+    | StageFinished
+    | RunEnding
+    | RunFinished
 )
 Listener: TypeAlias = Callable[[Event], None]
 
@@ -123,6 +142,7 @@ _NAMES: dict[str, type[Any]] = {
     "stage_waiting": StageWaiting,
     "stage_started": StageStarted,
     "stage_retried": StageRetried,
+    "pipeline_retried": PipelineRetried,
     "stage_finished": StageFinished,
     "run_ending": RunEnding,
     "run_finished": RunFinished,

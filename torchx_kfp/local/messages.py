@@ -7,7 +7,15 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.local.events import Event, RunEnding, RunStarted, StageFinished, StageRetried, StageStarted
+from torchx_kfp.local.events import (
+    Event,
+    PipelineRetried,
+    RunEnding,
+    RunStarted,
+    StageFinished,
+    StageRetried,
+    StageStarted,
+)
 from torchx_kfp.local.values import shorten
 
 
@@ -21,7 +29,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
     if isinstance(event, StageStarted) and verbose:
         attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
         return [f"{event.name} starts{attempt}.", *_values(event.name, "input", event.inputs)]
-    if isinstance(event, StageRetried):
+    if isinstance(event, StageRetried | PipelineRetried):
         in_ = f" in {event.delay:g} s" if event.delay else ""
         return [f"{event.name} {event.reason} (attempt {event.attempt}); trying again{in_}."]
     if isinstance(event, StageFinished):
@@ -34,6 +42,8 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
 
 def _finished(event: StageFinished, verbose: bool) -> list[str]:
     stage = event.result
+    if event.kept:
+        return [f"{stage.name} is kept: it has succeeded before."]
     if not stage.attempts and not verbose and not stage.state.is_success:
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))

@@ -1,15 +1,36 @@
-"""Which stages a pipeline has, before any has run."""
+"""Which stages a pipeline has, before any has run; and what the name of a stage tells."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from typing import NamedTuple
 
-from torchx_kfp.local.scopes import dag_of, is_group
-from torchx_kfp.local.spec import Component, Pipeline
+from torchx_kfp.local.names import StageNames
+from torchx_kfp.local.scopes import dag_of, inner_names
+from torchx_kfp.local.spec import Component, Pipeline, Task
 
 _INDICES = re.compile(r"\[[\d,]+\]")
+
+
+class Planned(NamedTuple):
+    """A task of the pipeline: of one in a loop, all iterations. It is a stage where its component has no DAG."""
+
+    name: str
+    task: Task
+    component: Component
+    #: Whether it is in a loop inside of what was asked about, and so may run several times or never.
+    looped: bool
+
+
+def stages_in(pipeline: Pipeline, scope: Component, names: StageNames | None = None) -> Iterator[Planned]:
+    """The stages in a DAG, nested pipelines and branches included, in an order in which they could run.
+
+    ``names`` are those of the DAG's stages; the root's where there are none.
+    """
+    tasks = _tasks_in(pipeline, scope, names or StageNames(), looped=False)
+    return (planned for planned in tasks if planned.component.dag is None)
 
 
 def outline(pipeline: Pipeline) -> dict[str, bool]:
@@ -17,7 +38,24 @@ def outline(pipeline: Pipeline) -> dict[str, bool]:
 
     The value says whether the stage is in a loop, and so may run several times or never.
     """
-    return dict(_stages(pipeline, pipeline.root, (), False))
+    return {stage.name: stage.looped for stage in stages_in(pipeline, pipeline.root)}
+
+
+def positions(pipeline: Pipeline) -> dict[str, int]:
+    """The places of all tasks in an order in which they could run, by the names that ``outline`` has for stages."""
+    tasks = _tasks_in(pipeline, pipeline.root, StageNames(), looped=False)
+    return {planned.name: place for place, planned in enumerate(tasks)}
+
+
+def _tasks_in(pipeline: Pipeline, scope: Component, names: StageNames, *, looped: bool) -> Iterator[Planned]:
+    tasks = dag_of(scope).tasks
+    for name in TopologicalSorter({task.name: task.depends_on for task in tasks.values()}).static_order():
+        task = tasks[name]
+        component = pipeline.component_of(task)
+        loops = looped or task.loop is not None
+        yield Planned(names.of(name), task, component, loops)
+        if component.dag is not None:
+            yield from _tasks_in(pipeline, component, inner_names(task, names), looped=loops)
 
 
 def without_indices(stage: str) -> str:
@@ -25,20 +63,6 @@ def without_indices(stage: str) -> str:
     return _INDICES.sub("", stage)
 
 
-def indices_of(stage: str) -> list[int]:
+def indices_of(stage: str) -> tuple[int, ...]:
     """2, 0 for ``train[2,0]``."""
-    return [int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(",")]
-
-
-def _stages(
-    pipeline: Pipeline, component: Component, inside: tuple[str, ...], looped: bool
-) -> Iterator[tuple[str, bool]]:
-    tasks = dag_of(component).tasks
-    for name in TopologicalSorter({task.name: task.depends_on for task in tasks.values()}).static_order():
-        task = tasks[name]
-        inner = pipeline.component_of(task)
-        loops = looped or task.loop is not None
-        if inner.dag is None:
-            yield "/".join((*inside, name)), loops
-        else:
-            yield from _stages(pipeline, inner, inside if is_group(task) else (*inside, name), loops)
+    return tuple(int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(","))

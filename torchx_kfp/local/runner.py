@@ -33,13 +33,12 @@ from torchx_kfp.local.messages import messages
 from torchx_kfp.local.mounts import Mount
 from torchx_kfp.local.names import make_run_name
 from torchx_kfp.local.options import Options, default_parallelism, options_of, verify_options
-from torchx_kfp.local.outline import indices_of, without_indices
+from torchx_kfp.local.outline import indices_of, positions, without_indices
 from torchx_kfp.local.output import LineListener, LogPump, Terminal
 from torchx_kfp.local.prepare import Settings
 from torchx_kfp.local.process import GRACE, kill_marked
 from torchx_kfp.local.result import RunResult, StageResult, State
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
-from torchx_kfp.local.scopes import order_of_tasks
 from torchx_kfp.local.secrets import Given
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.local.spec import Pipeline
@@ -334,9 +333,5 @@ def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = T
 
 
 def _in_order(pipeline: Pipeline, stages: list[StageResult]) -> list[StageResult]:
-    positions = order_of_tasks(pipeline)
-
-    def key(stage: StageResult) -> tuple[int, list[int]]:
-        return positions[without_indices(stage.name)], indices_of(stage.name)
-
-    return sorted(stages, key=key)
+    places = positions(pipeline)
+    return sorted(stages, key=lambda stage: (places[without_indices(stage.name)], indices_of(stage.name)))

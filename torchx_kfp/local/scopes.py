@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
-from graphlib import TopologicalSorter
+from collections.abc import Mapping
 from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
@@ -133,22 +132,6 @@ def inner_names(task: Task, names: StageNames) -> StageNames:
 def is_group(task: Task) -> bool:
     """Whether KFP made the task for a loop, a condition or an exit handler, and nobody wrote a nested pipeline."""
     return task.loop is not None or task.condition is not None or is_group_name(task.name)
-
-
-def order_of_tasks(pipeline: Pipeline) -> dict[str, int]:
-    """The names of the pipeline's tasks, without indices of loops, in an order in which they could run."""
-    names = _names_in_order(pipeline, pipeline.root, ())
-    return {name: position for position, name in enumerate(names)}
-
-
-def _names_in_order(pipeline: Pipeline, component: Component, inside: tuple[str, ...]) -> Iterator[str]:
-    tasks = dag_of(component).tasks
-    for name in TopologicalSorter({task.name: task.depends_on for task in tasks.values()}).static_order():
-        task = tasks[name]
-        inner = pipeline.component_of(task)
-        yield "/".join((*inside, name))
-        if inner.dag is not None:
-            yield from _names_in_order(pipeline, inner, inside if is_group(task) else (*inside, name))
 
 
 def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:

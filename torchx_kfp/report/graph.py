@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torchx_kfp.local.history import INTERRUPTED, RUNNING
 from torchx_kfp.local.names import StageNames, is_group_name
-from torchx_kfp.local.scopes import dag_of, inner_names, order_of_tasks
+from torchx_kfp.local.outline import positions
+from torchx_kfp.local.scopes import dag_of, inner_names
 from torchx_kfp.local.spec import Component, Dag, Pipeline, Task
 from torchx_kfp.report import show
 from torchx_kfp.report.layout import Box, edges, place
@@ -132,7 +133,7 @@ class _Sketch:
         self._pipeline = pipeline
         self.about: dict[int, tuple[str, Task, Component]] = {}
         self.down: dict[int, bool] = {}
-        self.size = _COMPACT if len(order_of_tasks(pipeline)) > _MANY else _SIZE
+        self.size = _COMPACT if len(positions(pipeline)) > _MANY else _SIZE
 
     def placed(self, down: bool) -> Box:
         root = Box("", 0.0, 0.0, inner=self._boxes(dag_of(self._pipeline.root), StageNames()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +22,8 @@ from torchx_kfp.local.events import (
 from torchx_kfp.local.history import INTERRUPTED, RUNNING, read_run
 from torchx_kfp.local.journal import EVENTS_FILE
 from torchx_kfp.local.load import load_pipeline
+from torchx_kfp.local.outline import indices_of, positions, without_indices
 from torchx_kfp.local.result import StageResult, State
-from torchx_kfp.local.scopes import order_of_tasks
 from torchx_kfp.local.spec import Pipeline
 
 #: A state that neither stages nor runs have in ``local``: of a stage that has not started.
@@ -174,8 +173,8 @@ class _Stage:
                 break
         return StageView(
             name=self.name,
-            path=path_of(self.name),
-            indices=_indices(self.name),
+            path=without_indices(self.name),
+            indices=indices_of(self.name),
             state=self.state,
             result=result,
             attempts=tuple(self.attempts),
@@ -219,19 +218,10 @@ def _leave_unfinished(stages: Iterable[_Stage], state: str) -> None:
             stage.state = state if stage.attempts else str(State.NOT_RUN)
 
 
-def path_of(name: str) -> str:
-    """A stage's name without the indices of its loops: ``inner/train`` of ``inner/train[2,0]``."""
-    return re.sub(r"\[[\d,]+\]", "", name)
-
-
-def _indices(name: str) -> tuple[int, ...]:
-    return tuple(int(number) for group in re.findall(r"\[([\d,]+)\]", name) for number in group.split(","))
-
-
 def _in_order(stages: Iterable[StageView], spec: Pipeline | None) -> list[StageView]:
     """In the pipeline's order, those of a loop in its order; as they began where the pipeline is not known."""
     views = list(stages)
-    positions = order_of_tasks(spec) if spec else {}
+    places = positions(spec) if spec else {}
     for view in views:
-        positions.setdefault(view.path, len(positions))
-    return sorted(views, key=lambda view: (positions[view.path], view.indices))
+        places.setdefault(view.path, len(places))
+    return sorted(views, key=lambda view: (places[view.path], view.indices))

@@ -1,0 +1,263 @@
+"""The stages of a run while it goes on: which wait for their turn, run, are tried again, or need not run at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torchx_kfp.local.code import CodeFiles
+from torchx_kfp.local.engine import Processes
+from torchx_kfp.local.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.local.execution import Execution, Outcome
+from torchx_kfp.local.keys import input_key
+from torchx_kfp.local.memory import Memory
+from torchx_kfp.local.names import PodNames
+from torchx_kfp.local.output import LogPump, without_controls
+from torchx_kfp.local.prepare import Settings, cache_key_of, prepare_attempt
+from torchx_kfp.local.result import StageResult, State
+from torchx_kfp.local.scopes import Node, with_defaults
+
+#: An attempt that has ended, or the number of a signal.
+Happening: TypeAlias = tuple[Execution, Outcome] | int
+#: Takes a node whose stage has ended, how, and its outputs.
+Ended: TypeAlias = Callable[[Node, State, Mapping[str, Any]], None]
+#: Calls a function when so many seconds have gone by.
+Later: TypeAlias = Callable[[float, Callable[[], None]], None]
+
+#: Seconds that stages have to be gone when their processes were killed.
+_LEAVE = 5.0
+
+
+@dataclass(eq=False)
+class _Stage:
+    """A task with a container, from its first attempt on."""
+
+    node: Node
+    #: Attempts under the task's own retry policy, and all of this stage in this run.
+    tries: int = 0
+    attempt: int = 0
+    #: Of the first attempt: on the clock that goes steadily, and on the wall's.
+    started: float = 0.0
+    started_at: float | None = None
+    pod_name: str = ""
+    log_file: Path | None = None
+    tracker_base: str | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    #: Of its inputs, and in the cache: see ``keys``.
+    key: str = ""
+    cache_key: str = ""
+
+    def result(self, state: State, outcome: Outcome) -> StageResult:
+        """How it ended with this outcome of its last attempt."""
+        return StageResult(
+            name=self.node.name,
+            task=self.node.task.name,
+            state=state,
+            exit_code=outcome.exit_code,
+            reason=outcome.reason,
+            duration=time.monotonic() - self.started,
+            attempts=self.attempt,
+            pod_name=self.pod_name,
+            log_file=self.log_file,
+            outputs=outcome.outputs,
+            artifacts=outcome.artifacts,
+            run_id=outcome.run_id,
+            tracker_base=self.tracker_base,
+            results=outcome.results,
+            inputs=self.inputs,
+            started_at=self.started_at,
+            key=self.key,
+        )
+
+
+class Stages:
+    """Runs stages as there is room for them, and says how they end.
+
+    Args:
+        settings: of the run.
+        pump: reads their output.
+        listener: gets their events.
+        memory: knows which need not run.
+        earlier: attempts at stages, by their names, before the run was resumed.
+        happenings: gets the end of each attempt, for ``take``.
+        later: for retries.
+        ended: is told of each stage that was added when it has ended.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        pump: LogPump,
+        listener: Listener,
+        memory: Memory,
+        earlier: Mapping[str, Sequence[StageStarted]],
+        happenings: queue.SimpleQueue[Happening],
+        later: Later,
+        ended: Ended,
+    ) -> None:
+        self._settings = settings
+        self._pump = pump
+        self._listener = listener
+        self._memory = memory
+        self._happenings = happenings
+        self._later = later
+        self._ended = ended
+        self._processes = Processes()
+        self._code = CodeFiles(settings.directory)
+        self._pod_names = PodNames({event.pod_name: name for name, events in earlier.items() for event in events})
+        self._attempts = Counter({name: len(events) for name, events in earlier.items()})
+        self._startable: deque[_Stage] = deque()
+        self._running: dict[Execution, _Stage] = {}
+        self._retrying: set[_Stage] = set()
+        self._results: dict[str, StageResult] = {}
+
+    @property
+    def results(self) -> list[StageResult]:
+        """How the stages ended, each the last time that it was run."""
+        return list(self._results.values())
+
+    def report(self, result: StageResult, *, kept: bool = False) -> None:
+        """Takes down how a stage has ended, or that it does not run."""
+        result = dataclasses.replace(result, reason=without_controls(result.reason))
+        self._results[result.name] = result
+        self._listener(StageFinished(result, kept=kept))
+
+    def add(self, node: Node) -> None:
+        """The stage's inputs are known: it gets its turn."""
+        self._startable.append(_Stage(node))
+        self._listener(StageWaiting(node.name, node.task.name))
+
+    def fail(self, node: Node, error: Exception) -> None:
+        """The task cannot be begun: what one makes must not end the others."""
+        expected = isinstance(error, ValueError)
+        reason = str(error) if expected else f"could not be prepared: {type(error).__name__}: {error}"
+        node.reason = reason
+        node.kept = False
+        self.report(StageResult(node.name, node.task.name, State.FAILED, reason=reason))
+        self._ended(node, State.FAILED, {})
+
+    def start_next(self) -> bool:
+        """Starts the next stage, or finds that it need not run; False where there is none, or no room."""
+        if not self._startable or len(self._running) >= self._settings.parallelism:
+            return False
+        stage = self._startable.popleft()
+        node = stage.node
+        try:
+            stage.key = input_key(with_defaults(node.component, node.inputs))
+            stage.cache_key = cache_key_of(node, self._settings, self._code) if self._memory.has_cache else ""
+        except Exception as error:
+            self.fail(node, error)
+            return True
+        if stage.tries or not self._recall(stage):
+            self._start(stage)
+        return True
+
+    def take(self, execution: Execution, outcome: Outcome) -> None:
+        """An attempt has ended: the stage has, or is tried again."""
+        stage = self._running.pop(execution)
+        node, retry = stage.node, stage.node.task.retry
+        node.reason = outcome.reason
+        if outcome.reason and retry is not None and stage.tries <= retry.count:
+            delay = retry.delay(stage.tries)
+            self._listener(StageRetried(node.name, stage.attempt, without_controls(outcome.reason), delay))
+            self._retrying.add(stage)
+            self._later(delay, lambda: self._try_again(stage))
+            return
+        state = State.FAILED if outcome.reason else State.SUCCEEDED
+        self.report(stage.result(state, outcome))
+        self._memory.keep(stage.cache_key, self._results[node.name])
+        self._ended(node, state, {**outcome.outputs, **outcome.artifacts})
+
+    def cancel(self) -> None:
+        """Ends all stages: asked first, and killed after the grace or another signal."""
+        for execution in self._running:
+            execution.terminate(self._settings.grace)
+        for stage in self._ends(self._settings.grace, until_signal=True):
+            self._canceled(stage)
+        for execution in self._running:
+            execution.kill()
+        for stage in self._ends(_LEAVE):
+            self._canceled(stage)
+        # What is no process, such as a copy from a server that does not answer; and what was to be tried again.
+        for stage in (*self._running.values(), *self._retrying):
+            self._canceled(stage)
+        self._running.clear()
+
+    def kill(self) -> None:
+        """Ends the processes of all stages at once, and says nothing of it."""
+        for execution in self._running:
+            execution.kill()
+        for _ in self._ends(_LEAVE):
+            pass
+
+    def _ends(self, seconds: float, *, until_signal: bool = False) -> Iterator[_Stage]:
+        """The running stages as they end, for so long."""
+        deadline = time.monotonic() + seconds
+        while self._running:
+            try:
+                happening = self._happenings.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            if not isinstance(happening, int):
+                yield self._running.pop(happening[0])
+            elif until_signal:
+                return
+
+    def _canceled(self, stage: _Stage) -> None:
+        self.report(stage.result(State.CANCELED, Outcome(reason="was ended with the run")))
+
+    def _recall(self, stage: _Stage) -> bool:
+        """Whether the stage need not run, since it has before."""
+        node = stage.node
+        # What cleans up does so again, unless there is nothing new to clean up.
+        upstream = [node.scope.nodes[name] for name in node.task.depends_on] if node.task.runs_always else []
+        known = self._memory.kept(node.name, stage.key) if all(other.kept for other in upstream) else None
+        kept = known is not None
+        if known is None:
+            known = self._memory.cached(node.name, node.task.name, stage.key, stage.cache_key)
+        if known is None:
+            return False
+        node.kept = kept
+        self.report(known, kept=kept)
+        self._ended(node, known.state, {**known.outputs, **known.artifacts})
+        return True
+
+    def _start(self, stage: _Stage) -> None:
+        node = stage.node
+        node.kept = False
+        self._attempts[node.name] += 1
+        stage.tries, stage.attempt = stage.tries + 1, self._attempts[node.name]
+        if stage.started_at is None:
+            stage.started, stage.started_at = time.monotonic(), time.time()
+        try:
+            attempt = prepare_attempt(node, self._settings, self._pod_names.make(node.name, stage.attempt))
+        except Exception as error:
+            self.fail(node, error)
+            return
+        stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
+        stage.tracker_base, stage.inputs = attempt.tracker_base, attempt.inputs
+        engine = self._settings.engine if attempt.container is not None else self._processes
+        execution = Execution(attempt, engine, self._pump, lambda *end: self._happenings.put(end))
+        # First: a runner that is killed now has told of the attempt's folder.
+        self._listener(
+            StageStarted(
+                name=node.name,
+                pod_name=attempt.pod_name,
+                attempt=stage.attempt,
+                task=node.task.name,
+                log_file=attempt.log_file,
+                inputs=attempt.inputs,
+            )
+        )
+        self._running[execution] = stage
+        execution.start()
+
+    def _try_again(self, stage: _Stage) -> None:
+        self._retrying.remove(stage)
+        self._startable.append(stage)
