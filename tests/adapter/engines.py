@@ -1,8 +1,8 @@
 """What happens to a container's command between the compiled pipeline and the process, and the process itself.
 
 Models of what Argo, the kubelet and KFP's launcher do to text, after their documented rules: Argo substitutes
-``{{...}}`` and its quoting of unprintable characters is no JSON, the kubelet expands ``$(NAME)`` and turns ``$$`` into
-``$``, KFP reads words that start with ``{"Concat"`` or ``{"IfPresent"`` as placeholders and fills ``{{$...}}``.
+``{{...}}`` and its quoting of unprintable characters is no JSON, the kubelet expands ``$(NAME)``, turns ``$$`` into
+``$`` and reads the byte behind any other ``$`` as a character, KFP reads words that start with ``{"Concat"`` or ``{"IfPresent"`` as placeholders and fills ``{{$...}}``.
 """
 
 from __future__ import annotations
@@ -41,14 +41,24 @@ def argo(word: str) -> str:
 
 
 def kubelet(word: str, environ: Mapping[str, str]) -> str:
-    """A word after the kubelet's expansion of variables."""
-
-    def expand(found: re.Match[str]) -> str:
-        if found[0] == "$$":
-            return "$"
-        return environ.get(found[1], found[0])
-
-    return re.sub(r"\$\$|\$\(([^)]*)\)", expand, word)
+    """A word after the kubelet's expansion of variables, which goes byte by byte; stray bytes are surrogates."""
+    text, arrived, at = word.encode(), bytearray(), 0
+    while at < len(text):
+        if text[at : at + 1] != b"$" or at + 1 == len(text):
+            arrived.append(text[at])
+            at += 1
+        elif text[at + 1 : at + 2] == b"$":
+            arrived += b"$"
+            at += 2
+        elif text[at + 1 : at + 2] == b"(" and b")" in text[at:]:
+            end = text.index(b")", at)
+            value = environ.get(text[at + 2 : end].decode())
+            arrived += text[at : end + 1] if value is None else value.encode()
+            at = end + 1
+        else:
+            arrived += b"$" + chr(text[at + 1]).encode()
+            at += 2
+    return os.fsdecode(bytes(arrived))
 
 
 def launcher(

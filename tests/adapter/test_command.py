@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, EngineFailure, argo, containers, kubelet, launcher
+from torchx_kfp import kubelet as product
 from torchx_kfp import protocol, task_from_app
 from torchx_kfp.adapter import command, text
 from torchx_kfp.adapter.plan import plan_stage
@@ -52,7 +53,7 @@ def compile_stage(*, tracked: bool, **fields: Any) -> str:
 
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
-PIECES = st.lists(st.sampled_from("$(){}=\\0bx\n %'"), max_size=8).map("".join)
+PIECES = st.lists(st.sampled_from("$(){}=\\0bx\n %'é漢"), max_size=8).map("".join)
 ARGUMENTS = st.lists(
     st.one_of(
         st.sampled_from(HOSTILE + PLAIN),
@@ -120,6 +121,20 @@ def test_without_the_escapes_arguments_are_changed(monkeypatch: pytest.MonkeyPat
     compiled = compile_stage(tracked=True, entrypoint="printf", args=["%s\\0", "$$", "$(HOME)", "{{workflow.name}}"])
     done = stage_container(tmp_path, compiled).run()
     assert done.stdout == b"$\0/root\0<workflow.name>\0"
+
+
+@given(word=st.one_of(TEXT, PIECES, st.sampled_from(HOSTILE + PLAIN)))
+@example("$é")
+@example("$(é")
+@example("$(HOME$)$(x)$")
+def test_the_kubelet_of_the_package_and_that_of_the_tests_agree(word: str) -> None:
+    environ = {"HOME": "/root", "": "nothing", "$": "$(HOME)", "x": "é"}
+    assert product.expand(word, environ) == os.fsencode(kubelet(word, environ))
+
+
+def test_the_kubelet_as_it_was_seen() -> None:
+    assert product.expand("$é", {}) == b"$\xc3\x83\xa9"
+    assert product.expand("a $$ $(HOME) $(UNSET) $( $", {"HOME": "/root"}) == b"a $ /root $(UNSET) $( $"
 
 
 @given(TEXT)

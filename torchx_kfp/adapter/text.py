@@ -3,8 +3,9 @@
 Between the compiled pipeline and the application's ``argv`` a word passes KFP, Argo and the kubelet. KFP fills
 ``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder; Argo substitutes
 ``{{...}}`` and evaluates ``{{=...}}``, and its quoting of unprintable characters is no JSON; the kubelet turns ``$$``
-into ``$`` and expands ``$(NAME)``. A word that holds any of this travels with those characters as the octal escapes
-of ``printf %b``, which is built into every ``sh``.
+into ``$``, expands ``$(NAME)`` and mangles a character behind ``$`` that is not ASCII (``torchx_kfp.kubelet``). A word
+that holds any of this travels with those characters as the octal escapes of ``printf %b``, which is built into every
+``sh``.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import re
 
 from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.kubelet import REWRITTEN_AFTER_DOLLAR
 
 #: Linux refuses a longer argument (MAX_ARG_STRLEN is 128 KiB with the final NUL), in bytes.
 LONGEST_WORD = 128 * 1024 - 1
 
-_REWRITTEN = re.compile(r'\$[$(]|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
+_REWRITTEN = re.compile(r'\$' + REWRITTEN_AFTER_DOLLAR + r'|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
 #: Backslashes, and the first character of each pair that is rewritten.
-_ESCAPED = re.compile(r'\\|\$(?=[$(])|\{(?=\{|\s*"(?:Concat|IfPresent)")')
+_ESCAPED = re.compile(r'\\|\$(?=' + REWRITTEN_AFTER_DOLLAR + r')|\{(?=\{|\s*"(?:Concat|IfPresent)")')
 _KEPT_UNPRINTABLE = "\t\n\r"
 
 
