@@ -1,9 +1,9 @@
 """The kubelet's expansion of variables in a container's command and arguments, byte for byte.
 
-After ``k8s.io/kubernetes/third_party/forked/golang/expansion``: ``$(NAME)`` becomes the variable's value, or stays where
-there is no such variable; ``$$`` becomes ``$``. The scan goes over bytes, and takes the byte behind any other ``$`` for
-a character: before a character that is not ASCII, its first byte becomes the character of that number (seen on a
-cluster: ``$é`` arrives as ``$Ã`` and a stray byte).
+After ``k8s.io/kubernetes/third_party/forked/golang/expansion``: ``$(NAME)`` becomes the variable's value, or stays
+where there is no such variable; ``$$`` becomes ``$``. The scan goes over bytes, and takes the byte behind any other
+``$`` for a character: before a character that is not ASCII, its first byte becomes the character of that number (seen
+on a cluster: ``$é`` arrives as ``$Ã`` and a stray byte).
 """
 
 from __future__ import annotations

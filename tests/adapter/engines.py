@@ -2,7 +2,8 @@
 
 Models of what Argo, the kubelet and KFP's launcher do to text, after their documented rules: Argo substitutes
 ``{{...}}`` and its quoting of unprintable characters is no JSON, the kubelet expands ``$(NAME)``, turns ``$$`` into
-``$`` and reads the byte behind any other ``$`` as a character, KFP reads words that start with ``{"Concat"`` or ``{"IfPresent"`` as placeholders and fills ``{{$...}}``.
+``$`` and reads the byte behind any other ``$`` as a character, KFP reads words that start with ``{"Concat"`` or
+``{"IfPresent"`` as placeholders and fills ``{{$...}}``.
 """
 
 from __future__ import annotations

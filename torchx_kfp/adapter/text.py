@@ -18,9 +18,9 @@ from torchx_kfp.kubelet import REWRITTEN_AFTER_DOLLAR
 #: Linux refuses a longer argument (MAX_ARG_STRLEN is 128 KiB with the final NUL), in bytes.
 LONGEST_WORD = 128 * 1024 - 1
 
-_REWRITTEN = re.compile(r'\$' + REWRITTEN_AFTER_DOLLAR + r'|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
+_REWRITTEN = re.compile(r"\$" + REWRITTEN_AFTER_DOLLAR + r'|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
 #: Backslashes, and the first character of each pair that is rewritten.
-_ESCAPED = re.compile(r'\\|\$(?=' + REWRITTEN_AFTER_DOLLAR + r')|\{(?=\{|\s*"(?:Concat|IfPresent)")')
+_ESCAPED = re.compile(r"\\|\$(?=" + REWRITTEN_AFTER_DOLLAR + r')|\{(?=\{|\s*"(?:Concat|IfPresent)")')
 _KEPT_UNPRINTABLE = "\t\n\r"
 
 
