@@ -6,7 +6,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from tests.cli.conftest import PROGRAM, Call
 from torchx_kfp.tracking import FsspecResultTracker
 
 
-def test_help_names_every_command_and_loads_neither_kfp_nor_torchx(call: Call) -> None:
+def test_help_names_every_command(call: Call) -> None:
     done = call("--help")
     assert done.returncode == 0
     for command in ("cancel", "compare", "compile", "gc", "lineage", "logs", "results", "run", "runs"):
         assert f"\n  {command} " in done.stdout
         assert call(command, "--help").returncode == 0
-    code = "import sys, torchx_kfp.cli; print([m for m in sys.modules if m.split('.')[0] in ('kfp', 'torchx', 'rich')])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_version(call: Call) -> None:

@@ -7,30 +7,49 @@ from __future__ import annotations
 
 import sys
 import traceback
+from importlib import import_module
 from typing import Any
 
 import click
 
 import torchx_kfp
-from torchx_kfp.cli.cancel import cancel_command
-from torchx_kfp.cli.compare import compare_command
-from torchx_kfp.cli.compile import compile_command
-from torchx_kfp.cli.gc import gc_command
-from torchx_kfp.cli.import_torchx import import_command
-from torchx_kfp.cli.lineage import lineage_command
-from torchx_kfp.cli.local_runs import runs_command
-from torchx_kfp.cli.logs import logs_command
-from torchx_kfp.cli.report import report_command
-from torchx_kfp.cli.results import results_command
-from torchx_kfp.cli.run import run_command
-from torchx_kfp.cli.show import show_command
 from torchx_kfp.errors import TorchxKfpError
 
 __all__ = ["main"]
 
 
+#: Command -> the module that has it, as ``<command>_command``: in the order of a run's life.
+_MODULES = {
+    "compile": "compile",
+    "run": "run",
+    "runs": "local_runs",
+    "logs": "logs",
+    "cancel": "cancel",
+    "report": "report",
+    "results": "results",
+    "show": "show",
+    "lineage": "lineage",
+    "compare": "compare",
+    "gc": "gc",
+    "import": "import_torchx",
+}
+
+
 class _Group(click.Group):
-    """Shows torchx-kfp's errors as a message, and a traceback only when it is asked for."""
+    """Loads a command when it is used, and shows torchx-kfp's errors as a message, with a traceback where asked to.
+
+    The help of all commands loads them all: their modules import what they work with inside of their functions.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        module = import_module(f"torchx_kfp.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -51,20 +70,6 @@ class _Group(click.Group):
 def cli(traceback: bool) -> None:
     """TorchX applications as stages of Kubeflow Pipelines v2."""
     del traceback  # read by the group
-
-
-cli.add_command(compile_command)
-cli.add_command(run_command)
-cli.add_command(runs_command)
-cli.add_command(logs_command)
-cli.add_command(cancel_command)
-cli.add_command(report_command)
-cli.add_command(results_command)
-cli.add_command(show_command)
-cli.add_command(lineage_command)
-cli.add_command(compare_command)
-cli.add_command(gc_command)
-cli.add_command(import_command)
 
 
 def main() -> None:

@@ -11,8 +11,6 @@ import click
 
 from torchx_kfp.cli.output import is_number, print_csv, print_json, print_message, print_text, show_value
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, read
-from torchx_kfp.tracking.entries import run_ids
-from torchx_kfp.tracking.metadata import read_metadata_of
 
 _RESULT, _METADATA = "result", "metadata"
 
@@ -64,6 +62,9 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, for
     Of a stage that was executed several times, such as one in a loop, the smallest and the largest number are shown,
     and how many there are. Of two runs, the last column is the second one's number less the first one's.
     """
+    from torchx_kfp.tracking.entries import run_ids
+    from torchx_kfp.tracking.metadata import read_metadata_of
+
     if len(runs) < 2:
         raise click.UsageError("One run cannot be compared. Give two or more; `torchx-kfp results` shows one.")
     tracker = open_tracker(tracker_base)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.cleanup import Cleanup, Findings, OldRun
 from torchx_kfp.cli.output import counted, listed, print_message, printable
 from torchx_kfp.cli.runs import open_tracker
+
+if TYPE_CHECKING:
+    from torchx_kfp.cleanup import Findings, OldRun
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
@@ -47,6 +50,8 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     A folder that holds anything but results of stages is left alone, and so are keys that are no run ids. The files of
     artifacts are never touched, wherever they are.
     """
+    from torchx_kfp.cleanup import Cleanup
+
     cleanup = Cleanup(open_tracker(tracker_base).store, time.time() - age)
     findings = cleanup.look()
     _say_left_alone(findings)

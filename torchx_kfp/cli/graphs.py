@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from torchx_kfp.tracking import Artifact, Lineage, Link
+if TYPE_CHECKING:
+    from torchx_kfp.tracking import Artifact, Lineage, Link
 
 #: What means nothing to Mermaid inside of quotes, whatever its version.
 _MERMAID_PLAIN = re.compile(r"[^\w /.:,=@+?!%()\[\]-]|[\r\n]")

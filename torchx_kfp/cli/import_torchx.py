@@ -7,8 +7,6 @@ import click
 from torchx_kfp.cli.output import counted, print_message
 from torchx_kfp.cli.runs import PATIENCE
 from torchx_kfp.errors import CorruptResultError
-from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.torchx_layout import import_torchx
 
 
 @click.command("import")
@@ -23,6 +21,9 @@ def import_command(torchx_root: str, tracker_base: str) -> None:
     \b
     torchx-kfp import s3://bucket/torchx s3://bucket/results
     """
+    from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.torchx_layout import import_torchx
+
     wrong: list[CorruptResultError] = []
     store = FsspecResultTracker(tracker_base, patience=PATIENCE).store
     found = import_torchx(torchx_root, store, corrupt=wrong.append, patience=PATIENCE)

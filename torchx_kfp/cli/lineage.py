@@ -20,14 +20,13 @@ from torchx_kfp.cli.output import (
     terminal_width,
 )
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
-from torchx_kfp.tracking import Lineage, Link, Result
-from torchx_kfp.tracking.artifacts import read_artifacts_of
-from torchx_kfp.tracking.entries import run_ids as runs_with_entries
-from torchx_kfp.tracking.lineage import trace
-from torchx_kfp.tracking.sources import read_sources_of
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+    from torchx_kfp.tracking import Lineage, Link, Result
+
+    Results = Mapping[str, Mapping[str, Result]]
 
 #: Runs of one alias, and levels, that a tree shows.
 _WIDTH, _DEPTH = 20, 30
@@ -35,8 +34,6 @@ _WIDTH, _DEPTH = 20, 30
 _INDENT, _ROOM = 4, 40
 #: Characters of the results in a tree, and of an artifact's path.
 _RESULTS, _PATH = 60, 40
-
-Results = Mapping[str, Mapping[str, Result]]
 
 
 @click.command("lineage", short_help="Show what a run was made of, and what of it.")
@@ -62,6 +59,11 @@ def lineage_command(tracker_base: str, run: str, form: str) -> None:
     has where nothing tells which were used. In a tree, of more than 20 runs
     that are read under one alias the first 20 are shown; the other formats have all.
     """
+    from torchx_kfp.tracking.artifacts import read_artifacts_of
+    from torchx_kfp.tracking.entries import run_ids as runs_with_entries
+    from torchx_kfp.tracking.lineage import trace
+    from torchx_kfp.tracking.sources import read_sources_of
+
     tracker = open_tracker(tracker_base)
     sources = read_sources_of(tracker.store, corrupt=lambda error: print_message(f"Left out: {error}"))
     recorded = tracker.keys()

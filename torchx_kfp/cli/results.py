@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,10 +22,11 @@ from torchx_kfp.cli.output import (
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, pipeline_run, read, say_if_misplaced
 from torchx_kfp.cli.where import OWN, matching, unknown_name
 from torchx_kfp.errors import MissingResultsError
-from torchx_kfp.tracking import FsspecResultTracker, Result
-from torchx_kfp.tracking.entries import run_ids
 
-Results = Mapping[str, Mapping[str, Result]]
+if TYPE_CHECKING:
+    from torchx_kfp.tracking import FsspecResultTracker, Result
+
+    Results = Mapping[str, Mapping[str, Result]]
 
 
 @click.command("results", short_help="Show what runs have recorded: filtered, sorted, as JSON or CSV.")
@@ -91,6 +92,8 @@ def _keys(tracker: FsspecResultTracker, run: str | None) -> list[str]:
         return keys
     known = tracker.keys()
     if not known:
+        from torchx_kfp.tracking.entries import run_ids
+
         others = run_ids(tracker.store)
         if not others:
             raise nothing(tracker.tracker_base)

@@ -14,7 +14,6 @@ from torchx_kfp.cli.containers import ContainerCommand, chosen_stages
 from torchx_kfp.cli.output import this_command
 from torchx_kfp.cli.runs import PATIENCE
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.tracking import FsspecResultTracker
 
 if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline
@@ -150,6 +149,8 @@ def _split_words(words: tuple[str, ...]) -> dict[str, str]:
 
 def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
     """The tracker base as an argument, if the pipeline has that parameter: one that can be used, and absolute."""
+    from torchx_kfp.tracking import FsspecResultTracker
+
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
     if option is None:
         base = arguments.get(TRACKER_BASE, parameter.default if parameter else None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from torchx_kfp.cli.output import counted, listed, print_message, printable
 from torchx_kfp.errors import CorruptResultError, MissingResultsError, TrackerError
-from torchx_kfp.tracking import FsspecResultTracker, Result
-from torchx_kfp.tracking.disk import DiskStore
-from torchx_kfp.tracking.keys import run_id_parts
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking import FsspecResultTracker, Result
 
 #: Seconds for which a store that fails is tried again: somebody waits at the terminal.
 PATIENCE = 5.0
@@ -24,6 +25,9 @@ def open_tracker(base: str) -> FsspecResultTracker:
     Raises:
         TrackerError: the base is of an unknown protocol, or a local one that is no directory.
     """
+    from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.disk import DiskStore
+
     tracker = FsspecResultTracker(base, patience=PATIENCE)
     if isinstance(tracker.store, DiskStore):
         folder = tracker.store.folder
@@ -98,6 +102,8 @@ def pipeline_run(key: str) -> str:
 
 def parts(key: str) -> dict[str, str]:
     """What a run id tells by itself."""
+    from torchx_kfp.tracking.keys import run_id_parts
+
     found = run_id_parts(key)
     return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
 
@@ -115,7 +121,7 @@ def read(tracker: FsspecResultTracker, keys: Iterable[str]) -> dict[str, dict[st
 
 def say_if_misplaced(base: str, keys: Collection[str]) -> None:
     """Say on stderr if the base is probably not the one that was meant, but a folder in it or above it."""
-    if any(run_id_parts(key) or ":/" in key for key in keys):
+    if any(parts(key) or ":/" in key for key in keys):
         return
     above, _, name = base.rstrip("/").rpartition("/")
     deep = {key.partition("/")[0] for key in keys if key.count("/") >= 3}

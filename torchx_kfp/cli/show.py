@@ -10,10 +10,6 @@ import click
 from torchx_kfp.cli.output import listed, print_json, printable, show_value
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
 from torchx_kfp.errors import MissingResultsError
-from torchx_kfp.tracking.artifacts import read_artifacts
-from torchx_kfp.tracking.entries import run_ids
-from torchx_kfp.tracking.metadata import read_metadata
-from torchx_kfp.tracking.sources import read_sources
 
 
 @click.command("show")
@@ -30,6 +26,11 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
     """
+    from torchx_kfp.tracking.artifacts import read_artifacts
+    from torchx_kfp.tracking.entries import run_ids
+    from torchx_kfp.tracking.metadata import read_metadata
+    from torchx_kfp.tracking.sources import read_sources
+
     tracker = open_tracker(tracker_base)
     known = sorted({*tracker.keys(), *run_ids(tracker.store)})
     if not known:

@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from torchx_kfp.cli.output import counted, listed, print_message
-from torchx_kfp.local.conditions import number_operators
 
 #: Names that an expression has beside those of results.
 OWN = ("run", "stage", "execution", "run_id")
@@ -39,6 +38,8 @@ def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
     """
     import celpy
     from celpy.celparser import CELParseError
+
+    from torchx_kfp.local.conditions import number_operators
 
     environment = celpy.Environment()
     try:

@@ -1,0 +1,44 @@
+"""What the command line loads before it has anything to do: a help text must not wait for libraries."""
+
+import subprocess
+import sys
+
+import pytest
+
+from torchx_kfp.cli import cli
+
+#: Runs the program, and names at its end all modules that it has loaded.
+PROGRAM = """
+import atexit, sys
+before = {*sys.modules, "sys", "atexit"}
+atexit.register(lambda: print(*sorted(sys.modules.keys() - before), file=sys.stderr))
+from torchx_kfp.cli import main
+main()
+"""
+COMMANDS = cli.list_commands(None)  # type: ignore[arg-type]  # it asks no context
+
+
+def loaded(*words: str) -> set[str]:
+    """The modules that the program loads for this command line."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: ")
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [[], *([command] for command in COMMANDS)], ids=" ".join)
+def test_help_loads_click_and_no_other_library(words: list[str]) -> None:
+    modules = loaded(*words, "--help")
+    others = {name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "click"}}
+    assert {name for name in others if not name.startswith("torchx_kfp.cli.")} == {
+        "torchx_kfp",
+        "torchx_kfp.cli",
+        "torchx_kfp.errors",
+    }, "import what a command works with inside of its functions"
+    slow = {"asyncio", "concurrent.futures", "email", "http.client", "multiprocessing", "ssl", "unittest"}
+    assert not modules & slow
+
+
+def test_a_command_loads_none_of_the_others() -> None:
+    modules = loaded("compile", "--help")
+    assert "torchx_kfp.cli.compile" in modules
+    assert not modules & {f"torchx_kfp.cli.{name}" for name in COMMANDS if name != "compile"}
