@@ -223,8 +223,9 @@ class TestMissingResults:
     def test_nothing_there(self, base: str) -> None:
         assert self.missing(base) == (
             f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Nothing at all is there. "
-            "Does that stage record any (current_run().put(...))? Were they removed (torchx-kfp gc)? "
-            "Where the store is slow to show them, wait: results(timeout=60)."
+            "Does that stage record any (current_run().put(...))? If they were removed (torchx-kfp gc), run that stage "
+            "again: a local run does so by itself, also with --resume; on a cluster, run the pipeline without KFP's "
+            "cache. Where the store is slow to show them, wait: results(timeout=60)."
         )
 
     def test_says_which_runs_of_the_stage_have_results(self, base: str) -> None:

@@ -44,8 +44,8 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
 
     What a run that stays uses is kept. Which run uses which is known where stages call current_run(), or record sources
-    with TorchX's tracker. KFP's cache does not ask: AGE should be longer than it keeps executions, or a later run gets
-    the run id of one whose results are gone.
+    with TorchX's tracker. KFP's backend does not ask before it takes an execution from its cache: AGE should be longer
+    than it keeps executions, or a later run gets the run id of one whose results are gone.
 
     A folder that holds anything but results of stages is left alone, and so are keys that are no run ids. The files of
     artifacts are never touched, wherever they are.

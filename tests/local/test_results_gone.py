@@ -1,0 +1,99 @@
+"""The cache and a resumed run hand on results only where they still are: on a local directory, and on S3 over HTTP."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.specs import AppDef, Role
+
+from tests.s3 import S3Server
+from torchx_kfp import task_from_app
+from torchx_kfp.cleanup import Cleanup
+from torchx_kfp.local import RunResult, resume, run
+from torchx_kfp.tracking import FsspecResultTracker
+
+pytestmark = pytest.mark.once
+
+RECORD = "from torchx_kfp.tracking import current_run; current_run().put(value=1)"
+READ = "from torchx_kfp.tracking import current_run; print(current_run().parent.results())"
+
+
+def task(name: str, program: str, **options: Any) -> Any:
+    roles = [Role("role", image="x", entrypoint="python", args=["-c", program])]
+    return task_from_app(AppDef(name, roles=roles), **options)
+
+
+def pipeline_with(last: str = READ, stages: int = 1) -> Any:
+    """Stages that record, and one that reads the first of them."""
+
+    @dsl.pipeline(name="gone")
+    def pipeline(tracker_base: str):
+        recorded = [task(f"record-{number}", RECORD, tracker_base=tracker_base) for number in range(stages)]
+        task("read", last, tracker_base=tracker_base, reads=recorded[0]).after(*recorded)
+
+    return pipeline
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "base") if request.param == "local" else str(request.getfixturevalue("s3_base"))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def attempt(pipeline: Any, base: str) -> RunResult:
+    return run(pipeline, {"tracker_base": base}, output_dir="runs", stream=io.StringIO())
+
+
+def states(result: RunResult) -> dict[str, str]:
+    return {stage.name: str(stage.state) for stage in result.stages}
+
+
+def collect(base: str) -> None:
+    """All that is under the base goes, as ``torchx-kfp gc`` does it when it is old enough."""
+    cleanup = Cleanup(FsspecResultTracker(base).store, before=2e10)
+    assert [*cleanup.remove()] != []
+
+
+def test_a_stage_whose_results_are_gone_runs_again(base: str) -> None:
+    assert states(attempt(pipeline_with(), base)) == {"record-0": "succeeded", "read": "succeeded"}
+    assert states(attempt(pipeline_with(), base))["record-0"] == "cached"
+    collect(base)
+    again = attempt(pipeline_with(), base)
+    again.raise_for_failure()
+    assert states(again)["record-0"] == "succeeded"
+    record = next(stage for stage in again.stages if stage.name == "record-0")
+    assert FsspecResultTracker(base)[str(record.run_id)] == {"value": 1}
+
+
+def test_what_a_changed_stage_reads_is_made_anew(base: str) -> None:
+    attempt(pipeline_with(), base)
+    collect(base)
+    changed = attempt(pipeline_with(last=f"{READ}; print('changed')"), base)
+    changed.raise_for_failure()
+    assert states(changed) == {"record-0": "succeeded", "read": "succeeded"}
+
+
+def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(base: str, tmp_path: Path) -> None:
+    fails = f"import os, sys; {READ}; sys.exit(not os.path.exists('mended'))"
+    failed = attempt(pipeline_with(last=fails), base)
+    assert states(failed) == {"record-0": "succeeded", "read": "failed"}
+    collect(base)
+    (tmp_path / "mended").touch()
+    resumed = resume(failed.folder, stream=io.StringIO())
+    resumed.raise_for_failure()
+    assert {stage.name: stage.attempts for stage in resumed.stages} == {"record-0": 2, "read": 2}
+
+
+@pytest.mark.s3
+def test_s3_is_asked_once_for_a_whole_run(s3_base: str, s3_server: S3Server) -> None:
+    pipeline = pipeline_with(last="pass", stages=5)
+    attempt(pipeline, s3_base)
+    listings = [line for line in s3_server.requests(lambda: attempt(pipeline, s3_base)) if "list-type" in line]
+    assert len(listings) == 1, listings
+    assert set(states(attempt(pipeline, s3_base)).values()) == {"cached"}
