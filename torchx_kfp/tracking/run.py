@@ -266,8 +266,8 @@ class Run:
             f"The run {self.id!r} has recorded no results{waited} under the tracker base "
             f"{self._tracker.tracker_base!r}. {recorded_nearby(self._tracker, self.id)} Does that stage record any "
             "(current_run().put(...))? If they were removed (torchx-kfp gc), run that stage again: a local run does so "
-            "by itself, also with --resume; on a cluster, run the pipeline without KFP's cache. Where the store is slow "
-            "to show them, wait: results(timeout=60)."
+            "by itself, also with --resume; on a cluster, run the pipeline without KFP's cache. Where the store is "
+            "slow to show them, wait: results(timeout=60)."
         )
 
     def __eq__(self, other: object) -> bool:
