@@ -19,7 +19,8 @@
         ├── PipelineFileError         the file is not a compiled pipeline
         ├── ArgumentError             the pipeline's arguments are wrong
         ├── ContainerEngineError      no engine for containers answers
-        └── StageFailedError          a stage of the run failed
+        ├── StageFailedError          a stage of the run failed
+        └── StageNotFoundError        a run's result has no such stage
 
 Errors that a caller can mend by changing an argument are ``ValueError`` too. ``exit_code`` is what the
 command line returns for the error: 2 for a wrong call, 1 for everything else.
@@ -44,6 +45,7 @@ __all__ = [
     "ReadsError",
     "ResultRefusedError",
     "StageFailedError",
+    "StageNotFoundError",
     "TorchxKfpError",
     "TrackerError",
     "UnknownAliasError",
@@ -139,3 +141,9 @@ class ContainerEngineError(LocalRunError):
 
 class StageFailedError(LocalRunError):
     """A stage of a run failed."""
+
+
+class StageNotFoundError(LocalRunError, KeyError):
+    """A run's result has no stage of that name, or several."""
+
+    __str__ = LocalRunError.__str__  # KeyError's has quotes around it

@@ -141,7 +141,7 @@ def test_ages_that_are_none(text: str, inside: Call, base: Path) -> None:
     before = left(base)
     done = inside("gc", "base", f"--older-than={text}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{text!r} is no age. Write, for example, 30d, 2w, 12h, 90m or 45s.\n" in done.stderr
+    assert f"{text!r} is not a length of time. Write, for example, 30d, 2w, 12h, 90m or 45s.\n" in done.stderr
     assert left(base) == before
 
 

@@ -16,6 +16,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pyte
 import pytest
@@ -56,14 +57,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     @dsl.pipeline(name="sleeps")
     def sleeps():  # type: ignore[no-untyped-def]
         shell(script="echo quick")
-        python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+        asleep = python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+        shell(script="echo never").after(asleep)
 
     @dsl.pipeline(name="fails")
     def fails():  # type: ignore[no-untyped-def]
         first = shell(script="printf '\\033[31mred\\n'; exit 3")
         shell(script="echo never").after(first)
 
-    for pipeline in (waits, sleeps, fails):
+    @dsl.pipeline(name="fails-beside")
+    def fails_beside():  # type: ignore[no-untyped-def]
+        asleep = python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
+        shell(script="sleep 0.3; exit 3")
+        shell(script="echo never").after(asleep)
+
+    for pipeline in (waits, sleeps, fails, fails_beside):
         compiler.Compiler().compile(pipeline, str(made / f"{pipeline.name}.yaml"))
     return made
 
@@ -178,8 +186,13 @@ def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
     assert lines[0] == "before"
     assert lines[1].startswith("Run sleeps-")
     assert lines[2].startswith("stage ")
-    assert sorted(line.split()[:2] for line in lines[4:6]) == [["python", "canceled"], ["shell", "succeeded"]]
-    assert re.search(r"was ended by SIGINT: 1 stage had finished, python was running\.", terminal.shown)
+    assert sorted(line.split()[:3] for line in lines[4:7])[::2] == [
+        ["python", "canceled", mock.ANY],
+        ["shell-2", "not", "run"],
+    ]
+    assert re.search(
+        r"was ended by SIGINT: 1 stage had finished, python was running, 1 had not begun\.", terminal.shown
+    )
     assert "torchx-kfp run --resume sleeps-" in terminal.shown
     assert lines[-1] == "Interrupted."
     assert "●" not in terminal.shown
@@ -256,6 +269,30 @@ def test_verbose_lines_in_a_terminal(start: Callable[..., Terminal]) -> None:
 
 def call(folder: Path, *words: str, **options: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_the_first_failure_ends_a_run(folder: Path) -> None:
+    done = call(folder, "run", "fails-beside.yaml", "--fail-fast")
+    assert done.returncode == 1
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:] if line}
+    assert rows["python"].split()[1] == "canceled"
+    assert "not run" in rows["shell-2"]
+    assert "shell failed: the running stages have 10 s to end" in done.stderr
+    # Without it the others end by themselves.
+    assert "was ended" not in call(folder, "run", "fails.yaml").stderr
+
+
+def test_a_time_limit_ends_a_run(folder: Path) -> None:
+    done = call(folder, "run", "sleeps.yaml", "--timeout", "3s", "--no-cache")
+    assert done.returncode == 1
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:] if line}
+    assert rows["python"].split()[1] == "canceled"
+    assert "The time limit of 3 s is over: the running stages have 10 s to end" in done.stderr
+    assert re.search(
+        r"Error: The run sleeps-\S+ failed: the time limit of 3 s is over\.\nEnded because of that: python\.",
+        done.stderr,
+    )
+    assert call(folder, "run", "sleeps.yaml", "--timeout", "3").returncode == 2
 
 
 def test_quiet_has_the_table_and_errors_alone(folder: Path) -> None:

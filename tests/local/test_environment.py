@@ -104,7 +104,7 @@ def test_settings_of_kubernetes_are_named_once(execute):
             kubernetes.add_toleration(task, "a", "Equal", "b")
             kubernetes.set_image_pull_policy(task, "Always")
             kubernetes.set_image_pull_secrets(task, ["x"])
-            kubernetes.set_timeout(task, 10)
+            kubernetes.set_timeout(task, 1000)
             kubernetes.use_field_path_as_env(task, "NS", "metadata.namespace")
 
     events = []
@@ -116,7 +116,6 @@ def test_settings_of_kubernetes_are_named_once(execute):
         "node selectors",
         "pod labels and annotations",
         "the variable NS (from the pod's metadata.namespace)",
-        "time limits",
         "tolerations",
     )
 
@@ -125,12 +124,12 @@ def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
     from kfp.kubernetes import kubernetes_executor_config_pb2
     from kfp.pipeline_spec import pipeline_spec_pb2
 
-    from torchx_kfp.local.kubernetes import _NOT_APPLIED, _PIPELINE_NOT_APPLIED, _VARIABLES, _VOLUMES
+    from torchx_kfp.local.kubernetes import _NOT_APPLIED, _PIPELINE_NOT_APPLIED, _TIME_LIMIT, _VARIABLES, _VOLUMES
 
     names = {field.json_name for field in kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR.fields}
-    assert names <= {"fieldPathAsEnv", *_NOT_APPLIED, *_VOLUMES, *_VARIABLES}
+    assert names <= {"fieldPathAsEnv", _TIME_LIMIT, *_NOT_APPLIED, *_VOLUMES, *_VARIABLES}
     names = {field.json_name for field in pipeline_spec_pb2.PipelineConfig.DESCRIPTOR.fields}
-    assert names <= {"workspace", *_PIPELINE_NOT_APPLIED}
+    assert names <= {"workspace", _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
 
 
 def test_settings_of_the_pipeline_itself_are_named(execute):
@@ -139,12 +138,11 @@ def test_settings_of_the_pipeline_itself_are_named(execute):
         shell(script=":")
 
     loaded = load_pipeline(pipeline)
-    settings = {"activeDeadlineSeconds": 1, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
+    settings = {"activeDeadlineSeconds": 1000, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
     events = []
     execute(dataclasses.replace(loaded, platform=settings), on_event=events.append)
     assert events[0].not_applied == (
         "the pipeline's mutex",
-        "the pipeline's time limit",
         "the time for which a finished run is kept",
     )
 

@@ -7,7 +7,6 @@ next; the rest is a line of counts.
 from __future__ import annotations
 
 import math
-import signal
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -113,8 +112,8 @@ def _header(progress: Progress, now: float) -> Text:
     header.append("  ").append_text(_counts(progress.counts()))
     if progress.ending is not None:
         left = max(0, round(progress.ending.time + progress.ending.grace - now))
-        name = signal.Signals(progress.ending.signal).name
-        header = Text.assemble((f"{name}: ending, {left} s left", "bold yellow"), "; again: at once  ", header)
+        reason = progress.ending.reason
+        header = Text.assemble((f"{reason}: ending, {left} s left", "bold yellow"), "; Ctrl-C: at once  ", header)
     return header
 
 

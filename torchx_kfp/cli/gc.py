@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import click
 
+from torchx_kfp.cli.duration import SECONDS, Duration
 from torchx_kfp.cli.output import counted, listed, print_message, printable
 from torchx_kfp.cli.runs import open_tracker
 
 if TYPE_CHECKING:
     from torchx_kfp.cleanup import Findings, OldRun
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 #: Things that are left alone of which a message is printed.
 _SHOWN = 10
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
-    name = "age"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = _DURATION.fullmatch(str(value))
-        if match is None or not float(match[1]):
-            self.fail(f"{value!r} is no age. Write, for example, 30d, 2w, 12h, 90m or 45s.", param, ctx)
-        return float(match[1]) * _SECONDS[match[2]]
-
-
 @click.command("gc", short_help="Remove old pipeline runs from a tracker base.")
 @click.argument("tracker_base")
-@click.option("--older-than", "age", metavar="AGE", type=_Duration(), required=True, help="Such as 30d, 2w, 12h, 90m.")
+@click.option("--older-than", "age", metavar="AGE", type=Duration(), required=True, help="Such as 30d, 2w, 12h, 90m.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     """Remove old pipeline runs from TRACKER_BASE: their results, and what is kept of them in .torchx_kfp.
@@ -123,5 +111,5 @@ def _size(size: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    unit = next((unit for unit in "dhm" if seconds >= _SECONDS[unit]), "s")
-    return f"{int(seconds / _SECONDS[unit])}{unit}"
+    unit = next((unit for unit in "dhm" if seconds >= SECONDS[unit]), "s")
+    return f"{int(seconds / SECONDS[unit])}{unit}"

@@ -211,7 +211,8 @@ def _tasks(record: RunRecord) -> dict[str, str]:
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Whether the pipeline has this stage, though nothing has been heard of it."""
     from torchx_kfp.local import State, load_pipeline
-    from torchx_kfp.local.outline import outline, without_indices
+    from torchx_kfp.local.names import without_indices
+    from torchx_kfp.local.outline import outline
 
     if record.state in (State.SUCCEEDED, State.FAILED):
         return False  # all have been heard of

@@ -18,7 +18,7 @@ from torchx_kfp.local.events import (
     StageStarted,
     StageWaiting,
 )
-from torchx_kfp.local.outline import indices_of, without_indices
+from torchx_kfp.local.names import indices_of, without_indices
 from torchx_kfp.local.result import StageResult, State
 
 #: Last lines of a running stage that are kept.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.cli.containers import ContainerCommand, chosen_stages
+from torchx_kfp.cli.duration import Duration
 from torchx_kfp.cli.output import this_command
 from torchx_kfp.cli.runs import PATIENCE
 from torchx_kfp.errors import ArgumentError
@@ -37,6 +38,8 @@ _PROBE = "torchx-kfp-probe"
     type=click.IntRange(1),
     help="How many stages run at once.  [default: two for each CPU]",
 )
+@click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
+@click.option("--fail-fast", is_flag=True, help="End the run at the first failure; exit tasks still run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with a run that has failed, was ended, or was killed.")
 @click.option("--no-cache", is_flag=True, help="Run stages also where an earlier run has done the same.")
 @click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")
@@ -61,6 +64,8 @@ def run_command(
     tracker_base: str | None,
     output_dir: str | None,
     parallelism: int | None,
+    timeout: float | None,
+    fail_fast: bool,
     resumed: str | None,
     no_cache: bool,
     workspace: str | None,
@@ -91,6 +96,7 @@ def run_command(
         "parallelism": parallelism,
         "secrets": parse_given(secrets, "--secret"),
         "config_maps": parse_given(config_maps, "--config-map"),
+        "timeout": timeout,
         "quiet": True,
     }
     if resumed is not None:
@@ -98,7 +104,7 @@ def run_command(
         _refuse_with_resume({**started_with, "--docker": stages, "--mount": mounts})
         folder = find_run(output_dir or OUTPUT_DIR, resumed)
         pipeline = load_pipeline(read_run(folder).pipeline_file)
-        start = partial(resume, folder, cache=False if no_cache else None, **options)
+        start = partial(resume, folder, cache=False if no_cache else None, fail_fast=fail_fast or None, **options)
     elif target is None:
         raise click.UsageError("Missing argument 'FILE[:NAME]|YAML', or --resume RUN.")
     else:
@@ -106,6 +112,7 @@ def run_command(
         arguments = parse_arguments(pipeline, _split_words(words))
         arguments.update(_tracker_base(pipeline, arguments, tracker_base))
         options |= {"output_dir": output_dir, "workspace": workspace, "cache": not no_cache}
+        options |= {"fail_fast": fail_fast}
         options |= {"docker": chosen_stages(stages), "mounts": mounts}
         start = partial(run, pipeline, arguments, **options)
     watch = choose_watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)

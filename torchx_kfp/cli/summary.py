@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from torchx_kfp.cli.output import counted, listed, print_message, show_results, this_command
-from torchx_kfp.cli.progress import Phase, Progress
+from torchx_kfp.cli.progress import Progress
 from torchx_kfp.cli.watch import for_stderr
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local.outline import without_indices
+from torchx_kfp.local.names import without_indices
 from torchx_kfp.local.result import RunResult, StageResult, State, describe_failure
 
 #: Iterations of a loop that end alike have a row each up to this many, on a terminal.
@@ -62,6 +62,7 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
             folder=started.folder,
             duration=finished.duration,
             stages=tuple(progress.results()),
+            reason=finished.reason,
         )
         hint = "" if quiet else f"\n{_way_on(resume(started.run_id))}"
         raise StageFailedError(for_stderr(describe_failure(result)) + hint)
@@ -129,6 +130,6 @@ def _interruption(progress: Progress, ending: KeyboardInterrupt | SystemExit) ->
     parts = [f"{counted(finished, 'stage')} had finished"]
     parts += [f"{listed(running)} {'was' if len(running) == 1 else 'were'} running"] if running else []
     parts += [f"{listed(failed)} had failed"] if failed else []
-    waiting = progress.counts().get(Phase.WAITING, 0) + progress.counts().get(Phase.QUEUED, 0)
+    waiting = sum(stage.state is State.NOT_RUN for stage in results)
     parts += [f"{waiting:,} had not begun"] if waiting else []
     return f"Run {run_id} was ended by {signal.Signals(code - 128).name}: {', '.join(parts)}."

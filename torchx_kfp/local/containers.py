@@ -11,8 +11,8 @@ from pathlib import Path
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
 from torchx_kfp.local.mounts import Mount, artifact_mounts, combine, copied_mounts, parse_mount, tracker_bases
-from torchx_kfp.local.names import join_names
-from torchx_kfp.local.outline import stages_in, without_indices
+from torchx_kfp.local.names import join_names, without_indices
+from torchx_kfp.local.outline import stages_in
 from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_text
 from torchx_kfp.local.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.local.spec import Component, Pipeline

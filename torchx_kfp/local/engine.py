@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torchx_kfp.local.process import StageProcess
@@ -45,6 +45,37 @@ class RunningStage(Protocol):
 
     def describe(self, code: int) -> str:
         """What is said about an attempt that ended with this code."""
+
+
+class TimeLimit:
+    """Ends an attempt that is still running after so many seconds: asked first, and killed ``grace`` seconds later."""
+
+    def __init__(self, running: RunningStage, seconds: float | None, grace: float) -> None:
+        """``seconds``: None where there is no limit."""
+        self.is_over = False
+        self._running = running
+        self._grace = grace
+        self._timer = None if seconds is None else _timer(seconds, self._end)
+
+    def __enter__(self) -> None:
+        if self._timer is not None:
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._timer = _timer(self._grace, self._running.kill)
+        self._timer.start()
+        self._running.terminate(self._grace)
+
+
+def _timer(seconds: float, action: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), action)
+    timer.daemon = True
+    return timer
 
 
 class Engine(Protocol):

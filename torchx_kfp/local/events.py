@@ -104,9 +104,12 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """A signal ends the run: the running stages have ``grace`` seconds to end by themselves."""
+    """The running stages are ended, and have ``grace`` seconds to end by themselves.
 
-    signal: int
+    ``reason`` is a signal's name, or a clause: ``its time limit of 60 s is over``.
+    """
+
+    reason: str
     grace: float
     time: float = field(default_factory=time.time)
 
@@ -120,6 +123,8 @@ class RunFinished:
     duration: float
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
+    #: Why it failed, if no stage did.
+    reason: str = ""
     time: float = field(default_factory=time.time)
 
 

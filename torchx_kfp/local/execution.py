@@ -17,7 +17,7 @@ from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.local.artifacts import Artifact, read_report
 from torchx_kfp.local.containers import ContainerPlan
-from torchx_kfp.local.engine import Engine, Processes, RunningStage, StartError
+from torchx_kfp.local.engine import Engine, Processes, RunningStage, StartError, TimeLimit
 from torchx_kfp.local.output import Log, LogPump
 from torchx_kfp.local.transfer import UnavailableError, copy_here
 from torchx_kfp.local.values import convert, from_output
@@ -57,6 +57,9 @@ class Attempt:
     installs: Sequence[Sequence[str]] = ()
     #: Of a stage that runs in a container.
     container: ContainerPlan | None = None
+    #: Seconds that it may take, and those that it has to end by itself then.
+    time_limit: float | None = None
+    grace: float = 0.0
 
     @property
     def log_file(self) -> Path:
@@ -215,13 +218,17 @@ class Execution:
             self._running = running = engine.start(attempt)
         log = Log(running.pipe, attempt.log_file, attempt.stage)
         self._pump.add(log)
+        limit = TimeLimit(running, attempt.time_limit, attempt.grace)
         try:
-            code = running.wait(log.closed)
+            with limit:
+                code = running.wait(log.closed)
         finally:
             if not log.closed.wait(_OUTPUT_PATIENCE):
                 # A process that has left the session and cleared its environment holds the pipe.
                 self._pump.drop(log)
                 log.closed.wait()
+        if limit.is_over:
+            return code, f"was ended: its time limit of {attempt.time_limit:g} s is over"
         return code, "" if code == 0 else running.describe(code)
 
 

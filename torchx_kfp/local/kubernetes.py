@@ -30,7 +30,6 @@ from torchx_kfp.local.spec import Component
 RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
 
 _NOT_APPLIED = {
-    "activeDeadlineSeconds": "time limits",
     "enabledSharedMemory": "shared memory sizes",
     "imagePullPolicy": "image pull policies",
     "imagePullSecret": "image pull secrets",
@@ -42,7 +41,6 @@ _NOT_APPLIED = {
     "tolerations": "tolerations",
 }
 _PIPELINE_NOT_APPLIED = {
-    "activeDeadlineSeconds": "the pipeline's time limit",
     "mutexName": "the pipeline's mutex",
     "resourceTtl": "the time for which a finished run is kept",
     "resourceTtlOnCompletion": "the time for which a finished run is kept",
@@ -52,6 +50,7 @@ _PIPELINE_NOT_APPLIED = {
 }
 # Known, and applied.
 _WORKSPACE = "workspace"
+_TIME_LIMIT = "activeDeadlineSeconds"
 _VOLUMES = {
     "pvcMount": "the volume claim",
     "secretAsVolume": "the secret",
@@ -130,6 +129,12 @@ def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, An
                 if key in keys:
                     values[pair["envVar"]] = keys[key]
     return values
+
+
+def time_limit(platform: Mapping[str, Any]) -> float | None:
+    """Seconds that a pod, or a run, may take; None: as long as it needs. ``kubernetes.set_timeout`` sets a pod's."""
+    # int64 is text in protobuf's JSON; 0 is no limit.
+    return float(platform.get(_TIME_LIMIT) or 0) or None
 
 
 def volume_task(component: Component) -> str | None:
@@ -266,13 +271,13 @@ def has_workspace(platform: Mapping[str, Any]) -> bool:
 def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
     """What the pipeline itself asks for that cannot be had."""
     for key in platform:
-        if key != _WORKSPACE and key not in _PIPELINE_NOT_APPLIED:
+        if key not in (_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED):
             yield f"the pipeline has the setting {key!r}, which this version does not know. Run the pipeline on KFP."
 
 
 def refusals(component: Component) -> Iterator[str]:
     """What the component needs that this version does not know."""
-    known = {"fieldPathAsEnv", *_NOT_APPLIED, *_VOLUMES, *_VARIABLES}
+    known = {"fieldPathAsEnv", _TIME_LIMIT, *_NOT_APPLIED, *_VOLUMES, *_VARIABLES}
     for key in component.platform:
         if key not in known:
             yield f"has the Kubernetes setting {key!r}, which this version does not know. Run it on KFP"

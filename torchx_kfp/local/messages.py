@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,8 +34,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
     if isinstance(event, StageFinished):
         return _finished(event, verbose)
     if isinstance(event, RunEnding):
-        name = signal.Signals(event.signal).name
-        return [f"{name}: the running stages have {event.grace:g} s to end; a second signal kills them."]
+        return [f"{event.reason}: the running stages have {event.grace:g} s to end; a signal kills them."]
     return []
 
 

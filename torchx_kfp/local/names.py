@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 # A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
 _LONGEST = 200
+_INDICES = re.compile(r"\[[\d,]+\]")
 _GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
 
 
@@ -49,6 +50,16 @@ class StageNames:
 
     def _indexed(self, task: str) -> str:
         return f"{task}[{','.join(map(str, self.indices))}]" if self.indices else task
+
+
+def without_indices(stage: str) -> str:
+    """``inner/train`` for ``inner[2]/train[2,0]``."""
+    return _INDICES.sub("", stage)
+
+
+def indices_of(stage: str) -> tuple[int, ...]:
+    """2, 0 for ``train[2,0]``."""
+    return tuple(int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(","))
 
 
 class PodNames:

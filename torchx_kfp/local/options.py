@@ -16,10 +16,15 @@ from torchx_kfp.local.values import shorten
 
 @dataclass(frozen=True)
 class Options:
-    """How a run is run; a resumed one has them again. ``grace`` is in seconds, ``directory`` is where stages run."""
+    """How a run is run; a resumed one has them again.
+
+    ``grace`` and ``timeout`` are in seconds, ``directory`` is where stages run.
+    """
 
     parallelism: int
     grace: float
+    timeout: float | None
+    fail_fast: bool
     directory: str
     workspace: str
     python_path: str
@@ -48,7 +53,7 @@ def options_of(record: RunRecord) -> Options:
         ) from None
 
 
-def verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any) -> None:
+def verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any, timeout: Any) -> None:
     """Raises ArgumentError for a value of another type, or one that makes no sense."""
     if arguments is not None and not isinstance(arguments, Mapping):
         raise ArgumentError(
@@ -60,3 +65,5 @@ def verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any
         raise ArgumentError(f"parallelism must be an int, 1 or more, and is {shorten(parallelism)}.")
     if not isinstance(grace, (int, float)) or not 0 <= grace <= threading.TIMEOUT_MAX:
         raise ArgumentError(f"grace must be a number of seconds, 0 or more, and is {shorten(grace)}.")
+    if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 < timeout <= threading.TIMEOUT_MAX):
+        raise ArgumentError(f"timeout must be a number of seconds, more than 0, and is {shorten(timeout)}.")

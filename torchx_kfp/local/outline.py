@@ -1,8 +1,7 @@
-"""Which stages a pipeline has, before any has run; and what the name of a stage tells."""
+"""Which stages a pipeline has, before any has run."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from typing import NamedTuple
@@ -10,8 +9,6 @@ from typing import NamedTuple
 from torchx_kfp.local.names import StageNames
 from torchx_kfp.local.scopes import dag_of, inner_names
 from torchx_kfp.local.spec import Component, Pipeline, Task
-
-_INDICES = re.compile(r"\[[\d,]+\]")
 
 
 class Planned(NamedTuple):
@@ -56,13 +53,3 @@ def _tasks_in(pipeline: Pipeline, scope: Component, names: StageNames, *, looped
         yield Planned(names.of(name), task, component, loops)
         if component.dag is not None:
             yield from _tasks_in(pipeline, component, inner_names(task, names), looped=loops)
-
-
-def without_indices(stage: str) -> str:
-    """``inner/train`` for ``inner[2]/train[2,0]``."""
-    return _INDICES.sub("", stage)
-
-
-def indices_of(stage: str) -> tuple[int, ...]:
-    """2, 0 for ``train[2,0]``."""
-    return tuple(int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(","))

@@ -16,7 +16,7 @@ from torchx_kfp.local.engine import Engine, Processes
 from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
 from torchx_kfp.local.keys import cache_key
-from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_files, given_values, variables
+from torchx_kfp.local.kubernetes import GivenKeys, field_values, given_files, given_values, time_limit, variables
 from torchx_kfp.local.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.local.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.local.requirements import local_state
@@ -35,6 +35,10 @@ class Settings:
     constants: Mapping[str, str]
     parallelism: int
     grace: float
+    #: Seconds that the run may take.
+    time_limit: float | None
+    #: Whether the first failure ends the run.
+    fail_fast: bool
     #: In which stages run.
     directory: Path
     given: GivenKeys = field(default_factory=GivenKeys)
@@ -148,4 +152,6 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         copies=copies,
         installs=python.installs if python is not None and not in_container else (),
         container=plan,
+        time_limit=time_limit(component.platform),
+        grace=settings.grace,
     )

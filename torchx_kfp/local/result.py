@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import signal
 from collections.abc import Mapping
@@ -9,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.errors import StageFailedError
+from torchx_kfp.errors import StageFailedError, StageNotFoundError
 from torchx_kfp.local.artifacts import Artifact, artifacts_in
+from torchx_kfp.local.names import without_indices
 from torchx_kfp.local.output import printable
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
@@ -118,6 +120,38 @@ class RunResult:
     stages: tuple[StageResult, ...]
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
+    #: Why it failed, if no stage did: ``the time limit of 60 s is over``.
+    reason: str = ""
+
+    def __getitem__(self, name: str) -> StageResult:
+        """The stage of this name: ``result["train"]``, ``result["inner/train[2]"]``.
+
+        Raises:
+            StageNotFoundError: the run has no such stage, or several, as a loop has; it names those that there are.
+        """
+        found = [stage for stage in self.stages if stage.name == name] or self.all(name)
+        if len(found) != 1:
+            raise StageNotFoundError(self._not_found(name, [stage.name for stage in found]))
+        return found[0]
+
+    def all(self, name: str) -> list[StageResult]:
+        """The stages of this name, without the indices of loops: each iteration of ``inner/train``."""
+        return [stage for stage in self.stages if without_indices(stage.name) == name]
+
+    def _not_found(self, name: str, found: list[str]) -> str:
+        if found:
+            return f"{name!r} is {len(found):,} stages: {_named(found)}. result.all({name!r}) has all of them."
+        known = list(dict.fromkeys(name for stage in self.stages for name in (stage.name, without_indices(stage.name))))
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        there = _named([stage.name for stage in self.stages])
+        return f"The run {self.run_id} has no stage {name!r}.{meant} It has: {there}."
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the run: a table of its stages."""
+        from torchx_kfp.local.notebook import run_as_html
+
+        return run_as_html(self)
 
     def raise_for_failure(self) -> None:
         """Raises StageFailedError if a stage failed: which ones, why, and the last lines of their logs."""
@@ -140,7 +174,8 @@ def describe_failure(result: RunResult) -> str:
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
     stages = "1 stage" if len(result.stages) == 1 else f"{len(result.stages)} stages"
-    lines = [f"The run {result.run_id} failed: {len(failed)} of {stages} failed."]
+    how = result.reason or f"{len(failed)} of {stages} failed"
+    lines = [f"The run {result.run_id} failed: {how}."]
     for stage in failed[:_QUOTED]:
         attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
         lines.append(f"{stage.name} {stage.reason}{attempts}.")
@@ -151,6 +186,9 @@ def describe_failure(result: RunResult) -> str:
     if failed[_QUOTED:]:
         names = _named([stage.name for stage in failed[_QUOTED:]])
         lines.append(f"Failed too: {names}. Their logs are in {result.folder}.")
+    ended = [stage.name for stage in result.stages if stage.state is State.CANCELED]
+    if ended:
+        lines.append(f"Ended because of that: {_named(ended)}.")
     if not_run:
         lines.append(f"Not run because of that: {_named(not_run)}.")
     return "\n".join(lines)

@@ -26,14 +26,14 @@ from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted
 from torchx_kfp.local.history import RunRecord, read_run
 from torchx_kfp.local.journal import Journal
-from torchx_kfp.local.kubernetes import GivenKeys, has_workspace, verify_given
+from torchx_kfp.local.kubernetes import GivenKeys, has_workspace, time_limit, verify_given
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.messages import messages
 from torchx_kfp.local.mounts import Mount
-from torchx_kfp.local.names import make_run_name
+from torchx_kfp.local.names import indices_of, make_run_name, without_indices
 from torchx_kfp.local.options import Options, default_parallelism, options_of, verify_options
-from torchx_kfp.local.outline import indices_of, positions, without_indices
+from torchx_kfp.local.outline import positions
 from torchx_kfp.local.output import LineListener, LogPump, Terminal
 from torchx_kfp.local.prepare import Settings
 from torchx_kfp.local.process import GRACE, kill_marked
@@ -62,6 +62,8 @@ def run(
     stream: TextIO | None = None,
     quiet: bool = False,
     grace: float = GRACE,
+    timeout: float | None = None,
+    fail_fast: bool = False,
     workspace: str | os.PathLike[str] | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
@@ -90,6 +92,9 @@ def run(
         stream: where the stages' output is shown, with their names. Default: stderr.
         quiet: shows nothing; the logs are written all the same.
         grace: seconds that processes have to end after a signal before they are killed.
+        timeout: seconds after which the run is ended, and has failed. Default: the pipeline's own limit, if it has one.
+        fail_fast: ends the run at the first failure of a stage; exit tasks run all the same, and so does what ignores
+            failures.
         workspace: folder that the stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
         secrets: keys and values of Kubernetes secrets, by the secret's name: variables of stages that take them.
         config_maps: those of config maps.
@@ -105,7 +110,7 @@ def run(
         KeyboardInterrupt: SIGINT has ended the run.
         SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
     """
-    verify_options(arguments, output_dir, parallelism, grace)
+    verify_options(arguments, output_dir, parallelism, grace, timeout)
     loaded = load_pipeline(pipeline)
     chosen = choose_containers(loaded, docker, mounts)
     check_supported(loaded, chosen)
@@ -117,6 +122,8 @@ def run(
     options = Options(
         parallelism=parallelism or default_parallelism(),
         grace=grace,
+        timeout=timeout,
+        fail_fast=fail_fast,
         directory=os.getcwd(),
         workspace=os.path.abspath(workspace if workspace is not None else folder / "workspace"),
         python_path=os.environ.get("PYTHONPATH", ""),
@@ -150,6 +157,8 @@ def resume(
     stream: TextIO | None = None,
     quiet: bool = False,
     grace: float | None = None,
+    timeout: float | None = None,
+    fail_fast: bool | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
 ) -> RunResult:
@@ -160,7 +169,8 @@ def resume(
 
     Args:
         folder: the run's folder: see ``history.find_run``.
-        parallelism: as in ``run``; what the run had before, where it is None, as are ``cache`` and ``grace``.
+        parallelism: as in ``run``; what the run had before, where it is None, as are ``cache``, ``grace``,
+            ``timeout`` and ``fail_fast``.
         cache: as in ``run``.
         on_event: as in ``run``; stages that do not run again have their ``StageFinished`` again.
         on_line: as in ``run``.
@@ -168,6 +178,8 @@ def resume(
         stream: as in ``run``.
         quiet: as in ``run``.
         grace: as in ``run``.
+        timeout: as in ``run``, from now on.
+        fail_fast: as in ``run``.
         secrets: as in ``run``: they are kept nowhere.
         config_maps: as in ``run``.
 
@@ -175,7 +187,7 @@ def resume(
         ArgumentError: there is no such run, it still runs, or it has succeeded.
         Others: as ``run``.
     """
-    verify_options(None, folder, parallelism, 0 if grace is None else grace)
+    verify_options(None, folder, parallelism, 0 if grace is None else grace, timeout)
     path = Path(folder).absolute()
     read_run(path)  # or it is no run's folder
     with Journal.reopen(path, _warnings(stream)) as journal:
@@ -187,7 +199,13 @@ def resume(
         options = options_of(record)
         chosen = choose_containers(loaded, options.docker, options.mounts)
         check_supported(loaded, chosen)
-        given: dict[str, Any] = {"parallelism": parallelism, "cache": cache, "grace": grace}
+        given: dict[str, Any] = {
+            "parallelism": parallelism,
+            "cache": cache,
+            "grace": grace,
+            "timeout": timeout,
+            "fail_fast": fail_fast,
+        }
         options = dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
         if not os.path.isdir(options.directory):
             raise ArgumentError(
@@ -263,6 +281,8 @@ def _execute(
         },
         parallelism=options.parallelism,
         grace=options.grace,
+        time_limit=options.timeout if options.timeout is not None else time_limit(pipeline.platform),
+        fail_fast=options.fail_fast,
         directory=Path(options.directory),
         given=given,
         containers=containers,
@@ -298,8 +318,9 @@ def _execute(
         stages=tuple(_in_order(pipeline, scheduler.results)),
         outputs={name: value for name, value in outputs.items() if name not in artifacts},
         artifacts=artifacts,
+        reason=scheduler.reason,
     )
-    listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts))
+    listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts, result.reason))
     return result
 
 

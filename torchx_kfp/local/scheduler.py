@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import queue
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,8 @@ from torchx_kfp.local.conditions import compile_condition
 from torchx_kfp.local.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
 from torchx_kfp.local.kubernetes import volume_outputs, volume_task
 from torchx_kfp.local.memory import Memory
-from torchx_kfp.local.names import StageNames
-from torchx_kfp.local.outline import Planned, stages_in, without_indices
+from torchx_kfp.local.names import StageNames, without_indices
+from torchx_kfp.local.outline import Planned, stages_in
 from torchx_kfp.local.output import LogPump
 from torchx_kfp.local.prepare import Settings
 from torchx_kfp.local.result import StageResult, State
@@ -42,12 +43,25 @@ from torchx_kfp.local.stages import Happening, Stages
 _LOOK_UP = 1.0
 
 
+#: States of tasks after which those that depend on them do not run, and what is said of it.
+_WITHOUT_OUTPUTS = {
+    State.FAILED: "failed",
+    State.CANCELED: "was ended",
+    State.NOT_RUN: "was not run",
+    State.SKIPPED: "was skipped",
+}
+
+
 class Interrupted(Exception):
     """A signal has ended the run."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+class _TimeIsOver(Exception):
+    """The run has taken as long as it may."""
 
 
 class Scheduler:
@@ -69,6 +83,14 @@ class Scheduler:
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self._ready: deque[Node] = deque()
         self._over: deque[Scope] = deque()
+        #: Scopes that have begun and not ended, and nested pipelines that wait for another attempt.
+        self._scopes: dict[Scope, None] = {}
+        self._retrying: dict[Node, None] = {}
+        #: Why the run failed, if no stage did.
+        self.reason = ""
+        #: The stage whose failure ends the run, and why nothing more begins.
+        self._failure: Node | None = None
+        self._stopping = ""
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
         self._stages = Stages(
@@ -83,6 +105,8 @@ class Scheduler:
         """
         root = Scope(self._pipeline, self._pipeline.root, arguments, StageNames())
         self._open(root)
+        if self._settings.time_limit is not None:
+            self._later(self._settings.time_limit, self._expire)
         try:
             while True:
                 self._advance()
@@ -93,6 +117,9 @@ class Scheduler:
                 self._handle(self._next())
         except Interrupted:
             raise
+        except _TimeIsOver:
+            root.failed = True
+            return root
         except BaseException:
             # Of a listener, which would not want to hear more.
             self._stages.kill()
@@ -101,7 +128,7 @@ class Scheduler:
     @property
     def results(self) -> list[StageResult]:
         """How the stages ended, each the last time that it was run."""
-        return self._stages.results
+        return list(self._stages.results.values())
 
     def interrupt(self, number: int) -> None:
         """Ends the run. May be called from a signal handler; a second call ends the processes at once."""
@@ -117,22 +144,61 @@ class Scheduler:
 
     def _handle(self, happening: Happening | None) -> None:
         if isinstance(happening, int):
-            self._listener(RunEnding(happening, self._settings.grace))
-            self._stages.cancel()
+            self._end(signal.Signals(happening).name, "was ended with the run")
             raise Interrupted(happening)
         if happening is not None:
             self._stages.take(*happening)
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
 
+    def _expire(self) -> None:
+        self.reason = f"the time limit of {self._settings.time_limit:g} s is over"
+        self._end(f"T{self.reason[1:]}", f"was ended with the run: {self.reason}")
+        raise _TimeIsOver
+
+    def _end(self, reason: str, told: str) -> None:
+        """Ends all stages, and says which have not begun; ``told`` is what is said of those that have."""
+        self._listener(RunEnding(reason, self._settings.grace))
+        self._stages.cancel(told)
+        for scope in self._scopes:
+            for node in scope.nodes.values():
+                if node.state is None:
+                    self._report_not_run(node, "was not run: the run was ended")
+
+    def _report_not_run(self, node: Node, reason: str) -> None:
+        """The stages of the node's that nothing has been said of, but for those in scopes of their own."""
+        missing = self._planned(node) if not node.attempt and node.loop is None else []
+        if node.loop is not None:
+            for index in range(node.loop.started, len(node.loop.items)):
+                missing += stages_in(self._pipeline, node.component, node.scope.names.inside_iteration(index))
+        for stage in missing:
+            if stage.name not in self._stages.results:
+                self._stages.report(StageResult(stage.name, stage.task.name, State.NOT_RUN, reason=reason))
+
+    def _fail_fast(self, failed: Node) -> None:
+        """Ends what the failure of this stage makes useless; what runs after failures goes on, such as exit tasks."""
+        self._stopping = f"{failed.name} failed, which ends the run"
+        self._listener(RunEnding(f"{failed.name} failed", self._settings.grace))
+        for node in self._stages.cancel(f"was ended: {failed.name} failed", spared=_runs_always):
+            if node.name in self._stages.results:
+                self._finish(node, State.CANCELED, {})
+            else:
+                self._pass_over(node, State.NOT_RUN, f"was not run: {self._stopping}")
+        for node in list(self._retrying):
+            self._finish(node, State.FAILED, {})
+        self._retrying.clear()
+
     def _open(self, scope: Scope) -> None:
+        self._scopes[scope] = None
         self._ready.extend(node for node in scope.nodes.values() if node.waiting == 0)
         if not scope.nodes:
             self._over.append(scope)
 
     def _advance(self) -> None:
-        while self._ready or self._over:
-            if self._over:
+        while self._ready or self._over or (self._failure and not self._stopping):
+            if self._failure and not self._stopping:
+                self._fail_fast(self._failure)
+            elif self._over:
                 self._close(self._over.popleft())
             else:
                 self._begin(self._ready.popleft())
@@ -140,12 +206,15 @@ class Scheduler:
     def _begin(self, node: Node) -> None:
         """A task's upstream tasks have all ended."""
         upstream = [] if node.task.runs_always else [node.scope.nodes[name] for name in node.task.depends_on]
-        for state, what in ((State.FAILED, "failed"), (State.NOT_RUN, "was not run"), (State.SKIPPED, "was skipped")):
+        for state, what in _WITHOUT_OUTPUTS.items():
             for other in upstream:
                 if other.state is state:
                     skipped = State.SKIPPED if state is State.SKIPPED else State.NOT_RUN
                     self._pass_over(node, skipped, f"was not run: {other.name} {what}")
                     return
+        if self._stopping and not _runs_always(node):
+            self._pass_over(node, State.NOT_RUN, f"was not run: {self._stopping}")
+            return
         try:
             node.inputs = task_inputs(node, self._settings.constants)
             if node.task.condition is not None and not self._holds(node):
@@ -226,6 +295,7 @@ class Scheduler:
 
     def _close(self, scope: Scope) -> None:
         """All tasks of the scope have ended."""
+        del self._scopes[scope]
         node = scope.owner
         if node is None:
             return
@@ -235,13 +305,19 @@ class Scheduler:
             node.loop.failed |= scope.failed
             node.loop.outputs[scope.index] = scope.outputs()
             self._continue_loop(node)
-        elif scope.failed and node.task.retry is not None and node.attempt <= node.task.retry.count:
-            delay = node.task.retry.delay(node.attempt)
+        elif scope.failed and not self._stopping and (retry := node.task.retry) and node.attempt <= retry.count:
+            delay = retry.delay(node.attempt)
             self._listener(PipelineRetried(node.name, node.attempt, _failures(scope), delay))
-            self._later(delay, lambda: self._enter(node))
+            self._retrying[node] = None
+            self._later(delay, lambda: self._try_again(node))
         else:
             node.reason = _failures(scope)
             self._finish(node, State.FAILED if scope.failed else State.SUCCEEDED, scope.outputs())
+
+    def _try_again(self, node: Node) -> None:
+        if node in self._retrying:
+            del self._retrying[node]
+            self._enter(node)
 
     def _later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
@@ -251,7 +327,9 @@ class Scheduler:
         node.state = state
         node.outputs = outputs
         scope = node.scope
-        scope.failed |= state in (State.FAILED, State.NOT_RUN)
+        scope.failed |= state in (State.FAILED, State.NOT_RUN, State.CANCELED)
+        if self._settings.fail_fast and state is State.FAILED and not _may_be_retried(scope):
+            self._failure = self._failure or node
         scope.kept &= node.kept
         scope.remaining -= 1
         for dependent in node.dependents:
@@ -273,6 +351,21 @@ class Scheduler:
         if node.component.dag is None:
             return [Planned(node.name, node.task, node.component, looped=False)]
         return list(stages_in(self._pipeline, node.component, inner_names(node.task, node.scope.names)))
+
+
+def _runs_always(node: Node) -> bool:
+    """Whether the task runs whatever becomes of others, or is in one that does."""
+    owner = node.scope.owner
+    return node.task.runs_always or (owner is not None and _runs_always(owner))
+
+
+def _may_be_retried(scope: Scope) -> bool:
+    """Whether a failure in the scope need not be one of the run: a nested pipeline around it is tried again."""
+    node = scope.owner
+    if node is None:
+        return False
+    retry = node.task.retry if node.loop is None else None
+    return (retry is not None and node.attempt <= retry.count) or _may_be_retried(node.scope)
 
 
 def _failures(scope: Scope) -> str:

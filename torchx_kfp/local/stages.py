@@ -114,13 +114,13 @@ class Stages:
         self._attempts = Counter({name: len(events) for name, events in earlier.items()})
         self._startable: deque[_Stage] = deque()
         self._running: dict[Execution, _Stage] = {}
-        self._retrying: set[_Stage] = set()
+        self._retrying: dict[_Stage, None] = {}
         self._results: dict[str, StageResult] = {}
 
     @property
-    def results(self) -> list[StageResult]:
-        """How the stages ended, each the last time that it was run."""
-        return list(self._results.values())
+    def results(self) -> Mapping[str, StageResult]:
+        """How the stages ended, each the last time that it was run, by their names."""
+        return self._results
 
     def report(self, result: StageResult, *, kept: bool = False) -> None:
         """Takes down how a stage has ended, or that it does not run."""
@@ -166,7 +166,7 @@ class Stages:
         if outcome.reason and retry is not None and stage.tries <= retry.count:
             delay = retry.delay(stage.tries)
             self._listener(StageRetried(node.name, stage.attempt, without_controls(outcome.reason), delay))
-            self._retrying.add(stage)
+            self._retrying[stage] = None
             self._later(delay, lambda: self._try_again(stage))
             return
         state = State.FAILED if outcome.reason else State.SUCCEEDED
@@ -174,43 +174,65 @@ class Stages:
         self._memory.keep(stage.cache_key, self._results[node.name])
         self._ended(node, state, {**outcome.outputs, **outcome.artifacts})
 
-    def cancel(self) -> None:
-        """Ends all stages: asked first, and killed after the grace or another signal."""
-        for execution in self._running:
+    def cancel(self, reason: str, spared: Callable[[Node], bool] = lambda node: False) -> list[Node]:
+        """Ends the stages that run, or wait for another attempt; no other of those that were added starts any more.
+
+        They are asked first, and killed after the grace or another signal.
+
+        Args:
+            reason: why, as a part of a sentence.
+            spared: tells of stages that go on.
+
+        Returns:
+            The nodes of the stages that were ended, and of those that do not start.
+        """
+        stopped = [stage for stage in self._startable if not spared(stage.node)]
+        self._startable = deque(stage for stage in self._startable if spared(stage.node))
+        ending = {execution for execution, stage in self._running.items() if not spared(stage.node)}
+        for execution in ending:
             execution.terminate(self._settings.grace)
-        for stage in self._ends(self._settings.grace, until_signal=True):
-            self._canceled(stage)
-        for execution in self._running:
-            execution.kill()
-        for stage in self._ends(_LEAVE):
-            self._canceled(stage)
+        canceled = []
+        for seconds, until_signal in ((self._settings.grace, True), (_LEAVE, False)):
+            for stage in self._ends(ending, seconds, until_signal=until_signal):
+                canceled.append(self._canceled(stage, reason))
+            for execution in ending:
+                execution.kill()
         # What is no process, such as a copy from a server that does not answer; and what was to be tried again.
-        for stage in (*self._running.values(), *self._retrying):
-            self._canceled(stage)
-        self._running.clear()
+        retrying = [stage for stage in self._retrying if not spared(stage.node)]
+        for stage in (*(self._running.pop(execution) for execution in ending), *retrying):
+            canceled.append(self._canceled(stage, reason))
+            self._retrying.pop(stage, None)
+        return [*canceled, *(stage.node for stage in stopped)]
 
     def kill(self) -> None:
         """Ends the processes of all stages at once, and says nothing of it."""
         for execution in self._running:
             execution.kill()
-        for _ in self._ends(_LEAVE):
+        for _ in self._ends(set(self._running), _LEAVE):
             pass
 
-    def _ends(self, seconds: float, *, until_signal: bool = False) -> Iterator[_Stage]:
-        """The running stages as they end, for so long."""
+    def _ends(self, ending: set[Execution], seconds: float, *, until_signal: bool = False) -> Iterator[_Stage]:
+        """The stages of these executions as they end, for so long; what else happens stays in the queue."""
         deadline = time.monotonic() + seconds
-        while self._running:
+        others: list[Happening] = []
+        while ending:
             try:
                 happening = self._happenings.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                return
-            if not isinstance(happening, int):
+                break
+            if not isinstance(happening, int) and happening[0] in ending:
+                ending.remove(happening[0])
                 yield self._running.pop(happening[0])
-            elif until_signal:
-                return
+            else:
+                others.append(happening)
+                if until_signal and isinstance(happening, int):
+                    break
+        for happening in others:
+            self._happenings.put(happening)
 
-    def _canceled(self, stage: _Stage) -> None:
-        self.report(stage.result(State.CANCELED, Outcome(reason="was ended with the run")))
+    def _canceled(self, stage: _Stage, reason: str) -> Node:
+        self.report(stage.result(State.CANCELED, Outcome(reason=reason)))
+        return stage.node
 
     def _recall(self, stage: _Stage) -> bool:
         """Whether the stage need not run, since it has before."""
@@ -259,5 +281,6 @@ class Stages:
         execution.start()
 
     def _try_again(self, stage: _Stage) -> None:
-        self._retrying.remove(stage)
-        self._startable.append(stage)
+        if stage in self._retrying:
+            del self._retrying[stage]
+            self._startable.append(stage)

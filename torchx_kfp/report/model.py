@@ -22,7 +22,8 @@ from torchx_kfp.local.events import (
 from torchx_kfp.local.history import INTERRUPTED, RUNNING, read_run
 from torchx_kfp.local.journal import EVENTS_FILE
 from torchx_kfp.local.load import load_pipeline
-from torchx_kfp.local.outline import indices_of, positions, without_indices
+from torchx_kfp.local.names import indices_of, without_indices
+from torchx_kfp.local.outline import positions
 from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.spec import Pipeline
 

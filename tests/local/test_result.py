@@ -1,0 +1,73 @@
+"""What ``run`` returns: stages by their names, and the table that a notebook shows."""
+
+import json
+
+import pytest
+from kfp import dsl
+
+from tests.local.components import shell, shell_out
+from torchx_kfp.errors import StageNotFoundError
+
+
+@pytest.fixture
+def result(execute):
+    @dsl.pipeline
+    def inner(item: str):
+        shell_out(script=f"printf %s '{'<b>'}' >$0").set_display_name("x")
+
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["a", "b"]) as item:
+            inner(item=item)
+        shell(script=":")
+
+    return execute(pipeline)
+
+
+def test_a_stage_is_found_by_its_name(result):
+    assert result["shell"].state == "succeeded"
+    assert result["inner[1]/shell-out"].outputs == {"out": "<b>"}
+    assert [stage.name for stage in result.all("inner/shell-out")] == ["inner[0]/shell-out", "inner[1]/shell-out"]
+    assert result.all("nothing") == []
+
+
+def test_a_stage_that_is_not_there(result):
+    with pytest.raises(StageNotFoundError, match=r"has no stage 'shel'. Did you mean 'shell'\? It has: .*shell\.$"):
+        result["shel"]
+    with pytest.raises(KeyError, match=r"'inner/shell-out' is 2 stages: .*result\.all\('inner/shell-out'\)"):
+        result["inner/shell-out"]
+
+
+def test_a_loop_of_one_iteration_needs_no_index(execute):
+    @dsl.pipeline
+    def pipeline(items: list = ["only"]):  # noqa: B006
+        with dsl.ParallelFor(items) as item:
+            del item
+            shell(script=":")
+
+    assert execute(pipeline)["shell"].name == "shell[0]"
+
+
+def test_a_notebook_shows_a_table(result):
+    html = result._repr_html_()
+    assert f"<caption>{result.run_id}: succeeded, " in html
+    assert "<tr><td>shell</td><td>succeeded</td>" in html
+    assert "<b>" not in html
+
+
+def test_text_of_others_is_no_html(execute):
+    @dsl.container_component
+    def metric(out: dsl.Output[dsl.Metrics], executor: str = ""):
+        metadata = json.dumps({"<script>": "<img src=x>"})
+        report = '{"artifacts": {"out": {"artifacts": [{"name": "out", "metadata": %s}]}}}' % metadata  # noqa: UP031
+        return dsl.ContainerSpec(
+            image="x", command=["sh", "-c", 'printf %s "$0" >"$1"'], args=[report, "{{$.outputs.output_file}}"]
+        )
+
+    @dsl.pipeline
+    def pipeline():
+        metric()
+
+    html = execute(pipeline)._repr_html_()
+    assert "&lt;script&gt;=&#x27;&lt;img src=x&gt;&#x27;" in html
+    assert "<script>" not in html
