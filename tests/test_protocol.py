@@ -71,15 +71,16 @@ def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None
     assert list(protocol.decode_parents(text)) == aliases
 
 
-def test_a_list_that_an_engine_fills_in() -> None:
-    text = protocol.encode_parents(
-        {"one": "{{$.inputs.parameters['a']}}", "all": RawJson("{{$.inputs.parameters['b']}}")}
-    )
-    assert text == """{"one": "{{$.inputs.parameters['a']}}", "all": {{$.inputs.parameters['b']}}}"""
-    filled = text.replace("{{$.inputs.parameters['a']}}", "p/a/1").replace(
-        "{{$.inputs.parameters['b']}}", json.dumps(["p/b/1", "p/b/2"])
-    )
-    assert protocol.decode_parents(filled) == {"one": "p/a/1", "all": ("p/b/1", "p/b/2")}
+def test_the_words_of_which_a_script_makes_it() -> None:
+    words = protocol.parent_words({"one": "$1", "all": RawJson("$2"), "few": ["$3", "$4"], "none": []})
+    assert words == ['"one": "', "$1", '", "all": ', "$2", ', "few": ["', "$3", '", "', "$4", '"], "none": []}']
+
+
+@hypothesis.given(PARENTS)
+def test_these_words_are_what_is_encoded(parents: dict[str, protocol.RunIds]) -> None:
+    words = protocol.parent_words(parents)
+    words[1::2] = [json.dumps(word)[1:-1] for word in words[1::2]]
+    assert "{" + "".join(words) == protocol.encode_parents(parents)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,8 @@ def test_a_list_that_an_engine_fills_in() -> None:
         ('{"a": null}', r"The alias 'a' has None\.$"),
         ('{"a": {"b": "c"}}', r"The alias 'a' has \{'b': 'c'\}\.$"),
         ('{"a": "x", "b": ["y", 1]}', r"The alias 'b' has \['y', 1\]\.$"),
+        ('{"a": "x", "b": "y", "a": "z"}', r"two members have one name: 'a', "),
+        ('{"a": "x", "\\u0061": "z"}', r"two members have one name: 'a', "),
     ],
 )
 def test_malformed_parents(text: str, message: str) -> None:

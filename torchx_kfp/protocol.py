@@ -82,33 +82,62 @@ def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
     }
 
 
-def encode_parents(parents: Mapping[str, str | RawJson | Sequence[str]]) -> str:
-    """``TORCHX_PARENT_RUN_IDS`` for these parents.
+def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]]) -> list[str]:
+    """What a script puts ``PARENT_RUN_IDS`` together from: constant text and run ids in turn, text at both ends.
 
-    Pure ASCII, and neither ``$``, ``{`` nor quotes in what comes from aliases: the text passes engines that rewrite
-    templates, and a shell that looks for the first run id. A run id may be an engine's placeholder, which stays as it
-    is.
+    So the script can look at each run id, which is known at run time only, before it becomes a part of the JSON: one
+    with a quote in it would make another alias. The text lacks the brace at its beginning (KFP reads a word that begins
+    with ``{"Concat"`` as a placeholder); text before a list that an engine fills in ends with a blank, before a run id
+    with a quote, and the last one alone with a brace.
     """
-    members = []
+    words: list[str] = []
+    text = ""
     for alias, ids in parents.items():
-        name = json.dumps(alias)[1:-1]
-        for character in '\\"', "$", "{":
-            name = name.replace(character, f"\\u{ord(character[-1]):04x}")
-        key = f'"{name}"'
-        value = ids if isinstance(ids, RawJson) else json.dumps(ids if isinstance(ids, str) else list(ids))
-        members.append(f"{key}: {value}")
+        text += f"{', ' if words or text else ''}{_member_name(alias)}: "
+        if isinstance(ids, RawJson):
+            words += [text, ids]
+            text = ""
+            continue
+        alone = isinstance(ids, str)
+        text += "" if alone else "["
+        for number, run_id in enumerate([ids] if isinstance(ids, str) else ids):
+            words += [f'{text}, "' if number else f'{text}"', run_id]
+            text = '"'
+        text += "" if alone else "]"
+    return [*words, text + "}"]
+
+
+def encode_parents(parents: Mapping[str, RunIds | Sequence[str]]) -> str:
+    """``TORCHX_PARENT_RUN_IDS`` for these parents."""
+    members = [
+        f"{_member_name(alias)}: {json.dumps(ids if isinstance(ids, str) else list(ids))}"
+        for alias, ids in parents.items()
+    ]
     return "{" + ", ".join(members) + "}"
+
+
+def _member_name(alias: str) -> str:
+    """The alias as the name of a member of a JSON object.
+
+    Pure ASCII, and neither ``$``, ``{`` nor quotes inside: the text passes engines that rewrite templates, and a shell
+    that looks for the first run id.
+    """
+    name = json.dumps(alias)[1:-1]
+    for character in '\\"', "$", "{":
+        name = name.replace(character, f"\\u{ord(character[-1]):04x}")
+    return f'"{name}"'
 
 
 def decode_parents(text: str) -> dict[str, RunIds]:
     """The parents in ``TORCHX_PARENT_RUN_IDS``, in order.
 
     Raises:
-        ProtocolError: the text is not a JSON object of run ids and lists of run ids.
+        ProtocolError: the text is not a JSON object of run ids and lists of run ids, or has an alias twice.
     """
     problem = f"{PARENT_RUN_IDS} must be a JSON object: alias -> run id, or a list of run ids. Got: {text[:1000]!r}."
+
     try:
-        parents = json.loads(text)
+        parents = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{problem} ({error})") from None
     if not isinstance(parents, dict):
@@ -122,6 +151,14 @@ def decode_parents(text: str) -> dict[str, RunIds]:
         else:
             raise ProtocolError(f"{problem} The alias {alias!r} has {ids!r}.")
     return decoded
+
+
+def _without_duplicates(members: list[tuple[str, object]]) -> dict[str, object]:
+    """The members of a JSON object. Of two with one name, readers in other languages may take either."""
+    found = dict(members)
+    if len(found) < len(members):
+        raise ValueError(f"two members have one name: {', '.join(repr(name) for name, _ in members)}")
+    return found
 
 
 def first_run_id(parents: Mapping[str, RunIds]) -> str | None:

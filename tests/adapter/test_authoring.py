@@ -179,7 +179,7 @@ def test_what_the_adapter_adds_to_the_compiled_pipeline() -> None:
         run_ids = {"prepare": prepare.outputs["run_id"], "augment": augment.outputs["run_id"]}
         by_hand(tracker_base=tracker_base, **run_ids)
 
-    assert measure(adapted) - measure(handwritten) < 1500
+    assert measure(adapted) - measure(handwritten) < 1700
 
 
 def test_two_hundred_stages_fit_into_an_argo_workflow() -> None:

@@ -22,19 +22,6 @@ from torchx_kfp.adapter import command, text
 from torchx_kfp.adapter.plan import plan_stage
 from torchx_kfp.errors import AppDefError
 
-SHELLS = {"dash": ["dash"], "bash": ["bash"], "busybox": ["busybox"]}
-
-
-@pytest.fixture(scope="session", params=SHELLS)
-def shells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which ``sh`` is this shell."""
-    program = shutil.which(request.param)
-    if program is None:
-        pytest.skip(f"{request.param} is not installed")
-    folder = tmp_path_factory.mktemp(request.param)
-    (folder / "sh").symlink_to(program)
-    return folder
-
 
 def stage_container(tmp: Path, compiled: str, name: str = "train", **environ: str) -> Container:
     return Container(

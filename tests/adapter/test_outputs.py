@@ -14,7 +14,6 @@ from kfp.local import config
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, load, make_app
 from tests.adapter.engines import Container, containers
-from tests.adapter.test_command import shells  # noqa: F401 (a fixture)
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
 from torchx_kfp.adapter.carried import PROGRAM
 from torchx_kfp.adapter.names import output_name
@@ -246,13 +245,13 @@ def test_a_stage_that_is_not_cached() -> None:
 # The command
 
 
-def with_python(shells: Path | None) -> dict[str, str]:  # noqa: F811
+def with_python(shells: Path | None) -> dict[str, str]:
     """An environment in which ``sh`` is one of these, and ``python3`` the interpreter of the tests."""
     folders = [*([str(shells)] if shells else []), str(Path(sys.executable).parent), os.environ["PATH"]]
     return {"PATH": ":".join(folders)}
 
 
-def executed(tmp: Path, compiled: str, shells: Path | None = None, name: str = "train") -> Any:  # noqa: F811
+def executed(tmp: Path, compiled: str, shells: Path | None = None, name: str = "train") -> Any:
     container = Container(
         containers(compiled)[name]["command"],
         inputs={"tracker_base": str(tmp / "results")},
@@ -265,7 +264,7 @@ def executed(tmp: Path, compiled: str, shells: Path | None = None, name: str = "
     return container.run()
 
 
-def test_words_reach_an_application_that_publishes_byte_for_byte(shells: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_words_reach_an_application_that_publishes_byte_for_byte(shells: Path, tmp_path: Path) -> None:
     words = [*HOSTILE, *PLAIN, *["a"] * 100]
 
     def pipeline(tracker_base: str = "/tmp/results") -> None:
@@ -278,7 +277,7 @@ def test_words_reach_an_application_that_publishes_byte_for_byte(shells: Path, t
     assert done.returncode == 0
 
 
-def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:
     names = [f"{word}x{index}" for index, word in enumerate(HOSTILE)]
     record = (
         "import json, sys; from torchx_kfp.tracking import current_run;"
@@ -302,7 +301,7 @@ def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:  # noqa
     assert {Path(path).read_text() for name, path in outputs.items() if name != "run_id"} == {"0.5"}
 
 
-def test_an_image_without_python_is_told(shells: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_an_image_without_python_is_told(shells: Path, tmp_path: Path) -> None:
     compiled = stage(results={"accuracy": float})
     only = tmp_path / "bin"
     only.mkdir()
@@ -326,7 +325,7 @@ UI = {"outputs": [{"type": "markdown", "storage": "inline", "source": "# $(HOME)
 
 
 @pytest.mark.parametrize("tracked", [True, False])
-def test_ui_metadata_is_written_as_it_is(shells: Path, tmp_path: Path, tracked: bool) -> None:  # noqa: F811
+def test_ui_metadata_is_written_as_it_is(shells: Path, tmp_path: Path, tracked: bool) -> None:
     def pipeline(tracker_base: str = "/tmp/results") -> None:
         app = make_app("train", entrypoint="echo", args=["$$"])
         task_from_app(app, tracker_base=tracker_base if tracked else None, ui_metadata=UI)

@@ -12,7 +12,6 @@ from torchx.components import dist, utils
 
 from tests.adapter.apps import compile_pipeline, load, make_app
 from tests.adapter.engines import Container, containers
-from tests.adapter.test_command import shells  # noqa: F401 (a fixture)
 from torchx_kfp import task_from_app
 from torchx_kfp.adapter import shell
 from torchx_kfp.adapter.references import Reference
@@ -53,7 +52,7 @@ def lifted(program: str, where: str = "args[1]") -> tuple[str, dict[str, Referen
     ],
 )
 @pytest.mark.parametrize("value", HOSTILE)
-def test_a_value_is_one_word_in_every_place(shells: Path, program: str, value: str) -> None:  # noqa: F811
+def test_a_value_is_one_word_in_every_place(shells: Path, program: str, value: str) -> None:
     text, variables = lifted(program)
     assert list(variables) == ["TORCHX_KFP_VALUE"]
     done = subprocess.run(

@@ -2,15 +2,17 @@
 
 A tracked stage's command is::
 
-    env TORCHX_TRACKER_BASE=... [TORCHX_PARENT_RUN_IDS=...] \
-        sh -ec SCRIPT STAGE RUN_ID_FILE [UI_FILE UI_METADATA] [MASK] [env NAME=VALUE...] [PUBLISHER...] WORDS...
+    env TORCHX_TRACKER_BASE=... \
+        sh -ec SCRIPT STAGE RUN_ID_FILE [PARENTS...] [UI_FILE UI_METADATA] [MASK] \
+        [env NAME=VALUE...] [PUBLISHER...] WORDS...
 
 ``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
-at run time only. The script makes the run id, writes it to KFP's output, and ends in ``exec WORDS``, so that signals
-and the exit code are the application's. WORDS are the application's entrypoint and arguments. The role's variables are
-set by an ``env`` before them: KFP's cache key covers a command, not a container's environment. Those of further
-trackers are too, and replace the script's own. PUBLISHER is there where the stage has results or artifacts that become
-outputs of KFP: it runs WORDS as its child, and signals and the exit code pass through it (``torchx_kfp.publisher``).
+at run time only. The script makes the run id, writes it to KFP's output, checks the run ids of PARENTS, and ends in
+``exec WORDS``, so that signals and the exit code are the application's. WORDS are the application's entrypoint and
+arguments. The role's variables are set by an ``env`` before them: KFP's cache key covers a command, not a container's
+environment. Those of further trackers are too, and replace the script's own. PUBLISHER is there where the stage has
+results or artifacts that become outputs of KFP: it runs WORDS as its child, and signals and the exit code pass through
+it (``torchx_kfp.publisher``).
 
 Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
 process but ``mkdir`` where the output's folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the
@@ -34,9 +36,16 @@ _RUN_ID = (
     f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
     f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
 )
-#: The first run id in the JSON object of parents: behind the first alias, alone or as the first of a list.
-_FIRST_PARENT = (
-    f'_p=${{{protocol.PARENT_RUN_IDS}#*\\": }}; _p=${{_p#[}}; '
+#: Makes the JSON object of parents of constant text and run ids in turn (``protocol.parent_words``). A run id may be
+#: any text: one with a quote, or a list that ends early, would make an alias that the pipeline does not declare.
+_PARENTS = (
+    '_j="{$1"; shift; while case $_j in *\\}) false;; esac; do '
+    # What stands before the value, a quote or a blank, and the value: neither quotes nor backslashes, or a whole list.
+    'case ${_j#"${_j%?}"}$1 in \\"*[\\"\\\\]*|\\ |\\ [![]*|\\ *[!]]|\\ *]?*|\\ *[\\\\]*) '
+    'printf "torchx-kfp: not a run id: %s\\n" "$1" >&2; exit 2;; esac; '
+    "_j=$_j$1$2; shift 2; done; "
+    # The first run id: behind the first alias, alone or as the first of a list.
+    f'export {protocol.PARENT_RUN_IDS}="$_j"; _p=${{_j#*\\": }}; _p=${{_p#[}}; '
     f'case $_p in \\"*) _p=${{_p#?}}; export {protocol.PARENT_RUN_ID}="${{_p%%[\\"]*}}";; esac; '
 )
 #: Decodes the words that the mask marks with ``b``. The ``x`` keeps newlines at a word's end.
@@ -151,7 +160,7 @@ def tracked_command(
     mask = (before + "s" * len(publisher) + after).rstrip("s")
     script = (
         _RUN_ID
-        + (_FIRST_PARENT if parents else "")
+        + (_PARENTS if parents else "")
         + (_UI_METADATA if ui_metadata else "")
         + (_PYTHON if publisher else "")
         + (_DECODE if mask else "")
@@ -160,7 +169,6 @@ def tracked_command(
     return (
         "env",
         f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
-        *((f"{protocol.PARENT_RUN_IDS}={protocol.encode_parents(parents)}",) if parents else ()),
         "sh",
         "-ec",
         script,
@@ -168,6 +176,7 @@ def tracked_command(
         # other text.
         stage,
         run_id_file,
+        *(protocol.parent_words(parents) if parents else ()),
         *ui_metadata,
         *((mask,) if mask else ()),
         *assignments,
