@@ -381,7 +381,7 @@ def test_what_two_hundred_stages_take() -> None:
     parts = [*spec["components"].values(), *spec["deploymentSpec"]["executors"].values(), *platform.values()]
     size = sum(len(json.dumps(json.dumps(part, separators=(",", ":")))) for part in parts)
     assert len(spec["components"]) == 200
-    assert size < 900_000, "of Argo's 1 MiB"
+    assert size < 950_000, "of Argo's 1 MiB"
 
 
 # publish_results
