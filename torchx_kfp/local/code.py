@@ -12,6 +12,7 @@ import ast
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.local.stamps import Stamp, stamp_of
@@ -32,12 +33,23 @@ class TooManyFiles(Exception):
     """A command may run more files than can be looked at."""
 
 
+@dataclass(frozen=True)
+class _Text:
+    """What a text names: modules that it imports, and words that may be files (after ``-m``: modules)."""
+
+    imports: frozenset[str] = frozenset()
+    words: tuple[str, ...] = ()
+
+
 class CodeFiles:
-    """Finds the files of commands that run in one directory. What was read once is not read again."""
+    """Finds the files of commands that run in one directory.
+
+    Each time it looks at all of them; but a file is parsed again only where its size or its time of change is another.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: dict[Path, tuple[set[str], Stamp | None]] = {}
+        self._directory = str(directory)
+        self._parsed: dict[tuple[Stamp, int], _Text] = {}
 
     def of(self, words: Sequence[str], python_path: str) -> list[Stamp]:
         """The files' stamps, sorted.
@@ -49,97 +61,128 @@ class CodeFiles:
         Raises:
             TooManyFiles: there are more than ``MOST_FILES``.
         """
-        roots = [self._directory, *(self._directory / folder for folder in python_path.split(os.pathsep) if folder)]
-        found: dict[Path, Stamp] = {}
-        pending = [self._of_text(word, roots) for word in [*words, " ".join(words)]]
+        folders = (os.path.join(self._directory, folder) for folder in python_path.split(os.pathsep) if folder)
+        modules = _Modules([self._directory, *folders])
+        found: dict[str, Stamp] = {}
+        pending = [self._files(_read_text(word), self._directory, modules) for word in [*words, " ".join(words)]]
         while pending:
             for path in pending.pop():
                 if path in found:
                     continue
                 if len(found) >= MOST_FILES:
                     raise TooManyFiles
-                imports, stamp = self._read(path)
-                if stamp is None:
+                try:
+                    found[path] = stamp = stamp_of(path)
+                    text = self._parse(path, stamp)
+                except (OSError, ValueError):  # gone
+                    found.pop(path, None)
                     continue
-                found[path] = stamp
-                places = [path.parent, *roots]
-                pending.append(file for name in imports for file in _module(name, places))
-                if path.suffix != ".py":
-                    pending.append(self._of_script(path, roots))
+                pending.append(self._files(text, os.path.dirname(path), modules))
         return sorted(found.values())
 
-    def _of_text(self, text: str, roots: Sequence[Path]) -> Iterator[Path]:
-        """The files that a word, or a program in it, names."""
-        for name in _imports(text):
-            yield from _module(name, roots)
+    def _files(self, text: _Text, beside: str, modules: _Modules) -> Iterator[str]:
+        """The files that a text names, which is in a file in the folder ``beside``."""
+        for name in text.imports:
+            yield from modules.files(name, beside)
         previous = ""
-        for token in dict.fromkeys(_TOKEN.findall(text)) if len(text) < _SCRIPT_SIZE else ():
+        for word in text.words:
             if previous == "-m":
-                yield from _module(token.partition(".")[0], roots)
-            path = self._directory / token
+                yield from modules.files(word.partition(".")[0], self._directory)
+            path = os.path.join(self._directory, word)
             if _is_code(path):
                 yield path
-            previous = token
+            previous = word
 
-    def _of_script(self, path: Path, roots: Sequence[Path]) -> Iterator[Path]:
-        try:
-            if path.stat().st_size < _SCRIPT_SIZE:
-                yield from self._of_text(path.read_text(encoding="utf-8"), roots)
-        except (OSError, ValueError):  # no text
-            return
-
-    def _read(self, path: Path) -> tuple[set[str], Stamp | None]:
-        """What the file imports, and its stamp; None where it is gone."""
-        if path not in self._known:
-            imports: set[str] = set()
+    def _parse(self, path: str, stamp: Stamp) -> _Text:
+        found = os.stat(path)
+        key = stamp, found.st_ino
+        if key not in self._parsed:
+            is_python = path.endswith(".py")
+            text = ""
             try:
-                stamp: Stamp | None = stamp_of(path)
-                if path.suffix == ".py":
-                    imports = _imports(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                stamp = None
-            self._known[path] = imports, stamp
-        return self._known[path]
+                if is_python or found.st_size < _SCRIPT_SIZE:
+                    text = Path(path).read_text(encoding="utf-8")
+            except ValueError:  # no text
+                pass
+            self._parsed[key] = _Text(_imports(text)) if is_python else _read_text(text)
+        return self._parsed[key]
 
 
-def _imports(text: str) -> set[str]:
+@dataclass
+class _Modules:
+    """Modules at the first of several places that has them. Each folder is listed once, and each module named once."""
+
+    roots: Sequence[str]
+    _listed: dict[str, frozenset[str]] = field(default_factory=dict)
+    _found: set[tuple[str, str]] = field(default_factory=set)
+
+    def files(self, name: str, beside: str) -> Iterator[str]:
+        """The files of a module, or of a whole package, for a program in the folder ``beside``; the first time."""
+        if (name, beside) in self._found or not name.isidentifier():
+            return
+        self._found.add((name, beside))
+        for place in (beside, *self.roots):
+            there = self._names(place)
+            path = os.path.join(place, name)
+            if name in there and os.path.isdir(path):
+                yield from _python_files(path)
+                return
+            if f"{name}.py" in there and os.path.isfile(f"{path}.py"):
+                yield f"{path}.py"
+                return
+
+    def _names(self, folder: str) -> frozenset[str]:
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(os.listdir(folder))
+            except OSError:
+                self._listed[folder] = frozenset()
+        return self._listed[folder]
+
+
+def _read_text(text: str) -> _Text:
+    """What a word, or a program in it, names."""
+    words = tuple(dict.fromkeys(_TOKEN.findall(text))) if len(text) < _SCRIPT_SIZE else ()
+    return _Text(_imports(text), words)
+
+
+def _imports(text: str) -> frozenset[str]:
     """The first parts of the names that a Python program imports; none where the text is no program."""
     if "import" not in text:
-        return set()
+        return frozenset()
     try:
-        tree = ast.parse(text)
+        statements: list[ast.AST] = list(ast.parse(text).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         # Python inside of something else, such as a shell's here-document.
         lines = (line.replace(",", " ").split() for line in _IMPORT.findall(text))
-        return {word.partition(".")[0] for words in lines for word in words if word.partition(".")[0].isidentifier()}
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    return {name.partition(".")[0] for name in names}
+        names = [word for words in lines for word in words if word.partition(".")[0].isidentifier()]
+        return frozenset(name.partition(".")[0] for name in names)
+    names = []
+    for node in statements:  # grows on the way; expressions, which are most of a program, import nothing
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [node.module] if node.module else []
+        else:
+            for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+                statements += getattr(node, block, ())
+    return frozenset(name.partition(".")[0] for name in names)
 
 
-def _module(name: str, places: Sequence[Path]) -> Iterator[Path]:
-    """The files of a module, or of a whole package, at the first place that has it."""
-    for place in places:
-        if name.isidentifier() and (place / name).is_dir():
-            yield from _python_files(place / name)
-            return
-        if name.isidentifier() and (place / f"{name}.py").is_file():
-            yield place / f"{name}.py"
-            return
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
+def _python_files(folder: str) -> Iterator[str]:
     """The Python files below a folder, without those of environments."""
     for place, folders, names in os.walk(folder):
         if "pyvenv.cfg" in names:
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _PASSED_OVER)
-        yield from (Path(place, name) for name in sorted(names) if name.endswith(".py"))
+        yield from (os.path.join(place, name) for name in sorted(names) if name.endswith(".py"))
 
 
-def _is_code(path: Path) -> bool:
+def _is_code(path: str) -> bool:
     try:
-        return path.is_file() and (path.suffix in _SUFFIXES or os.access(path, os.X_OK))
-    except (OSError, ValueError):  # no path
+        if not os.path.isfile(path):
+            return False
+    except ValueError:  # no path
         return False
+    return os.path.splitext(path)[1] in _SUFFIXES or os.access(path, os.X_OK)

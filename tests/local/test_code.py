@@ -1,0 +1,92 @@
+"""Which files a command runs, as far as its words tell. What a change of them does is in ``test_cached_stages``."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from torchx_kfp.local.code import CodeFiles
+
+#: An import in each kind of block that a statement may have.
+BLOCKS = """
+import a; from b.inner import x
+if True: import c
+elif True:
+    import d
+else:
+    import e
+for _ in []:
+    from f import x
+else:
+    import g
+while False: import h
+try:
+    import i
+except ImportError:
+    import j
+else:
+    import k
+finally:
+    import l
+with open(""): import m
+async def function():
+    async with x: import n
+    async for _ in x: import o
+class Class:
+    def method(self):
+        match self:
+            case 1: import p
+        return lambda: 1 if self else 2
+from .q import (
+    x,
+)
+text = "import unrelated"
+"""
+
+
+def names(code: CodeFiles, *words: str, python_path: str = "") -> list[str]:
+    return [os.path.basename(stamp[0]) for stamp in code.of(words, python_path)]
+
+
+def test_imports_in_blocks_of_every_kind(tmp_path: Path) -> None:
+    modules = [f"{letter}.py" for letter in "abcdefghijklmnopq"]
+    for name in [*modules, "unrelated.py"]:
+        (tmp_path / name).touch()
+    (tmp_path / "train.py").write_text(BLOCKS)
+    assert names(CodeFiles(tmp_path), "python", "train.py") == sorted([*modules, "train.py"])
+
+
+def test_a_change_between_two_stages_of_a_run_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import first")
+    (tmp_path / "first.py").touch()
+    (tmp_path / "second.py").touch()
+    code = CodeFiles(tmp_path)
+    assert names(code, "python", "train.py") == ["first.py", "train.py"]
+    (tmp_path / "train.py").write_text("import second  # of another size")
+    assert names(code, "python", "train.py") == ["second.py", "train.py"]
+    before = code.of(["python", "train.py"], "")
+    os.utime(tmp_path / "second.py", (1, 1))
+    assert code.of(["python", "train.py"], "") != before
+    (tmp_path / "third.py").touch()
+    (tmp_path / "second.py").write_text("import third")
+    assert names(code, "python", "train.py") == ["second.py", "third.py", "train.py"]
+
+
+def test_files_are_parsed_once_in_a_run_and_packages_listed_once_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "package").mkdir()
+    for number in range(30):
+        (tmp_path / "package" / f"module{number}.py").write_text("import os, package.module0, missing")
+    parsed, walked = [], []
+    parse, walk = ast.parse, os.walk
+    code = CodeFiles(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(ast, "parse", lambda *given: parsed.append(given) or parse(*given))
+        patch.setattr(os, "walk", lambda *given: walked.append(given) or walk(*given))
+        found = [names(code, "python", "-m", "package.module1", str(rate)) for rate in range(5)]
+    assert [len(files) for files in found] == [30] * 5
+    assert len(parsed) == 30
+    # For the command, and for what is beside its modules.
+    assert len(walked) <= 5 * 2
