@@ -14,6 +14,7 @@ from torchx_kfp.cleanup import Cleanup
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.artifacts import add_artifact
+from torchx_kfp.tracking.entries import STEPS, add_entry
 from torchx_kfp.tracking.keys import run_id_parts
 from torchx_kfp.tracking.metadata import add_metadata
 from torchx_kfp.tracking.sources import add_source, declare_sources
@@ -65,14 +66,24 @@ def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
     put(store, "run/train/1", "run/train/2", "run/evaluate/1")
     add_artifact(store, "run/train/1", "model", "s3://models/1", None)
     add_metadata(store, "run/evaluate/1", {"note": "x"})
+    add_entry(store, STEPS, "run/train/1", {"metrics": {}}, "steps")
     declare_sources(store, "run/evaluate/1", {"trials": ["run/train/1", "run/train/2"]})
     sizes = sum(file.size for file in store.files())
     (run,) = Cleanup(store, later()).look().old
-    assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ("evaluate", "train"), 6, sizes, "")
+    assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ("evaluate", "train"), 7, sizes, "")
     assert abs(run.modified - time.time()) < 300
     assert keys(store) != []  # a look removes nothing
     assert removed(store, later()) == ["run"]
     assert keys(store) == []
+
+
+def test_a_run_that_still_logs_steps_is_young(local: Store) -> None:
+    put(local, "logs/train/1", "ended/train/1")
+    for run in ("logs", "ended", "without"):
+        add_entry(local, STEPS, f"{run}/train/1", {"metrics": {}}, "steps", "1")
+    age(local, "logs/", "ended/", ".torchx_kfp/steps/ended", ".torchx_kfp/steps/without")
+    assert sorted(removed(local, time.time() - 30 * DAY)) == ["ended", "without"]
+    assert keys(local) == [".torchx_kfp/steps/logs%2Ftrain%2F1/1", "logs/train/1"]
 
 
 def test_younger_runs_stay(store: Store) -> None:

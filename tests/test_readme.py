@@ -148,6 +148,16 @@ def test_every_file_that_it_names_exists() -> None:
     assert [link for link in links if not (README.parent / link).exists()] == []
 
 
+def test_metrics_of_steps(tmp_path: Path) -> None:
+    (block,) = [block for block in blocks("python") if "run.log(" in block]
+    code = f"from torchx_kfp.tracking import current_run\nrun = current_run()\n{block}\nprint(run.history()['loss'].min[:2])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "(999, 0.001)\n"
+    assert FsspecResultTracker(tmp_path).history("run/this/1")["loss"].count == 1000
+
+
 def test_metadata_artifacts_and_lineage(tmp_path: Path) -> None:
     record(tmp_path)
     (block,) = [block for block in blocks("python") if "run.lineage()" in block]
@@ -170,7 +180,7 @@ print(run.metadata(), run.artifacts()["model"].path, run.lineage().ancestors)
 
 @pytest.mark.s3
 def test_reading_from_anywhere(s3_base: str) -> None:
-    (block,) = [block for block in blocks("python") if "to_frame" in block]
+    (block,) = [block for block in blocks("python") if "tracker.to_frame" in block]
     code = block.replace("s3://bucket/results", s3_base) + '\nprint(tracker["run/train/1"], tracker.to_frame().shape)'
     FsspecResultTracker(s3_base)["run/train/1"] = {"accuracy": 0.5}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

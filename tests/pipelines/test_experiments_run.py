@@ -51,6 +51,7 @@ def test_results_are_metrics_of_runs(mlflow_server: str, shown: dict[str, str], 
         numbers = {name: value for name, value in results[run_id].items() if not isinstance(value, str)}
         assert run.data.metrics == pytest.approx(numbers)
         assert run.info.status == "FINISHED"
+        assert set(run.data.params) == ({"C", "gamma"} if "/train/" in run_id else set())
         assert run.data.tags["model"] == results[run_id]["model"]
 
     # What is asked in MLflow's UI: which of the trials is the best?

@@ -20,7 +20,7 @@ from torchx.tracker.api import TrackerArtifact, TrackerSource
 from tests.tracking.trackers import run_application
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking import FsspecResultTracker, Point
 
 pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
 from mlflow import MlflowClient
@@ -113,6 +113,75 @@ def test_many_values_at_once(tracker: mlflow.MlflowTracker) -> None:
     given = {f"m{index}": float(index) for index in range(250)} | {f"t{index}": "x" for index in range(150)}
     tracker.add_metadata(RUN, **given)
     assert tracker.metadata(RUN) == given
+
+
+def test_parameters(
+    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow_values._warned.clear()
+    given = {
+        "lr": 0.1,
+        "optimizer": "adam",
+        "nesterov": True,
+        "layers": [64, 32],
+        "schedule": None,
+        "config": {"data": {"split": 0.2}, "seed": 7},
+        "empty": {},
+        "many": {f"key{number}": number for number in range(200)},
+        "long": "é" * 6001,
+        **{f"p{number}": number for number in range(150)},
+    }
+    tracker.add_parameters(RUN, given)
+    params = the_run(client, experiment).data.params
+    expected = {
+        "lr": "0.1",
+        "optimizer": "adam",
+        "nesterov": "True",
+        "layers": "[64, 32]",
+        "schedule": "null",
+        "config.data.split": "0.2",
+        "config.seed": "7",
+        "empty": "{}",
+        "many": json.dumps(given["many"]),
+        "long": "é" * 6000,
+        **{f"p{number}": str(number) for number in range(150)},
+    }
+    assert params == expected
+    assert the_run(client, experiment).data.metrics == {}
+    assert tracker.metadata(RUN) == expected
+    assert [record.getMessage() for record in caplog.records if record.name == "torchx_kfp"] == [
+        "MLflow takes 6,000 characters for a parameter: the 6,001 of 'long' are cut there."
+    ]
+
+
+def test_a_parameter_that_changes_is_a_tag(
+    tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MLflow refuses another value, and with it all that came in the same request."""
+    mlflow_values._warned.clear()
+    tracker.add_parameters(RUN, {"lr": 0.1, "epochs": 3})
+    tracker.add_parameters(RUN, {"lr": 0.2, "epochs": 3, "seed": 7})
+    run = the_run(client, experiment)
+    assert run.data.params == {"lr": "0.1", "epochs": "3", "seed": "7"}
+    assert run.data.tags["lr"] == "0.2"
+    assert tracker.metadata(RUN) == {"lr": "0.2", "epochs": "3", "seed": "7"}
+    (record,) = [record for record in caplog.records if record.name == "torchx_kfp"]
+    assert "the parameter 'lr'" in record.getMessage()
+
+
+def test_steps(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str) -> None:
+    points = [Point(step, 1 / (step + 1), 1_700_000_000 + step) for step in range(2500)]
+    tracker.log_steps(RUN, {"loss": points, "a:b": [Point(7, math.nan, 1_700_000_000.5)]})
+    tracker.add_metadata(RUN, loss=0.25, accuracy=0.5)
+    run = the_run(client, experiment)
+    assert run.data.metrics["loss"] == 0.25, "the result comes behind the last step"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    stored = sorted((entry.step, entry.timestamp, entry.value) for entry in history)
+    assert stored[:2500] == [(point.step, int(point.time * 1000), point.value) for point in points]
+    assert [(step, value) for step, _, value in stored[2500:]] == [(2499, 0.25)]
+    (entry,) = client.get_metric_history(run.info.run_id, "a_b")
+    assert (entry.step, entry.timestamp, math.isnan(entry.value)) == (7, 1_700_000_000_500, True)
+    assert client.get_metric_history(run.info.run_id, "accuracy")[0].step == 0
 
 
 NAMES = [
@@ -378,6 +447,9 @@ with mlflow.start_run(run_name="mine"):
     run.add_artifact("model", "model.bin", size=7)
     app_run = AppRun.run_from_env()
     app_run.add_metadata(epochs=3)
+    run.add_metadata(lr=0.1)
+    for step in range(3):
+        run.log(step, {"train/loss": 1 - step / 4})
     mlflow.log_metric("own", 1)
 print([type(backend).__name__ for backend in app_run.backends], [s.parent.job_id() for s in app_run.sources()])
 """
@@ -388,7 +460,10 @@ print([type(backend).__name__ for backend in app_run.backends], [s.parent.job_id
     assert found["mine"].data.metrics == {"own": 1.0}
     metrics = found["train/pod-1"].data.metrics
     assert math.isnan(metrics.pop("loss"))
-    assert metrics == {"accuracy": 0.5, "best": 1.0, "l2norm/mean": 2.0, "epochs": 3.0}
+    assert metrics == {"accuracy": 0.5, "best": 1.0, "l2norm/mean": 2.0, "epochs": 3.0, "train/loss": 0.5}
+    assert found["train/pod-1"].data.params == {"lr": "0.1"}
+    logged = client.get_metric_history(found["train/pod-1"].info.run_id, "train/loss")
+    assert sorted((entry.step, entry.value) for entry in logged) == [(0, 1.0), (1, 0.75), (2, 0.5)]
     tracker = mlflow.create(mlflow_server)
     assert tracker.sources(RUN) == [TrackerSource("run/prepare/1", None)]
     assert tracker.artifacts(RUN)["model"].metadata == {"size": 7}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tracking.trackers import calls, install, run_application
+from tests.tracking.trackers import RECORDER, calls, install, run_application
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking import FsspecResultTracker
@@ -55,6 +55,45 @@ run.add_metadata({"git/commit": "4f2a91c"}, config={"lr": [0.1]})
     assert remote == ["artifact", RUN, "remote", "s3://x/y", None]
     results = FsspecResultTracker(tmp_path / "base")[RUN]
     assert set(results) == {"accuracy", "loss", "best", "done", "model", "l2norm/mean", "run_id", "self"}
+
+
+def test_parameters_and_steps_reach_trackers_that_take_them(tmp_path: Path) -> None:
+    text = RECORDER.replace(
+        "    def add_artifact",
+        """
+    def add_parameters(self, run_id, parameters):
+        self.write("parameters", run_id, parameters)
+    def log_steps(self, run_id, points):
+        self.write("steps", run_id, {name: [list(point[:2]) for point in found] for name, found in points.items()})
+    def add_artifact""",
+        1,
+    )
+    install(tmp_path / "packages", "taker", text)
+    install(tmp_path / "packages", "recorder")
+    code = """
+from torchx_kfp.tracking import current_run
+run = current_run()
+run.add_metadata({"self": 1, "lr": 0.1})
+run.put(accuracy=0.5)
+for step in range(10_000):
+    run.log(step, loss=step / 2)
+run.flush()
+run.log(10_000, loss=1)
+"""
+    run_application(code, stage(tmp_path, "taker"), tmp_path / "packages")
+    parameters, results, *steps = [call for call in calls(tmp_path / "calls") if call[0] not in ("create", "source")]
+    assert parameters == ["parameters", RUN, {"self": 1, "lr": 0.1}]
+    assert results == ["metadata", RUN, {"accuracy": 0.5}]
+    points = [point for call in steps for point in call[2]["loss"]]
+    assert points == sorted(points), "each once, and in order"
+    assert points[0] == [0, 0]
+    assert points[-2:] == [[9_999, 4_999.5], [10_000, 1]]
+    assert all(value == step / 2 for step, value in points[:-1])
+    # One that takes none goes without.
+    (tmp_path / "calls").unlink()
+    done = run_application(code, stage(tmp_path, "recorder"), tmp_path / "packages")
+    assert done.stderr == ""
+    assert {call[0] for call in calls(tmp_path / "calls")} == {"create", "source", "metadata"}
 
 
 def test_what_is_refused_is_not_handed_on(tmp_path: Path, packages: Path) -> None:

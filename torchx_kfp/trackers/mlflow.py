@@ -1,4 +1,4 @@
-"""A tracker of ``torchx.tracker`` on MLflow: results are metrics of MLflow's runs.
+"""A tracker of ``torchx.tracker`` on MLflow: results are metrics of MLflow's runs, metadata of a stage are parameters.
 
 TorchX 0.7.0 has one, which records everything as tags and parameters and knows no sources; its nightly has none.
 
@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchx.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
@@ -29,10 +29,11 @@ from torchx_kfp.trackers.stage import AppLineage
 from torchx_kfp.tracking.artifacts import Artifact
 from torchx_kfp.tracking.lineage import trace
 from torchx_kfp.tracking.sources import Source
+from torchx_kfp.tracking.steps import Point
 
 try:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, RunTag
+    from mlflow.entities import Metric, Param, RunTag
     from mlflow.exceptions import MlflowException
 except ModuleNotFoundError as error:
     raise TrackerError(f'The tracker "mlflow" needs MLflow ({error}): pip install "torchx-kfp[mlflow]".') from None
@@ -49,8 +50,8 @@ RUN_ID_TAG = f"{values.OWN}run_id"
 _SOURCE, _ARTIFACT, _METADATA = (f"{values.OWN}{kind}." for kind in ("source", "artifact", "artifact_metadata"))
 #: Seconds for which a new run waits for others like it, which machines that start at once may be making.
 _SETTLE = 0.3
-#: Of metrics and tags that MLflow takes at once.
-_BATCH = 100
+#: Of tags or parameters that MLflow takes at once, and of metrics.
+_BATCH, _METRICS = 100, 1000
 
 _log = logging.getLogger("torchx_kfp")
 
@@ -92,6 +93,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._known_experiment = experiment_id
         self._open: dict[str, str] = {}
         self._last_time = 0
+        self._steps: dict[tuple[str, str], int] = {}
         self._pid = os.getpid()
         atexit.register(self._end)
 
@@ -101,11 +103,42 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         mlflow_run = self._run(run_id)
         # The latest value of a metric is the one of the latest time, or else the largest.
         self._last_time = now = max(int(time.time() * 1000), self._last_time + 1)
-        entries = [Metric(name, value, now, 0) for name, value in metrics.items()]
+        entries = [Metric(name, value, now, self._steps.get((run_id, name), 0)) for name, value in metrics.items()]
         texts = [RunTag(name, value) for name, value in tags.items()]
         for start in range(0, max(len(entries), len(texts)), _BATCH):
             chunk = slice(start, start + _BATCH)
             self._client.log_batch(mlflow_run, metrics=entries[chunk], tags=texts[chunk])
+
+    def add_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
+        """Record hyperparameters, those of a dict one by one. MLflow takes each once: another value of it is a tag."""
+        mlflow_run = self._run(run_id)
+        entries = [Param(name, value) for name, value in values.parameters(parameters).items()]
+        for start in range(0, len(entries), _BATCH):
+            try:
+                self._client.log_batch(mlflow_run, params=entries[start : start + _BATCH])
+            except MlflowException:
+                for entry in entries[start : start + _BATCH]:
+                    self._add_parameter(mlflow_run, entry)
+
+    def _add_parameter(self, mlflow_run: str, entry: Any) -> None:
+        try:
+            self._client.log_batch(mlflow_run, params=[entry])
+        except MlflowException:
+            # It has another value, or the server is older and takes shorter ones.
+            self._client.set_tag(mlflow_run, entry.key, values.cut(entry.value, entry.key))
+            values.warn_once(f"MLflow does not take the parameter {entry.key!r}, or not anew: it is a tag there.")
+
+    def log_steps(self, run_id: str, points: Mapping[str, Sequence[Point]]) -> None:
+        """Record metrics of steps."""
+        mlflow_run = self._run(run_id)
+        entries = []
+        for name, series in points.items():
+            key = values.name_for_mlflow(name)
+            # Of a metric MLflow shows the value of the last step: results of this name are to come behind it.
+            self._steps[run_id, key] = max(self._steps.get((run_id, key), 0), *(point.step for point in series))
+            entries += [Metric(key, point.value, int(point.time * 1000), point.step) for point in series]
+        for start in range(0, len(entries), _METRICS):
+            self._client.log_batch(mlflow_run, metrics=entries[start : start + _METRICS])
 
     def metadata(self, run_id: str) -> dict[str, object]:
         """What was recorded, by MLflow's names, with numbers as floats; ``{}`` of a run that is not there."""
@@ -113,7 +146,8 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         if data is None:
             return {}
         texts = {name: text for name, text in data.tags.items() if not name.startswith((values.OWN, "mlflow."))}
-        return {**{name: values.from_metric(value) for name, value in data.metrics.items()}, **texts}
+        metrics = {name: values.from_metric(value) for name, value in data.metrics.items()}
+        return {**metrics, **data.params, **texts}
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
         """Upload a local file or folder, under the artifact's name; of others, keep the URL as a tag."""

@@ -1,7 +1,7 @@
-"""What MLflow takes: names of metrics and tags, and which values are which.
+"""What MLflow takes: names of metrics, parameters and tags, and which values are which.
 
-Numbers are metrics, and everything else becomes tags rather than parameters: a parameter can be set once only, and a
-result may be recorded anew.
+Of results numbers are metrics, and everything else becomes tags rather than parameters: a parameter can be set once
+only, and a result may be recorded anew.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 #: Prefix of the tags that this project sets; MLflow's own has the same rule.
 OWN = "torchx."
 _RESERVED = (OWN, "mlflow.")
-#: Characters of a name and of a tag's value. MLflow takes names of 250, and tags of artifacts have a prefix; its older
-#: servers take values of 5000.
-LONGEST_NAME, LONGEST_TAG = 220, 5000
+#: Characters of a name, of a tag's value and of a parameter's. MLflow takes names of 250, and tags of artifacts have a
+#: prefix; its older servers take tags of 5000.
+LONGEST_NAME, LONGEST_TAG, LONGEST_PARAMETER = 220, 5000, 6000
+#: Values of a dict that become parameters of their own; one that holds more is JSON.
+_MOST_INSIDE = 100
 _REFUSED = re.compile(r"[^\w\-. /]")
 
 _log = logging.getLogger("torchx_kfp")
@@ -36,7 +38,7 @@ def name_for_mlflow(name: str) -> str:
     if len(taken) > LONGEST_NAME:
         taken = f"{taken[: LONGEST_NAME - 9].rstrip('/')}-{digest(name)[:8]}"
     if taken != name:
-        _warn_once(f"MLflow takes no name {name[:300]!r}: it is {taken!r} there.")
+        warn_once(f"MLflow takes no name {name[:300]!r}: it is {taken!r} there.")
     return taken
 
 
@@ -54,12 +56,34 @@ def split(metadata: Mapping[str, object]) -> tuple[dict[str, float], dict[str, s
     return metrics, tags
 
 
-def cut(text: str, name: str) -> str:
-    """The text, cut where it is longer than a tag's value may be."""
-    if len(text) <= LONGEST_TAG:
+def parameters(metadata: Mapping[str, object]) -> dict[str, str]:
+    """Parameters of these values, by MLflow's names: ``{"config": {"lr": 0.1}}`` is ``{"config.lr": "0.1"}``."""
+    return {
+        name_for_mlflow(name): cut(
+            to_json(value) if value is None or isinstance(value, (Mapping, list, tuple)) else str(value),
+            name,
+            LONGEST_PARAMETER,
+            "parameter",
+        )
+        for name, value in _flat(metadata)
+    }
+
+
+def _flat(metadata: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in metadata.items():
+        inside = list(_flat(value)) if isinstance(value, Mapping) else []
+        if 0 < len(inside) <= _MOST_INSIDE:
+            yield from ((f"{name}.{key}", inner) for key, inner in inside)
+        else:
+            yield str(name), value
+
+
+def cut(text: str, name: str, longest: int = LONGEST_TAG, what: str = "tag") -> str:
+    """The text, cut where it is longer than a tag's value may be, or that of something else."""
+    if len(text) <= longest:
         return text
-    _warn_once(f"MLflow takes {LONGEST_TAG:,} characters for a tag: the {len(text):,} of {name[:300]!r} are cut there.")
-    return text[:LONGEST_TAG]
+    warn_once(f"MLflow takes {longest:,} characters for a {what}: the {len(text):,} of {name[:300]!r} are cut there.")
+    return text[:longest]
 
 
 def to_json(value: object) -> str:
@@ -97,7 +121,8 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Say this once in a process."""
     if text not in _warned:
         _warned.add(text)
         _log.warning(text)

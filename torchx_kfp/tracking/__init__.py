@@ -17,16 +17,20 @@ from torchx_kfp.tracking.lineage import Lineage, Link
 from torchx_kfp.tracking.results import FsspecResultTracker, ResultTracker
 from torchx_kfp.tracking.run import FanIn, Parents, Run, current_run
 from torchx_kfp.tracking.sources import Source
+from torchx_kfp.tracking.steps import Curve, History, Point
 from torchx_kfp.tracking.values import Result
 
 __all__ = [
     "Artifact",
+    "Curve",
     "FanIn",
     "FsspecResultTracker",
+    "History",
     "Key",
     "Lineage",
     "Link",
     "Parents",
+    "Point",
     "Result",
     "ResultTracker",
     "Run",

@@ -85,6 +85,10 @@ class DiskStore:
         """The function's value for each item, in order, for some at once."""
         return each(function, items, _CONCURRENCY)
 
+    def for_this_thread(self) -> DiskStore:
+        """The store for a thread other than the one that has opened it: itself."""
+        return self
+
     def keys(self, prefix: str | None) -> list[str]:
         """The keys that are, or lie below, the prefix; all keys without one."""
         try:

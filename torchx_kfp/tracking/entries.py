@@ -1,4 +1,4 @@
-"""What is said of a run beside its results: artifacts, metadata, sources. Each statement is a file of its own.
+"""What is said of a run beside its results: artifacts, metadata, sources, steps. Each statement is a file of its own.
 
 So processes of one run say what they have to say at once without locks, and nothing is ever half replaced. Files are
 named by the time, and the latest counts. They lie below the tracker base where no key of a result can be and no listing
@@ -26,7 +26,8 @@ from torchx_kfp.tracking.store import Store
 ARTIFACTS = "artifacts"
 METADATA = "metadata"
 SOURCES = "sources"
-KINDS = (ARTIFACTS, METADATA, SOURCES)
+STEPS = "steps"
+KINDS = (ARTIFACTS, METADATA, SOURCES, STEPS)
 
 
 class Entry(NamedTuple):
@@ -82,7 +83,7 @@ def add_entry(
         raise ResultRefusedError(
             f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
         ) from None
-    store.write(f"{_folder(kind, run_id)}/{name or _time_name()}", content)
+    store.write(f"{_folder(kind, run_id)}/{name or time_name()}", content)
 
 
 def read_entries(
@@ -140,7 +141,7 @@ def _folder(kind: str, run_id: str) -> str:
     return f"{PRIVATE}/{kind}/{folder_name(key_text(run_id))}"
 
 
-def _time_name() -> str:
+def time_name() -> str:
     """A name that sorts by time; later ones of a process sort behind, also where the clock is set back."""
     global _last
     with _lock:

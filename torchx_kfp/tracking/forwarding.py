@@ -8,15 +8,20 @@ where there are further trackers.
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking.artifacts import absolute
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.steps import Point
 
 _GROUP = "torchx.tracker"
 #: Modules of this project that are trackers -> what they need beside TorchX, and the extra that brings it.
@@ -48,19 +53,46 @@ class FurtherTracker:
         self._made: Any = None
         self._seen: set[str] = set()
         self._paused_until = 0.0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     def add_metadata(self, metadata: Mapping[str, object]) -> None:
-        """Hand on results or metadata, by name."""
-        # A name that add_metadata has for itself would be a TypeError for all of them.
-        named = {f"{name}_" if name in _PARAMETERS else name: value for name, value in metadata.items()}
-        if named:
-            self._call(lambda tracker: tracker.add_metadata(self._run_id, **named))
+        """Hand on results, by name."""
+        if metadata:
+            self._call(lambda tracker: self._add_metadata(tracker, metadata))
+
+    def add_parameters(self, parameters: Mapping[str, object]) -> None:
+        """Hand on metadata, by name: as parameters where the tracker has them, as that of MLflow."""
+
+        def add(tracker: Any) -> None:
+            if hasattr(tracker, "add_parameters"):
+                tracker.add_parameters(self._run_id, parameters)
+            else:
+                self._add_metadata(tracker, parameters)
+
+        if parameters:
+            self._call(add)
+
+    def log_steps(self, points: Mapping[str, Sequence[Point]]) -> None:
+        """Hand on metrics of steps, by name, where the tracker takes them: TorchX's interface has none."""
+        self._call(lambda tracker: tracker.log_steps(self._run_id, points) if hasattr(tracker, "log_steps") else None)
 
     def add_artifact(self, name: str, path: str, metadata: Mapping[str, object]) -> None:
         """Hand on an artifact."""
         self._call(lambda tracker: tracker.add_artifact(self._run_id, name, absolute(path), metadata or None))
 
+    def _add_metadata(self, tracker: Any, metadata: Mapping[str, object]) -> None:
+        # A name that add_metadata has for itself would be a TypeError for all of them.
+        named = {f"{name}_" if name in _PARAMETERS else name: value for name, value in metadata.items()}
+        tracker.add_metadata(self._run_id, **named)
+
     def _call(self, call: Callable[[Any], None]) -> None:
+        if self._pid != os.getpid():  # another thread may have held it when this process was forked
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        with self._lock:
+            self._call_alone(call)
+
+    def _call_alone(self, call: Callable[[Any], None]) -> None:
         started = time.monotonic()
         if started < self._paused_until:
             return

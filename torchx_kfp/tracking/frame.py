@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.keys import run_id_parts
@@ -12,15 +12,14 @@ from torchx_kfp.tracking.values import Result
 if TYPE_CHECKING:
     import pandas
 
+    from torchx_kfp.tracking.steps import Curve
+
 _PARTS = ("run", "stage", "execution")
 
 
 def frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame:
     """A row for each key and a column for each name; see ``FsspecResultTracker.to_frame``."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise TrackerError('A DataFrame needs pandas: pip install "torchx-kfp[pandas]".') from error
+    pandas = _pandas()
     found = list(items)  # a fan-in may have a run twice
     names = dict.fromkeys(name for _, results in found for name in results)
     parts = [name for name in _PARTS if name not in names and any(run_id_parts(key) for key, _ in found)]
@@ -30,3 +29,20 @@ def frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame
         rows.append({**{name: own[name] for name in parts if name in own}, **results})
     index = pandas.Index([key for key, _ in found], name="run_id", dtype=object)
     return pandas.DataFrame(rows, index=index, columns=[*parts, *names])
+
+
+def history_frame(curves: Mapping[str, Curve]) -> pandas.DataFrame:
+    """A row for each step and a column for each curve; see ``History.to_frame``."""
+    pandas = _pandas()
+    columns = {name: {point.step: point.value for point in curve.points} for name, curve in curves.items()}
+    steps = sorted({step for column in columns.values() for step in column})
+    index = pandas.Index(steps, name="step", dtype="int64")
+    return pandas.DataFrame(columns, index=index, columns=list(columns), dtype=float)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise TrackerError('A DataFrame needs pandas: pip install "torchx-kfp[pandas]".') from error
+    return pandas

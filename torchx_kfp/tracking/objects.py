@@ -156,6 +156,12 @@ class FsspecStore:
         """The function's value for each item, in order; where the store bears it, for many at once."""
         return each(function, items, self._concurrency)
 
+    def for_this_thread(self) -> FsspecStore:
+        """The store for a thread other than the one that has opened it; its client may be for that one."""
+        if self._asynchronous:
+            return self
+        return FsspecStore(self.base, *open_filesystem(self.base), self._patience)
+
     def keys(self, prefix: str | None) -> list[str]:
         """The keys that are, or lie below, the prefix; all keys without one."""
         path = self._root if prefix is None else self._path(prefix)

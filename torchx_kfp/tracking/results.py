@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError
 from torchx_kfp.tracking.keys import Key, key_text, shown
 from torchx_kfp.tracking.retry import PATIENCE
+from torchx_kfp.tracking.steps import History, read_history
 from torchx_kfp.tracking.store import Store, open_store
 from torchx_kfp.tracking.values import Result, check_results, decode_results, encode_results
 
@@ -163,6 +164,15 @@ class FsspecResultTracker(ResultTracker):
         from torchx_kfp.tracking.frame import frame
 
         return frame(self.items(prefix))
+
+    def history(self, key: Key) -> History:
+        """The curves that a run has logged with ``current_run().log()``, by name; empty where it has none.
+
+        Raises:
+            KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
+            CorruptResultError: what is stored is no curve.
+        """
+        return read_history(self._store, key_text(key))
 
     def keys(self, prefix: Key | None = None) -> list[str]:
         """All keys that have results, sorted. None is read.

@@ -30,6 +30,8 @@ from torchx_kfp.tracking.nearby import recorded_nearby, some
 from torchx_kfp.tracking.results import FsspecResultTracker
 from torchx_kfp.tracking.retry import PATIENCE
 from torchx_kfp.tracking.sources import Source, add_source, declare_sources, read_sources
+from torchx_kfp.tracking.step_log import flush, step_log
+from torchx_kfp.tracking.steps import History, read_history
 from torchx_kfp.tracking.values import Result, check_results
 
 if TYPE_CHECKING:
@@ -124,8 +126,44 @@ class Run:
             raise MissingResultsError(self._missing(timeout))
         return found
 
+    def log(self, step: int, metrics: Mapping[str, float] | None = None, /, **named: float) -> None:
+        """Record metrics of one step of a training: ``run.log(step, loss=0.3)``. Returns at once.
+
+        They are written in the background: after two seconds, then every five seconds and later once a minute, when
+        the process ends, and on SIGTERM. A process that is killed otherwise loses what it has logged since the last
+        write; ``flush()`` writes now. A store that fails is a warning, and the next write tries again. However many
+        steps there are, some 1,000 points of a metric are kept, beside the exact last, smallest and largest value.
+        All processes of a stage can log; what they log under one name becomes one curve.
+
+        Args:
+            step: an int that counts batches, epochs or what else the metrics are drawn over.
+            metrics: by name, such as ``{"train/loss": 0.3}``; NaN and infinities are numbers too.
+
+        Raises:
+            ResultRefusedError: the step is not an int, a metric is not a number, the process has used more than 500
+                names, or this is a run that the stage reads. Nothing was recorded.
+        """
+        self._refuse_others("logs metrics", "log")
+        step_log(self._tracker.store, self.id, self._further).log(step, {**(metrics or {}), **named})
+
+    def flush(self) -> None:
+        """Write what this process has logged of the run, and wait until it is stored."""
+        flush(self._tracker.store, self.id)
+
+    def history(self) -> History:
+        """The curves that this run has logged, by name; ``history().to_frame()`` is a pandas DataFrame.
+
+        Raises:
+            CorruptResultError: what is stored is no curve.
+            TrackerError: the store failed.
+        """
+        self.flush()
+        return read_history(self._tracker.store, self.id)
+
     def add_metadata(self, metadata: Mapping[str, object] | None = None, /, **named: object) -> None:
-        """Say of this run what is no result: configuration, environment, notes; of any size, and not for other stages.
+        """Say of this run what is not a result: hyperparameters, environment, notes; of any size, not for other stages.
+
+        To MLflow (``trackers={"mlflow": ...}`` of the stage) these are parameters.
 
         All processes of a stage can; of several values under one name, the last one counts.
 
@@ -137,7 +175,7 @@ class Run:
         new = {**(metadata or {}), **named}
         add_metadata(self._tracker.store, self.id, new)
         for tracker in self._further:
-            tracker.add_metadata(new)
+            tracker.add_parameters(new)
 
     def metadata(self) -> dict[str, object]:
         """What this run has said of itself, by name.

@@ -46,6 +46,8 @@ class Store(Protocol):
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]: ...
 
+    def for_this_thread(self) -> Store: ...
+
 
 def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE) -> Store:
     """The store of this tracker base. Object stores get no request yet.

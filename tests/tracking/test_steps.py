@@ -1,0 +1,360 @@
+"""Metrics of steps: what is kept of them, what readers see meanwhile, and what becomes of them when a process ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from torchx_kfp import protocol
+from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, step_log
+from torchx_kfp.tracking.objects import survives_fork
+from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series
+
+pytestmark = pytest.mark.storage
+
+RUN = "p1/train/e1"
+
+
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else str(request.getfixturevalue(f"{request.param}_base"))
+
+
+@pytest.fixture(autouse=True)
+def _none_left() -> Iterator[None]:
+    """Bases are gone when this process ends, and would be warned of then."""
+    yield
+    for log in step_log._logs.values():
+        log.flush()
+    step_log._logs.clear()
+
+
+def environ(base: object, run_id: str = RUN) -> dict[str, str]:
+    return protocol.encode(protocol.StageContext(str(base), run_id))
+
+
+def stage(base: object, run_id: str = RUN) -> Run:
+    return current_run(environ(base, run_id))
+
+
+def values(history: History, name: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in history[name].points]
+
+
+def application(code: str, base: object) -> subprocess.Popen[str]:
+    program = f"from torchx_kfp.tracking import current_run\nrun = current_run()\n{code}"
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environ(base)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def entries(base: Path) -> list[Path]:
+    return list((base / ".torchx_kfp/steps/p1%2Ftrain%2Fe1").glob("*"))
+
+
+class TestWhatIsKept:
+    def test_what_was_logged_comes_back(self, base: str) -> None:
+        run = stage(base)
+        before = time.time()
+        run.log(2, loss=0.5, accuracy=1)
+        run.log(1, {"loss": 0.75, "train/loss": True})
+        history = run.history()
+        assert values(history, "loss") == [(1, 0.75), (2, 0.5)]
+        assert values(history, "accuracy") == [(2, 1.0)]
+        assert values(history, "train/loss") == [(1, 1.0)]
+        loss = history["loss"]
+        assert (loss.count, loss.last.step, loss.min.value, loss.max.value) == (2, 2, 0.5, 0.75)
+        assert before <= loss.last.time <= time.time()
+        # From elsewhere, and of another run.
+        assert FsspecResultTracker(base).history(RUN) == history
+        assert FsspecResultTracker(base).history("p1/train/e2") == {}
+        assert run.results() == {}
+
+    def test_any_name(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        run.log(1, step=2, metrics=3, self=4, name=5)
+        assert {name: curve.last.value for name, curve in run.history().items()} == {
+            "step": 2,
+            "metrics": 3,
+            "self": 4,
+            "name": 5,
+        }
+
+    def test_a_million_steps_stay_small_and_the_ends_exact(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        for step in range(1_000_000):
+            run.log(step, loss=-1.0 if step == 777_777 else 1e6 if step == 123_457 else math.sqrt(step))
+        loss = run.history()["loss"]
+        assert loss.count == 1_000_000
+        assert (loss.last.step, loss.last.value) == (999_999, math.sqrt(999_999))
+        assert (loss.min.step, loss.min.value) == (777_777, -1.0)
+        assert (loss.max.step, loss.max.value) == (123_457, 1e6)
+        assert MAX_POINTS / 2 < len(loss.points) <= MAX_POINTS + 3
+        assert {loss.last, loss.min, loss.max} <= set(loss.points)
+        (entry,) = entries(tmp_path)
+        assert entry.stat().st_size < 100_000
+
+    def test_points_are_evenly_spread(self) -> None:
+        series = Series()
+        for step in range(100_000):
+            series.add(Point(step, 0.0, 0.0), 100)
+        gaps = {after.step - before.step for before, after in zip(series.points, series.points[1:], strict=False)}
+        assert gaps == {1024}
+        assert series.points[0].step == 0
+
+    def test_many_names_share_the_room(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        for step in range(300):
+            run.log(step, {f"loss/{number}": step / 3 for number in range(MAX_NAMES)})
+        assert {len(curve.points) <= 102 for curve in run.history().values()} == {True}
+        (entry,) = entries(tmp_path)
+        assert entry.stat().st_size < 3_000_000
+        with pytest.raises(ResultRefusedError, match=rf"more than {MAX_NAMES} names; the next one is 'loss/at step 7'"):
+            run.log(300, {"loss/at step 7": 1.0})
+        assert "loss/at step 7" not in run.history()
+
+    def test_numbers_that_are_none(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        for step, value in enumerate([math.nan, 2.0, math.inf, 1.0, math.nan]):
+            run.log(step, loss=value, none=math.nan)
+        loss, none = run.history()["loss"], run.history()["none"]
+        assert (loss.min.value, loss.max.value) == (1.0, math.inf)
+        assert math.isnan(loss.last.value)
+        assert math.isnan(none.min.value)
+        assert len(loss.points) == 5
+
+    def test_scalars_of_numpy(self, tmp_path: Path) -> None:
+        numpy = pytest.importorskip("numpy")
+        run = stage(tmp_path)
+        run.log(numpy.int64(3), loss=numpy.float32(0.5), array=numpy.array([2]))
+        run.log(numpy.array(4), loss=numpy.float64(0.25))
+        assert values(run.history(), "loss") == [(3, 0.5), (4, 0.25)]
+
+    def test_a_frame(self, tmp_path: Path) -> None:
+        pytest.importorskip("pandas")
+        run = stage(tmp_path)
+        for step, loss in ((0, 0.5), (10, 0.25), (10, 0.3)):
+            run.log(step, loss=loss)
+        run.log(5, accuracy=0.9)
+        frame = run.history().to_frame()
+        assert list(frame.index) == [0, 5, 10]
+        assert frame.index.name == "step"
+        assert frame["loss"].dropna().to_dict() == {0: 0.5, 10: 0.3}
+        assert frame["accuracy"].dropna().to_dict() == {5: 0.9}
+        assert stage(tmp_path, "p1/train/none").history().to_frame().empty
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("step", ["1", 1.5, None, True, 2**63, [1]])
+    def test_a_step_is_an_int(self, step: Any, tmp_path: Path) -> None:
+        with pytest.raises(ResultRefusedError, match=r"A step is an int.* Got \w+: "):
+            stage(tmp_path).log(step, loss=1.0)
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("value", ["0.5", None, [1], 10**400, {}])
+    def test_a_metric_is_a_number(self, value: Any, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        with pytest.raises(ResultRefusedError, match=r"'loss'"):
+            run.log(1, loss=value, accuracy=1)
+        assert run.history() == {}
+
+    def test_of_the_own_run_only(self, tmp_path: Path) -> None:
+        run = current_run(protocol.encode(protocol.StageContext(str(tmp_path), "p1/eval/e1", {"train": RUN})))
+        stage(tmp_path).log(1, loss=0.5)
+        stage(tmp_path).flush()
+        assert values(run.parent.history(), "loss") == [(1, 0.5)]
+        with pytest.raises(ResultRefusedError, match=r"logs metrics of its own run only\. Use current_run\(\)\.log\("):
+            run.parent.log(1, loss=0.5)
+
+    def test_what_is_no_curve(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        run.log(1, loss=0.5)
+        run.flush()
+        (entry,) = entries(tmp_path)
+        stored = json.loads(entry.read_text())
+        for wrong in ({}, {"metrics": [1]}, {"metrics": {"loss": {**stored["metrics"]["loss"], "steps": []}}}):
+            entry.write_text(json.dumps(wrong))
+            with pytest.raises(CorruptResultError, match=r"is no entry of steps"):
+                FsspecResultTracker(tmp_path).history(RUN)
+
+
+class TestWriting:
+    def test_readers_see_it_while_it_goes_on(self, tmp_path: Path) -> None:
+        child = application("import time\nrun.log(1, loss=0.5)\nprint('logged', flush=True)\ntime.sleep(60)", tmp_path)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "logged\n"
+            deadline = time.monotonic() + 60
+            while not (found := FsspecResultTracker(tmp_path).history(RUN)):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert values(found, "loss") == [(1, 0.5)]
+        finally:
+            child.kill()
+            child.communicate()
+
+    @pytest.mark.s3
+    def test_no_request_for_a_step(self, s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = stage(s3_base)
+        writes: list[str] = []
+        log = step_log.step_log(run._tracker.store, RUN, ())
+        write = log._store.write
+        monkeypatch.setattr(log._store, "write", lambda key, content: (writes.append(key), write(key, content))[1])
+        for step in range(20_000):
+            run.log(step, loss=1.0)
+        run.flush()
+        assert len(writes) <= 2, "the last one, and another one if this machine takes long"
+        assert len(set(writes)) == 1
+
+    def test_processes_that_log_at_once(self, tmp_path: Path) -> None:
+        code = "for step in range(100): run.log(step, {'loss': RANK, 'loss/RANK': step})"
+        children = [application(code.replace("RANK", str(rank)), tmp_path) for rank in range(3)]
+        for child in children:
+            assert child.communicate()[1] == ""
+        history = FsspecResultTracker(tmp_path).history(RUN)
+        assert history["loss"].count == 300
+        assert [point.step for point in history["loss"].points] == [step for step in range(100) for _ in range(3)]
+        assert (history["loss"].min.value, history["loss"].max.value) == (0, 2)
+        assert [history[f"loss/{rank}"].count for rank in range(3)] == [100, 100, 100]
+        assert len(entries(tmp_path)) == 3
+
+    ENDS: ClassVar = {
+        "": 0,
+        "raise SystemExit(3)": 3,
+        "raise KeyboardInterrupt": -signal.SIGINT,
+        "raise ValueError": 1,
+        "import atexit; atexit.register(lambda: run.log(5, loss=0.25))": 0,
+        "import os; os.kill(os.getpid(), 15)": -signal.SIGTERM,
+        "import os; run.flush(); os._exit(4)": 4,
+        "import os; run.flush(); os.kill(os.getpid(), 9)": -signal.SIGKILL,
+    }
+
+    @pytest.mark.parametrize("end", ENDS)
+    def test_what_a_process_leaves_that_ends(self, end: str, tmp_path: Path) -> None:
+        child = application(f"for step in range(5): run.log(step, loss=step)\n{end}", tmp_path)
+        _, complaints = child.communicate(timeout=60)
+        assert child.returncode == self.ENDS[end]
+        assert "steps" not in complaints
+        last = (5, 0.25) if "atexit" in end else (4, 4.0)
+        assert values(FsspecResultTracker(tmp_path).history(RUN), "loss")[-1] == last
+
+    def test_the_applications_own_handler_stays(self, tmp_path: Path) -> None:
+        code = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: (run.log(2, loss=0.25), sys.exit(7)))
+run.log(1, loss=0.5)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+        child = application(code, tmp_path)
+        assert child.communicate()[1] == ""
+        assert child.returncode == 7
+        assert values(FsspecResultTracker(tmp_path).history(RUN), "loss") == [(1, 0.5), (2, 0.25)]
+
+    @pytest.mark.parametrize("how", ["fork", "spawn", "os.fork"])
+    @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.s3)])
+    def test_processes_of_a_process(self, how: str, where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+        """Each writes what it has logged itself."""
+        base = str(tmp_path) if where == "local" else request.getfixturevalue("s3_base")
+        if where == "s3" and how != "spawn" and not survives_fork():
+            pytest.skip("this fsspec has no object stores in a forked process")
+        code = """
+import multiprocessing, os, sys, warnings
+from torchx_kfp.tracking import current_run
+
+def work():
+    current_run().log(2, loss=0.25)
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    run = current_run()
+    run.log(1, loss=0.5)
+    if sys.argv[1] == "os.fork":
+        if child := os.fork():
+            assert os.waitpid(child, 0)[1] == 0
+        else:
+            work()
+    else:
+        child = multiprocessing.get_context(sys.argv[1]).Process(target=work)
+        child.start()
+        child.join()
+"""
+        (tmp_path / "application.py").write_text(code)
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "application.py"), how],
+            env={**os.environ, **environ(base)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        history = FsspecResultTracker(base).history(RUN)
+        assert values(history, "loss") == [(1, 0.5), (2, 0.25)]
+        assert history["loss"].count == 2
+
+    @pytest.mark.s3
+    def test_the_last_is_stored_where_connections_are_made_anew_at_the_end(self, s3_base: str) -> None:
+        """A name is looked up in a thread of a pool, which Python does not start when it ends."""
+        options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"].replace("127.0.0.1", "localhost")}
+        code = f"""
+import os
+os.environ["AWS_ENDPOINT_URL"] = {options["endpoint_url"]!r}
+run.log(1, loss=0.5)
+"""
+        child = application(code, s3_base)
+        assert child.communicate()[1] == ""
+        assert values(FsspecResultTracker(s3_base).history(RUN), "loss") == [(1, 0.5)]
+
+    def test_a_store_that_fails_is_a_warning_and_tried_again(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        run = stage(tmp_path / "base")
+        (tmp_path / "base").write_text("a file")
+        run.log(1, loss=0.5)
+        run.flush()
+        run.log(2, loss=0.25)
+        run.flush()
+        (warning,) = caplog.messages
+        assert f"What the run '{RUN}' has logged is not stored yet" in warning
+        assert f"the tracker base '{tmp_path}/base' is not a directory" in warning
+        (tmp_path / "base").unlink()
+        assert values(run.history(), "loss") == [(1, 0.5), (2, 0.25)]
+
+    def test_what_could_not_be_stored_at_the_end_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / "base").write_text("a file")
+        child = application("run.log(1, loss=0.5)", tmp_path / "base")
+        _, complaints = child.communicate()
+        assert child.returncode == 0
+        assert f"The last of what the run '{RUN}' has logged is not under the tracker base" in complaints
+
+    def test_a_thread_that_forks_leaves_no_lock(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        run.log(1, loss=0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            code = 1
+            try:
+                run.log(2, loss=0.25)
+                run.flush()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert values(run.history(), "loss") == [(1, 0.5), (2, 0.25)]
