@@ -150,7 +150,12 @@ def test_every_file_that_it_names_exists() -> None:
 
 def test_metrics_of_steps(tmp_path: Path) -> None:
     (block,) = [block for block in blocks("python") if "run.log(" in block]
-    code = f"from torchx_kfp.tracking import current_run\nrun = current_run()\n{block}\nprint(run.history()['loss'].min[:2])"
+    code = f"""
+from torchx_kfp.tracking import current_run
+run = current_run()
+{block}
+print(run.history()["loss"].min[:2])
+"""
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(tmp_path), capture_output=True, text=True, check=True
     )

@@ -11,7 +11,9 @@ import pandas
 import pytest
 
 from tests.cli.conftest import Call
-from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp import protocol
+from torchx_kfp.cli.output import sparkline
+from torchx_kfp.tracking import FsspecResultTracker, current_run
 from torchx_kfp.tracking.metadata import add_metadata
 
 pytestmark = pytest.mark.once
@@ -187,3 +189,47 @@ def test_refused(words: tuple[str, ...], inside: Call, project: Path) -> None:
 def test_on_s3(call: Call, s3_base: str) -> None:
     fill(s3_base)
     assert call("compare", s3_base, ONE, TWO).stdout == TABLE
+
+
+STEPS = """\
+stage   name                               a                   b   difference
+─────────────────────────────────────────────────────────────────────────────
+loop    loss (last)        0.25 ... 1.25 (2)            ██▁ 0.25
+loop    loss (min)         0.25 ... 1.25 (2)                0.25
+loop    loss (max)         0.75 ... 1.75 (2)                 inf
+train   scan/rate (last)            ▁█ -0.75   ▁▂▂▃▄▄▅▅▆▇▇█ 1.75         +2.5
+train   scan/rate (min)                 -1.0                -1.0            0
+train   scan/rate (max)                -0.75                1.75         +2.5
+"""
+
+
+def test_metrics_of_steps(call: Call, base: Path) -> None:
+    def log(run_id: str, name: str, *values: float) -> None:
+        run = current_run(protocol.encode(protocol.StageContext(str(base), run_id)))
+        for step, value in enumerate(values):
+            run.log(step, {name: value})
+        run.flush()
+
+    log("a/train/1", "scan/rate", -1, -0.75)
+    log("b/train/1", "scan/rate", *(number / 4 - 1 for number in range(12)))
+    log("a/loop/1", "loss", 0.75, 0.25)
+    log("a/loop/2", "loss", 1.75, 1.25)
+    log("b/loop/1", "loss", math.inf, 0.5, 0.25)
+    assert call("compare", "base", "a", "b").stdout == STEPS
+    rows = json.loads(call("compare", "base", "a", "b", "--format", "json").stdout)["rows"]
+    assert [(row["stage"], row["kind"], row["name"]) for row in rows if not row["changed"]] == [
+        ("train", "min", "scan/rate")
+    ]
+    assert rows[2]["values"] == {"a": [0.75, 1.75], "b": ["Infinity"]}
+
+
+def test_curves_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sparkline([1, 2, 3]) == "▁▅█"
+    assert sparkline([5, 5]) == "▄▄"
+    assert sparkline([1]) == sparkline([]) == ""
+    assert sparkline([0, math.nan, math.inf, -math.inf, 1]) == "▁ █▁█"
+    assert sparkline([-1.7e308, 1.7e308]) == "▁█"
+    assert sparkline([math.nan, math.nan]) == ""
+    assert sparkline(range(100)) == "▁▂▂▃▄▄▅▅▆▇▇█"
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert sparkline([1, 2, 3]) == ""

@@ -24,6 +24,9 @@ def base(project: Path) -> str:
     run = current_run(protocol.encode(context))
     run.put(accuracy=0.5, loss=math.nan, note="two words")
     run.add_metadata(config={"lr": 0.1}, commit="4f2a91c")
+    for number in range(4):
+        run.log(number * 3, {"train/f1": (number + 1) / 4})
+    run.flush()
     run.add_artifact("plot", "s3://plots/1")
     trials = run.parents["trials"]
     assert isinstance(trials, FanIn)
@@ -38,10 +41,11 @@ def test_a_table(call: Call, base: str) -> None:
     assert done.stdout == (
         "Run a-1/choose/c\n"
         "what       name       value\n"
-        "───────────────────────────────────────────\n"
+        "─────────────────────────────────────────────────────────────────────────────\n"
         "result     accuracy   0.5\n"
         "result     loss       nan\n"
         "result     note       'two words'\n"
+        "steps      train/f1   ▁▃▆█  1.0 at 9, min 0.25 at 0, max 1.0 at 9  (4 values)\n"
         'metadata   config     {"lr": 0.1}\n'
         "metadata   commit     4f2a91c\n"
         "artifact   plot       s3://plots/1\n"
@@ -56,10 +60,14 @@ def test_json(call: Call, base: str) -> None:
     assert json.loads(done.stdout) == {
         "run_id": "a-1/train/t1",
         "results": {},
+        "steps": {},
         "metadata": {},
         "artifacts": {"model": {"path": "s3://models/1", "metadata": {"epochs": 3}}},
         "sources": [],
     }
+    steps = json.loads(call("show", "base", "a-1/choose", "--format", "json").stdout)["steps"]
+    assert steps["train/f1"]["count"] == 4
+    assert [(point["step"], point["value"]) for point in steps["train/f1"]["points"]][::3] == [(0, 0.25), (9, 1.0)]
 
 
 def test_several_or_none(call: Call, base: str) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.output import is_number, print_csv, print_json, print_message, print_text, show_value
+from torchx_kfp.cli.output import is_number, print_csv, print_json, print_message, print_text, show_value, sparkline
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, read
 
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.steps import History
+
 _RESULT, _METADATA = "result", "metadata"
+#: Of what was logged for each step: the value of the last one, the smallest and the largest.
+_STEPS = ("last", "min", "max")
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,8 @@ class Row:
     kind: str
     name: str
     values: tuple[tuple[Any, ...], ...]
+    #: For each run the curve, as characters, where it has one.
+    curves: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -51,7 +59,7 @@ class Row:
     "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
 )
 def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, form: str) -> None:
-    """Compare what runs have recorded under TRACKER_BASE: results and metadata, side by side.
+    """Compare what runs have recorded under TRACKER_BASE: results, metrics of steps and metadata, side by side.
 
     RUN is a run of a pipeline, the run id of one stage, or the beginning of one.
 
@@ -60,10 +68,12 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, for
         digits-20260101-120000 digits-20260102-120000 --changed
 
     Of a stage that was executed several times, such as one in a loop, the smallest and the largest number are shown,
-    and how many there are. Of two runs, the last column is the second one's number less the first one's.
+    and how many there are. Of two runs, the last column is the second one's number less the first one's. Of metrics of
+    steps there are the last value, with the curve before it, the smallest and the largest.
     """
     from torchx_kfp.tracking.entries import run_ids
     from torchx_kfp.tracking.metadata import read_metadata_of
+    from torchx_kfp.tracking.steps import read_history_of
 
     if len(runs) < 2:
         raise click.UsageError("One run cannot be compared. Give two or more; `torchx-kfp results` shows one.")
@@ -78,8 +88,10 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, for
         raise click.UsageError(f"The run {_label(again, keys[again][0])!r} is given twice. Give different runs.")
     wanted = [key for found in keys.values() for key in found]
     results, metadata = read(tracker, wanted), read_metadata_of(tracker.store, wanted)
+    history = read_history_of(tracker.store, wanted)
     rows = [
         *_rows(list(keys.values()), _RESULT, results),
+        *_step_rows(list(keys.values()), history),
         *_rows(list(keys.values()), _METADATA, metadata),
     ]
     stages = dict.fromkeys(row.stage for row in rows)
@@ -115,6 +127,28 @@ def _rows(keys: Sequence[Sequence[str]], kind: str, values: Mapping[str, Mapping
     ]
 
 
+def _step_rows(keys: Sequence[Sequence[str]], history: Mapping[str, History]) -> list[Row]:
+    kinds = [
+        _rows(
+            keys,
+            kind,
+            {key: {name: getattr(it, kind).value for name, it in found.items()} for key, found in history.items()},
+        )
+        for kind in _STEPS
+    ]
+    lines = {
+        key: {name: sparkline([point.value for point in it.points]) for name, it in found.items()}
+        for key, found in history.items()
+    }
+    drawn = _rows(keys, _STEPS[0], lines)
+    kinds[0] = [
+        replace(row, curves=tuple(its[0] if len(its) == 1 else "" for its in line.values))
+        for row, line in zip(kinds[0], drawn, strict=True)
+    ]
+    # The three of a name one below the other.
+    return [row for rows in zip(*kinds, strict=True) for row in rows]
+
+
 def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
     # Executions have no order that would be the same in two runs.
     return len(values) == len(others) and all(map(_equal, sorted(values, key=repr), sorted(others, key=repr)))
@@ -134,7 +168,10 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
         [
             row.stage,
             row.name if row.kind == _RESULT else f"{row.name} ({row.kind})",
-            *(_show(values, show_value) for values in row.values),
+            *(
+                " ".join(filter(None, [curve, _show(values, show_value)]))
+                for values, curve in zip_longest(row.values, row.curves, fillvalue="")
+            ),
             *([_signed(row.difference)] if differing else []),
         ]
         for row in rows

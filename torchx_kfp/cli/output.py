@@ -19,6 +19,8 @@ import click
 from torchx_kfp.errors import TorchxKfpError
 
 _PROGRAM = "torchx-kfp"
+#: Of a curve in one line, from below.
+_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def terminal_width() -> int | None:
@@ -123,6 +125,27 @@ def show_value(value: Any) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, Mapping | list):
         return json.dumps(value)
     return str(value)
+
+
+def sparkline(values: Sequence[float], width: int = 12) -> str:
+    """The values as a line of so many characters; empty where stdout has none for it, or where there is no line."""
+    if len(values) < 2 or symbol(_LEVELS, "") == "":
+        return ""
+    parts = min(width, len(values))
+    shown = [values[part * (len(values) - 1) // (parts - 1)] for part in range(parts)]
+    finite = [value for value in shown if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    # Halves: the difference of two large numbers may be infinite.
+    room = high / 2 - low / 2
+    most = len(_LEVELS) - 1
+
+    def level(value: float) -> str:
+        if value != value:
+            return " "
+        value = min(high, max(low, value))
+        return _LEVELS[round((value / 2 - low / 2) / room * most) if room else most // 2]
+
+    return "".join(map(level, shown)).rstrip()
 
 
 def printable(text: str) -> str:

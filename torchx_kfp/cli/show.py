@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from torchx_kfp.cli.output import listed, print_json, printable, show_value
+from torchx_kfp.cli.output import counted, listed, print_json, printable, show_value, sparkline
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
 from torchx_kfp.errors import MissingResultsError
 
@@ -19,7 +19,7 @@ from torchx_kfp.errors import MissingResultsError
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
 )
 def show_command(tracker_base: str, run: str, form: str) -> None:
-    """Show all that is known of RUN: results, metadata, artifacts and what it reads.
+    """Show all that is known of RUN: results, metrics of steps, metadata, artifacts and what it reads.
 
     RUN is the run id of one stage, or the beginning of one.
 
@@ -30,6 +30,7 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
     from torchx_kfp.tracking.entries import run_ids
     from torchx_kfp.tracking.metadata import read_metadata
     from torchx_kfp.tracking.sources import read_sources
+    from torchx_kfp.tracking.steps import read_history
 
     tracker = open_tracker(tracker_base)
     known = sorted({*tracker.keys(), *run_ids(tracker.store)})
@@ -44,6 +45,16 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
     found = {
         "run_id": run_id,
         "results": read(tracker, [run_id]).get(run_id, {}),
+        "steps": {
+            name: {
+                "count": curve.count,
+                "last": curve.last._asdict(),
+                "min": curve.min._asdict(),
+                "max": curve.max._asdict(),
+                "points": [point._asdict() for point in curve.points],
+            }
+            for name, curve in read_history(tracker.store, run_id).items()
+        },
         "metadata": read_metadata(tracker.store, run_id),
         "artifacts": {
             name: {"path": artifact.path, "metadata": dict(artifact.metadata)}
@@ -62,6 +73,7 @@ def _print_table(found: dict[str, Any]) -> None:
 
     rows = [
         *(("result", name, show_value(value)) for name, value in found["results"].items()),
+        *(("steps", name, _curve(it)) for name, it in found["steps"].items()),
         *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
         *(
             ("artifact", name, "  ".join(filter(None, [it["path"], it["metadata"] and json.dumps(it["metadata"])])))
@@ -73,3 +85,13 @@ def _print_table(found: dict[str, Any]) -> None:
         ),
     ]
     print_table(("what", "name", "value"), rows, above=f"Run {printable(found['run_id'])}")
+
+
+def _curve(found: dict[str, Any]) -> str:
+    """``▇▅▃▂▁  0.1 at 999, min 0.09 at 950, max 2.3 at 0  (1000 values)``."""
+    line = sparkline([point["value"] for point in found["points"]])
+    ends = [
+        f"{label}{show_value(found[which]['value'])} at {found[which]['step']}"
+        for which, label in (("last", ""), ("min", "min "), ("max", "max "))
+    ]
+    return "  ".join(filter(None, [line, ", ".join(ends), f"({counted(found['count'], 'value')})"]))
