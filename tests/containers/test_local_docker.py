@@ -264,18 +264,19 @@ def test_python_components_in_their_images(execute):
 def test_the_command_leaves_no_container(engine, tmp_path, number):
     @dsl.pipeline
     def pipeline():
-        note = f"trap 'echo ended >{tmp_path}/runs/ended; exit 0' TERM; echo >{tmp_path}/runs/up"
+        note = f"trap 'echo ended >{tmp_path}/seen/ended; exit 0' TERM; echo >{tmp_path}/seen/up"
         shell(script=f"{note}; sleep 300 & wait")
         shell(script=f"sleep 300; echo {tmp_path}")
 
     path = tmp_path / "pipeline.yaml"
     compiler.Compiler().compile(pipeline, str(path))
     command = [Path(sys.executable).with_name("torchx-kfp"), "run", "--docker", path, "--output-dir", tmp_path / "runs"]
-    command += ["--mount", str(tmp_path)]
+    (tmp_path / "seen").mkdir()
+    command += ["--mount", tmp_path / "seen"]
     runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         deadline = time.monotonic() + 120
-        while not ((tmp_path / "runs" / "up").exists() and len(running(tmp_path, engine)) == 2):
+        while not ((tmp_path / "seen" / "up").exists() and len(running(tmp_path, engine)) == 2):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         runner.send_signal(number)
@@ -284,7 +285,7 @@ def test_the_command_leaves_no_container(engine, tmp_path, number):
         runner.kill()
         runner.wait()
     assert runner.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], stderr
-    assert (tmp_path / "runs" / "ended").read_text() == "ended\n"
+    assert (tmp_path / "seen" / "ended").read_text() == "ended\n"
     assert f"was ended by {number.name}" in stderr
     assert containers_of(engine, run_of(tmp_path)) == []
 
@@ -323,23 +324,25 @@ def test_a_killed_run_goes_on_in_containers(engine, tmp_path):
     def pipeline():
         first = shell(script=f"echo first >>{dsl.WORKSPACE_PATH_PLACEHOLDER}/ran")
         rest = (
-            f"cat {dsl.WORKSPACE_PATH_PLACEHOLDER}/ran; echo second >>{tmp_path}/up; test -e {tmp_path}/go || sleep 300"
+            f"cat {dsl.WORKSPACE_PATH_PLACEHOLDER}/ran; echo second >>{tmp_path}/seen/up; "
+            f"test -e {tmp_path}/seen/go || sleep 300"
         )
         shell(script=rest).after(first)
 
     path = tmp_path / "pipeline.yaml"
     compiler.Compiler().compile(pipeline, str(path))
     command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--docker", "--output-dir", tmp_path / "runs"]
-    command += ["--mount", str(tmp_path), "--workspace", tmp_path / "shared"]
+    (tmp_path / "seen").mkdir()
+    command += ["--mount", tmp_path / "seen", "--workspace", tmp_path / "shared"]
     runner = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "up").exists():
+    while not (tmp_path / "seen" / "up").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     runner.kill()
     runner.wait()
     assert len(running(tmp_path, engine)) == 1
-    (tmp_path / "go").touch()
+    (tmp_path / "seen" / "go").touch()
     result = local.resume(tmp_path / "runs" / run_of(tmp_path), quiet=True)
     result.raise_for_failure()
     assert log_of(result, "shell-2") == "first\n"

@@ -1,6 +1,9 @@
 """Artifacts of container components: made, reported, handed on."""
 
 import json
+import os
+import socket
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,3 +172,67 @@ def test_an_artifact_that_is_not_written_has_its_place_all_the_same(execute):
     (artifact,) = [stage.artifacts["model"] for stage in execute(pipeline).stages if stage.artifacts]
     assert not Path(artifact.uri).exists()
     assert Path(artifact.uri).parent.is_dir()
+
+
+@dsl.container_component
+def leave(script: str, data: dsl.Output[dsl.Dataset], elsewhere: str = ""):
+    return dsl.ContainerSpec(
+        image="busybox",
+        command=["sh", "-c", 'data=$1 report=$2 elsewhere=$3; eval "$0"'],
+        args=[script, data.path, "{{$.outputs.output_file}}", elsewhere],
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "fact"),
+    [
+        ("mkfifo $data", "/data is a named pipe (FIFO)"),
+        ("ln -s /dev/zero $data", "/data is a character device"),
+        ("mkdir $data; mkfifo $data/x", "/data/x is a named pipe (FIFO)"),
+        ("mv s $data", "/data is a socket"),
+        ("mkfifo $report", "executor_output.json is a named pipe (FIFO)"),
+        ("ln -s /dev/zero $report", "executor_output.json is a character device"),
+    ],
+)
+def test_what_is_no_file_is_refused_at_once(execute_failing, tmp_path, monkeypatch, script, fact):
+    monkeypatch.chdir(tmp_path)
+
+    @dsl.pipeline
+    def pipeline():
+        leave(script=script)
+
+    start = time.monotonic()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("s")
+        (stage,) = execute_failing(pipeline).stages
+    assert fact in stage.reason
+    assert time.monotonic() - start < 20
+
+
+def test_copies_keep_the_permissions_of_what_is_copied(execute, tmp_path):
+    """Seen: a program that a stage has made lost its executable bit."""
+    text = report(customPath=str(tmp_path / "elsewhere")).replace("model", "data")
+    script = (
+        'mkdir "$elsewhere"; echo echo >"$elsewhere"/run; chmod 754 "$elsewhere"/run; chmod 751 "$elsewhere"; '
+        f"printf %s '{text}' >$report"
+    )
+
+    @dsl.pipeline
+    def pipeline(elsewhere: str):
+        leave(script=script, elsewhere=elsewhere)
+
+    before = os.umask(0o027)
+    try:
+        (stage,) = execute(pipeline, {"elsewhere": str(tmp_path / "elsewhere")}).stages
+    finally:
+        os.umask(before)
+    data = Path(stage.artifacts["data"].path)
+    assert [path.stat().st_mode & 0o777 for path in (data, data / "run")] == [0o751, 0o754]
+
+
+def test_a_runs_folder_is_its_users_alone(execute):
+    @dsl.pipeline
+    def pipeline():
+        leave(script="true")
+
+    assert execute(pipeline).folder.stat().st_mode & 0o777 == 0o700

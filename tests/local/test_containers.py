@@ -15,7 +15,7 @@ from torchx_kfp.errors import ArgumentError, ContainerEngineError, UnsupportedPi
 from torchx_kfp.local import load_pipeline, run
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.local.containers import Containers, choose_containers
-from torchx_kfp.local.mounts import Mount, combine, local_path, parse_mount, tracker_bases
+from torchx_kfp.local.mounts import Mount, combine, local_path, named_paths, parse_mount, tracker_bases
 from torchx_kfp.local.placeholders import Facts
 from torchx_kfp.local.resources import Limits, parse_quantity, read_limits
 
@@ -139,8 +139,18 @@ def test_one_mount_for_each_path():
 def test_tracker_bases_of_this_machine(tmp_path):
     command = ["env", f"TORCHX_TRACKER_BASE={tmp_path}/a", "sh"]
     inputs = {"tracker_base": f"file://{tmp_path}/b%20c", "pipelinechannel--tracker_base": "s3://bucket", "x": "/etc"}
-    assert tracker_bases(command, inputs) == [f"{tmp_path}/a", f"{tmp_path}/b c"]
+    named = named_paths({"a": f"{tmp_path}/a/", "b": f"file://{tmp_path}/b%20c", "c": "relative", "d": 1})
+    assert named == [f"{tmp_path}/a", f"{tmp_path}/b c"]
+    assert tracker_bases(command, inputs, named, ()) == named
     assert os.path.isdir(tmp_path / "b c")
+    # Where a mount shows it, nothing has to be mounted for it.
+    here = str(tmp_path)
+    assert tracker_bases(command, inputs, (), [Mount(here, here)]) == []
+    for mounts in ((), [Mount(here, here, read_only=True)], [Mount(f"{here}/b", here)]):
+        with pytest.raises(ValueError, match=rf"only the pipeline names.*--tracker-base {here}/a"):
+            tracker_bases(command, inputs, (), mounts)
+    with pytest.raises(ValueError, match=r"'local:///etc', which is no storage for stages in containers"):
+        tracker_bases([], {"tracker_base": "local:///etc"}, (), ())
     with pytest.raises(ValueError, match=r"'results', which is another folder in a container"):
         local_path("results")
 

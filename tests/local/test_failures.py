@@ -202,13 +202,13 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
 
     result = execute_failing(pipeline)
     stages = by_name(result)
-    outputs = {name: f"{result.folder}/{stage.pod_name}/outputs/out" for name, stage in stages.items()}
+    outputs = {name: f"{result.folder}/{stage.pod_name}/made/outputs/out" for name, stage in stages.items()}
     assert {name: stage.reason for name, stage in stages.items()} == {
         "forgets": f"did not write its output 'out': the file {outputs['forgets']} is missing, though the process "
         "ended with exit code 0",
         "binary": f"wrote its output 'out' in something else than UTF-8: {outputs['binary']}",
-        "folder": f"left its output 'out' unreadable: {outputs['folder']} is not a regular file",
-        "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is not a regular file",
+        "folder": f"left its output 'out' unreadable: {outputs['folder']} is a folder",
+        "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is a named pipe (FIFO)",
         "wrong-int": "wrote something into its output 'out' that is not an int: 'three'",
         "wrong-list": "wrote something into its output 'out' that is not a list: ''",
     }

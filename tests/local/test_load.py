@@ -116,3 +116,13 @@ def test_a_manifest_of_kubernetes_holds_a_pipeline(tmp_path):
     loaded = load_pipeline(manifest)
     assert loaded.components == load_pipeline(plain).components
     assert loaded.components["comp-write"].platform == {"imagePullPolicy": "Always"}
+
+
+@pytest.mark.parametrize("name", ["../../../../etc/passwd", "..", ".", "a/b", "a\nb", "", "a" * 300, 7])
+@pytest.mark.parametrize("where", ["inputs", "outputs"])
+def test_names_that_would_lead_out_of_a_folder(tmp_path, name, where):
+    compiled, *_ = ir(tmp_path)
+    definitions = compiled["components"]["comp-write"].setdefault(f"{where[:-1]}Definitions", {})
+    definitions["artifacts"] = {name: {"artifactType": {"schemaTitle": "system.Artifact"}}}
+    with pytest.raises(PipelineFileError, match=r"is not a name for an input or output"):
+        pipeline_from_documents([compiled], "p.yaml")

@@ -110,7 +110,10 @@ def run_command(
     else:
         pipeline = _load(target)
         arguments = parse_arguments(pipeline, _split_words(words))
-        arguments.update(_tracker_base(pipeline, arguments, tracker_base))
+        base = _tracker_base(pipeline, arguments, tracker_base)
+        if tracker_base is not None or not stages:
+            # Containers get folders that the user has named, and not the pipeline.
+            arguments.update(base)
         options |= {"output_dir": output_dir, "workspace": workspace, "cache": not no_cache}
         options |= {"fail_fast": fail_fast}
         options |= {"docker": chosen_stages(stages), "mounts": mounts}

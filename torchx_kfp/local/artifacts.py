@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +28,8 @@ class Artifact:
     #: Where its file is on this machine, if not at ``uri``: where a stage has left it (``set_path`` in a Python
     #: component), or a copy of what is on other storage.
     custom_path: str = ""
+    #: Whether the pipeline has named it, rather than a stage made it.
+    imported: bool = field(default=False, compare=False)
 
     @property
     def path(self) -> str:
@@ -41,26 +40,6 @@ class Artifact:
     def is_here(self) -> bool:
         """Whether it is a file of this machine, rather than one on other storage."""
         return "://" not in self.path
-
-    def stored(self) -> Artifact:
-        """The artifact with what is at its custom path copied to where it belongs, as a launcher uploads it.
-
-        Raises:
-            ValueError: that cannot be done.
-        """
-        stored = dataclasses.replace(self, custom_path="")
-        if self.custom_path and stored.is_here:
-            try:
-                if os.path.isdir(self.custom_path):
-                    shutil.copytree(self.custom_path, stored.path, dirs_exist_ok=True)
-                elif os.path.exists(self.custom_path):
-                    shutil.copyfile(self.custom_path, stored.path)
-            except OSError as error:
-                raise ValueError(
-                    f"left the artifact {self.name!r} at {self.custom_path}, which cannot be copied to {stored.path}: "
-                    f"{error}"
-                ) from None
-        return stored
 
     def as_message(self) -> dict[str, Any]:
         """KFP's RuntimeArtifact."""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
-from torchx_kfp.local.mounts import Mount, artifact_mounts, combine, copied_mounts, parse_mount, tracker_bases
+from torchx_kfp.local.mounts import (
+    Mount,
+    artifact_mounts,
+    combine,
+    copied_mounts,
+    holds,
+    parse_mount,
+    source_of,
+    tracker_bases,
+)
 from torchx_kfp.local.names import join_names, without_indices
 from torchx_kfp.local.outline import stages_in
 from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_text
@@ -18,6 +27,9 @@ from torchx_kfp.local.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.local.spec import Component, Pipeline
 from torchx_kfp.tracking.entries import KINDS
 from torchx_kfp.tracking.keys import PRIVATE
+
+#: The folder of an attempt that its stage writes to: of this machine, a container can write to nothing else.
+MADE = "made"
 
 
 @dataclass(frozen=True)
@@ -31,8 +43,9 @@ class ContainerPlan:
     mounts: Sequence[Mount] = ()
     #: Folders in memory: their paths in the container, and their sizes in bytes (None: no limit).
     memory_folders: Mapping[str, int | None] = field(default_factory=dict)
-    #: Folders of this machine that are made, and that the container's user must be able to write to, whoever that is.
-    shared_folders: Sequence[str] = ()
+    #: Folders of this machine that are made, and that the container's user must be able to write to, whoever that is;
+    #: each with the folder above it in which nobody but the runner has made links.
+    shared_folders: Mapping[str, str] = field(default_factory=dict)
     #: Files that are there while the container runs: names and contents, by the folder's path on this machine.
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
@@ -41,6 +54,12 @@ class ContainerPlan:
     #: Kubernetes's image pull policy; empty where the pipeline has none.
     pull: str = ""
 
+    def mount_of(self, path: str) -> tuple[Mount, str] | None:
+        """The mount that shows a path of the container, and where that is on this machine."""
+        path = os.path.normpath(path)
+        shown = [(mount, source) for mount in self.mounts if (source := source_of(path, mount)) is not None]
+        return max(shown, key=lambda found: len(found[0].target), default=None)
+
 
 @dataclass(frozen=True)
 class Containers:
@@ -48,6 +67,8 @@ class Containers:
 
     names: frozenset[str] = frozenset()
     mounts: tuple[Mount, ...] = ()
+    #: Paths of this machine that the user has named as arguments: the pipeline's own words do not open any.
+    named: frozenset[str] = frozenset()
     #: Whether the engine can give containers GPUs.
     has_gpus: bool = False
 
@@ -78,39 +99,82 @@ class Containers:
         container, platform = component.container, component.platform
         assert container is not None
         command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
-        bases = tracker_bases((*command, *args), facts.parameters)
+        bases = tracker_bases((*command, *args), facts.parameters, self.named, self.mounts)
+        runs = str(folder.parent.parent)
+        for base in bases:
+            if holds(base, runs):
+                raise ValueError(f"records results at {base}, {_keeps_runs(runs)}")
+        made, inputs = str(folder / MADE), str(folder / "inputs")
         volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
         secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
         workspace = facts.constants.get("workspace_path", "")
+        has_workspace = os.path.isdir(workspace)
         mounts = [
-            *([Mount(workspace, workspace)] if os.path.isdir(workspace) else ()),
-            *artifact_mounts(facts.parameters, str(folder.parent)),
+            *([Mount(workspace, workspace)] if has_workspace else ()),
+            *artifact_mounts(facts.parameters, self.named, self.mounts, workspace),
+            *([Mount(inputs, inputs, read_only=True)] if _any_below(copies.values(), inputs) else ()),
             *copied_mounts(copies),
             *(Mount(base, base) for base in bases),
-            Mount(str(folder.parent), str(folder.parent)),
+            Mount(made, made),
             *(Mount(source, target) for source, target in volumes.items()),
             *(Mount(source, target, read_only=True) for source, target in secrets.items()),
             *self.mounts,
         ]
+        hidden = [place for mount in self.mounts if (place := _place_of(runs, mount)) is not None]
         return ContainerPlan(
             image=resolve_text(container.image, facts),
             command=command,
             args=args,
             environ=environ,
             mounts=combine(mounts),
-            memory_folders=memory_folders(platform),
-            shared_folders=(
-                *(str(path) for path in (folder, folder / "outputs", folder / "artifacts")),
-                *volumes,
-                *([workspace] if os.path.isdir(workspace) else ()),
-                *(str(path) for base in bases for path in _written_folders(Path(base), folder.parent.name)),
-            ),
+            memory_folders={**memory_folders(platform), **dict.fromkeys(hidden)},
+            shared_folders={
+                **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},
+                **({workspace: workspace} if has_workspace else {}),
+                **{str(path): base for base in bases for path in _written_folders(Path(base), folder.parent.name)},
+            },
             files={source: files[target] for source, target in secrets.items()},
             limits=read_limits(container.resources, facts),
             shared_memory=shared_memory(platform),
             user=pod_user(platform),
             pull=str(platform.get("imagePullPolicy") or ""),
         )
+
+
+def verify_private(containers: Containers, runs: str, workspace: str | None) -> None:
+    """Raises ArgumentError if containers could write where the runs are kept: a resumed run does what is written there.
+
+    Args:
+        containers: of the run.
+        runs: the folder of runs.
+        workspace: the run's, if it has one.
+    """
+    if not containers.names:
+        return
+    for mount in containers.mounts:
+        if not mount.read_only and holds(mount.source, runs):
+            raise ArgumentError(
+                f"The mount {str(mount)!r} holds {_keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
+            )
+    if workspace is not None and holds(workspace, runs):
+        raise ArgumentError(f"The workspace {workspace!r} holds {_keeps_runs(runs)}.")
+
+
+def _keeps_runs(runs: str) -> str:
+    return f"where runs are kept ({runs}), which no container may write to. Keep runs elsewhere (--output-dir)"
+
+
+def _place_of(runs: str, mount: Mount) -> str | None:
+    """Where the folder of runs would be seen through a mount."""
+    if not holds(mount.source, runs):
+        return None
+    return os.path.normpath(
+        os.path.join(mount.target, os.path.relpath(os.path.realpath(runs), os.path.realpath(mount.source)))
+    )
+
+
+def _any_below(paths: Iterable[str], folder: str) -> bool:
+    return any(path.startswith(os.path.join(folder, "")) for path in paths)
 
 
 #: No stage runs in a container.
@@ -123,7 +187,10 @@ def _written_folders(base: Path, run_id: str) -> list[Path]:
 
 
 def choose_containers(
-    pipeline: Pipeline, docker: bool | Collection[str], mounts: Sequence[str | Mount] = ()
+    pipeline: Pipeline,
+    docker: bool | Collection[str],
+    mounts: Sequence[str | Mount] = (),
+    named: Iterable[str] = (),
 ) -> Containers:
     """The stages that shall run in containers.
 
@@ -131,6 +198,7 @@ def choose_containers(
         docker: all of them, or some by name: a task's (``train``), with those of its nested pipelines where it is not
             in one alone (``inner/train``).
         mounts: what their containers see of this machine, as ``SRC[:DST][:ro]``.
+        named: paths of this machine that the user has named otherwise.
 
     Raises:
         ArgumentError: there is no stage of such a name, or a mount is wrong.
@@ -147,7 +215,7 @@ def choose_containers(
         )
     known = [stage.name for stage in stages_in(pipeline, pipeline.root) if stage.component.container is not None]
     if isinstance(docker, bool):
-        return Containers(frozenset(known if docker else ()), given)
+        return Containers(frozenset(known if docker else ()), given, frozenset(named))
     chosen: set[str] = set()
     for wanted in docker:
         found = [name for name in known if name == wanted or name.rpartition("/")[2] == wanted]
@@ -158,4 +226,4 @@ def choose_containers(
                 f"indices of loops, for example {join_names(near)}."
             )
         chosen.update(found)
-    return Containers(frozenset(chosen), given)
+    return Containers(frozenset(chosen), given, frozenset(named))

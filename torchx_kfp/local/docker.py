@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import ContainerEngineError
+from torchx_kfp.local.beneath import make_folder
 from torchx_kfp.local.docker_stage import ContainerStage, explain
 from torchx_kfp.local.engine import RunningStage, StartError
 from torchx_kfp.local.mounts import share
@@ -40,6 +41,8 @@ class DockerEngine:
         info = client.info()
         #: The engine refuses to give a container more than there is.
         self.cpus = int(info.get("NCPU") or 0)
+        #: Whether root in a container is another user here, who has to reach what is mounted.
+        self.remaps_users = "name=userns" in str(info.get("SecurityOptions"))
         #: Whether files that root makes in a container are root's here, too.
         self._is_rootless = "rootless" in str(info.get("SecurityOptions"))
         #: Whether it has a first process that passes signals on: where not, an application is the first one itself.
@@ -69,17 +72,21 @@ class DockerEngine:
         return self._images.provide(stage, image, policy)
 
     def share_folders(self, attempt: Attempt, image_user: str) -> None:
-        """Lets the container's user and this process's write beside each other, where these are not both root."""
+        """Lets the container's user and this process's write beside each other, where these are not both root.
+
+        Raises:
+            UnfitFileError: another container has put something else in the place of a folder.
+        """
         plan = attempt.container
         assert plan is not None
         user = (plan.user or image_user).partition(":")[0]
         is_root = user in ("", "0", "root")
-        for folder in plan.shared_folders:
+        for folder, root in plan.shared_folders.items():
             # Rootless engines run a container's root as the user that they belong to.
             if is_root and (os.geteuid() == 0 or self._is_rootless):
-                os.makedirs(folder, exist_ok=True)
+                os.close(make_folder(folder, root))
             else:
-                share(folder)
+                share(folder, root)
 
     def labels(self, attempt: Attempt) -> dict[str, str]:
         """By which the attempt's container is found again."""

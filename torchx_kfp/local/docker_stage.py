@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp.local.beneath import UnfitFileError
 from torchx_kfp.local.engine import StartError
 from torchx_kfp.local.result import describe_exit
 
@@ -56,6 +57,8 @@ class ContainerStage:
             self._engine.share_folders(self._attempt, (image.get("Config") or {}).get("User") or "")
             identifier = self._launch()
             return self._follow(identifier)
+        except UnfitFileError as error:
+            raise StartError(f"could not be started: {error}") from None
         except (DockerException, OSError) as error:
             what = "could not be started" if identifier is None else "was lost"
             raise StartError(f"{what}: the container engine says: {explain(error)}") from None
@@ -176,6 +179,8 @@ class ContainerStage:
             # The application is not the container's first process, as it is not under KFP's launcher: signals reach
             # it as they do elsewhere.
             init=has_init or None,
+            # Otherwise its root could leave devices of this machine in folders that it writes to.
+            cap_drop=["MKNOD"],
             # Its output is read while it runs, and kept in the run's folder.
             log_config={"Type": "none"},
             # SELinux keeps containers from what is mounted, unless that is labelled anew.

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,12 @@ from typing import Any
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.local.artifacts import Artifact, read_report
-from torchx_kfp.local.containers import ContainerPlan
+from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.local.containers import MADE, ContainerPlan
 from torchx_kfp.local.engine import Engine, Processes, RunningStage, StartError, TimeLimit
+from torchx_kfp.local.left import read_outputs, read_run_id
 from torchx_kfp.local.output import Log, LogPump
 from torchx_kfp.local.transfer import UnavailableError, copy_here
-from torchx_kfp.local.values import convert, from_output
 from torchx_kfp.local.venvs import InstallError, activate, provide_environment
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -54,6 +53,8 @@ class Attempt:
     source: tuple[str, str] | None = None
     #: Files on other storage, by their URLs, and where the stage finds copies of them.
     copies: Mapping[str, str] = field(default_factory=dict)
+    #: The folder of the run that all stages share.
+    workspace: str = ""
     installs: Sequence[Sequence[str]] = ()
     #: Of a stage that runs in a container.
     container: ContainerPlan | None = None
@@ -65,21 +66,26 @@ class Attempt:
     def log_file(self) -> Path:
         return self.folder / "log.txt"
 
+    def copies_root(self, path: str) -> str:
+        """The folder that a copy has to be in: the attempt's own, or the workspace."""
+        own = str(self.folder)
+        return own if path.startswith(os.path.join(own, "")) else self.workspace
+
     @property
     def tracker_base(self) -> str | None:
         """The tracker base that the command of a tracked stage sets."""
         name = f"{protocol.TRACKER_BASE}="
         return next((word.removeprefix(name) for word in self.command if word.startswith(name)), None)
 
-    def read_run_id(self) -> str | None:
-        """The run id that a tracked stage has made; a stage that fails afterwards has made it, too."""
-        path = self.output_files.get("run_id")
-        if path is None or self.tracker_base is None:
-            return None
-        try:
-            return _read_file(path) or None
-        except (OSError, ValueError):
-            return None
+    @property
+    def made(self) -> str:
+        """The folder in which the stage leaves its outputs: all of this machine that a container may write to."""
+        return str(self.folder / MADE)
+
+    @property
+    def root(self) -> str | None:
+        """The folder that everything which the stage has left must be in; None: it has the runner's own rights."""
+        return self.made if self.container is not None else None
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class Execution:
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         """The outcome with what the stage has recorded; one that failed may have recorded something, too."""
-        run_id, base = self.attempt.read_run_id(), self.attempt.tracker_base
+        run_id, base = read_run_id(self.attempt), self.attempt.tracker_base
         if run_id is None or base is None:
             return outcome
         results = None
@@ -166,9 +172,8 @@ class Execution:
         if failure:
             return Outcome(code, failure)
         try:
-            reported, artifacts = _read_report(attempt)
-            outputs = _read_outputs(attempt, reported)
-            return Outcome(code, outputs=outputs, artifacts={name: made.stored() for name, made in artifacts.items()})
+            outputs, artifacts = read_outputs(attempt)
+            return Outcome(code, outputs=outputs, artifacts=artifacts)
         except ValueError as error:
             return Outcome(code, str(error))
 
@@ -191,7 +196,7 @@ class Execution:
             if self._stopped:
                 return
             try:
-                copy_here(url, path)
+                copy_here(url, path, self.attempt.copies_root(path), str(self.attempt.folder / "inputs"))
             except UnavailableError as error:
                 if not self.attempt.function:
                     raise
@@ -230,58 +235,3 @@ class Execution:
         if limit.is_over:
             return code, f"was ended: its time limit of {attempt.time_limit:g} s is over"
         return code, "" if code == 0 else running.describe(code)
-
-
-class _NoFile(ValueError):
-    """A path leads to something else than a regular file."""
-
-
-def _read_file(path: str) -> str:
-    # Reading a pipe or a device would not come to an end.
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise _NoFile(f"{path} is not a regular file")
-    with open(path, encoding="utf-8", newline="") as file:
-        return file.read()
-
-
-def _read_report(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]:
-    try:
-        text = _read_file(attempt.report)
-    except FileNotFoundError:
-        text = ""
-    except (OSError, ValueError) as error:
-        raise ValueError(f"left its report {attempt.report} unreadable: {error}") from None
-    try:
-        return read_report(text, attempt.artifacts)
-    except ValueError as error:
-        raise ValueError(f"wrote a report that {error}: {attempt.report}") from None
-
-
-def _read_outputs(attempt: Attempt, reported: Mapping[str, Any]) -> dict[str, Any]:
-    outputs = {}
-    for name, type_ in attempt.output_types.items():
-        if name in reported:
-            outputs[name] = convert(reported[name], type_)
-            continue
-        path = attempt.output_files[name]
-        try:
-            text = _read_file(path)
-        except FileNotFoundError:
-            if attempt.function:
-                raise ValueError(
-                    f"did not give its output {name!r} a value: the function {attempt.function!r} returned None, and "
-                    f"the file {path} is missing"
-                ) from None
-            raise ValueError(
-                f"did not write its output {name!r}: the file {path} is missing, though the process ended with "
-                "exit code 0"
-            ) from None
-        except UnicodeDecodeError:
-            raise ValueError(f"wrote its output {name!r} in something else than UTF-8: {path}") from None
-        except (OSError, _NoFile) as error:
-            raise ValueError(f"left its output {name!r} unreadable: {error}") from None
-        try:
-            outputs[name] = from_output(text, type_)
-        except ValueError as error:
-            raise ValueError(f"wrote something into its output {name!r} that {error}") from None
-    return outputs

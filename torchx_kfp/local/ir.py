@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -27,6 +28,8 @@ from torchx_kfp.local.spec import (
     Task,
 )
 
+# 200 bytes leave room for what is added to a name.
+_NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,200}")
 # The strategy of tasks that run whatever became of those before them.
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
@@ -72,6 +75,9 @@ class _Reader:
     def component(self, name: str, spec: dict[str, Any]) -> Component:
         inputs = spec.get("inputDefinitions") or {}
         outputs = spec.get("outputDefinitions") or {}
+        for kinds in (inputs, outputs):
+            for key in (*(kinds.get("parameters") or ()), *(kinds.get("artifacts") or ())):
+                _verify_name(key)
         dag = container = importer = None
         platform: dict[str, Any] = {}
         if "dag" in spec:
@@ -102,6 +108,12 @@ class _Reader:
             importer=importer,
             platform=platform,
         )
+
+
+def _verify_name(name: Any) -> None:
+    """Names of inputs and outputs become names of files."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (os.curdir, os.pardir):
+        raise MalformedError(f"{name!r} is not a name for an input or output")
 
 
 def _artifact_type(spec: dict[str, Any]) -> ArtifactType:

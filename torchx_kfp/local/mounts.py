@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local.artifacts import artifacts_in
+from torchx_kfp.local.artifacts import Artifact, artifacts_in
+from torchx_kfp.local.beneath import make_folder
+from torchx_kfp.local.transfer import is_remote
 
 _MODES = {"ro": True, "rw": False}
 # kfp.dsl.types.artifact_types
@@ -68,12 +70,24 @@ def combine(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
 
 
 def _shows(outer: Mount, mount: Mount) -> bool:
-    same_path = os.path.normpath(os.path.join(outer.source, os.path.relpath(mount.target, outer.target)))
-    return same_path == mount.source and outer.read_only == mount.read_only
+    return source_of(mount.target, outer) == mount.source and outer.read_only == mount.read_only
+
+
+def source_of(path: str, mount: Mount) -> str | None:
+    """Where a path in the container is on this machine; None if the mount does not show it."""
+    if path != mount.target and not _is_below(path, mount.target):
+        return None
+    return os.path.normpath(os.path.join(mount.source, os.path.relpath(path, mount.target)))
 
 
 def _is_below(path: str, folder: str) -> bool:
     return path.startswith(os.path.join(folder, ""))
+
+
+def holds(folder: str, path: str) -> bool:
+    """Whether a path is a folder or in it, by whatever names they go."""
+    folder, path = os.path.realpath(folder), os.path.realpath(path)
+    return path == folder or _is_below(path, folder)
 
 
 def local_path(base: str) -> str | None:
@@ -94,11 +108,29 @@ def local_path(base: str) -> str | None:
     return os.path.normpath(base)
 
 
-def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str]:
+def named_paths(arguments: Mapping[str, Any]) -> list[str]:
+    """The paths of this machine that arguments of a run are: what their user has named, and not the pipeline."""
+    found = []
+    for value in arguments.values():
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                found.append(local_path(value))
+    return [path for path in dict.fromkeys(found) if path is not None]
+
+
+def tracker_bases(
+    command: Sequence[str], inputs: Mapping[str, Any], named: Collection[str], mounts: Iterable[Mount]
+) -> list[str]:
     """The tracker bases on this machine that the stage is told; they are made where they are missing.
 
+    Args:
+        command: of the stage.
+        inputs: of the stage.
+        named: paths that the user has named.
+        mounts: what the user lets containers see.
+
     Raises:
-        ValueError: the path of one is not absolute.
+        ValueError: the path of one is not absolute, or nobody but the pipeline has named it.
         OSError: one cannot be made.
     """
     name = f"{protocol.TRACKER_BASE}="
@@ -109,23 +141,59 @@ def tracker_bases(command: Sequence[str], inputs: Mapping[str, Any]) -> list[str
         # The second is what KFP's compiler makes of a pipeline's parameter inside of text.
         if (key == _TRACKER_BASE or key.endswith(f"--{_TRACKER_BASE}")) and isinstance(value, str)
     ]
-    found = [path for base in dict.fromkeys(told) if (path := local_path(base)) is not None]
-    for path in found:
-        os.makedirs(path, exist_ok=True)
+    found = []
+    for base in filter(None, dict.fromkeys(told)):
+        path = local_path(base)
+        if path is None:
+            if not is_remote(base):
+                raise ValueError(f"records results at {base!r}, which is no storage for stages in containers")
+        elif path in named:
+            os.makedirs(path, exist_ok=True)
+            found.append(path)
+        elif not _is_shown(path, [mount for mount in mounts if not mount.read_only]):
+            raise ValueError(
+                f"records results at {base!r}, a folder of this machine that only the pipeline names. Name it for the "
+                f"run, too: --tracker-base {path}, or --mount {path}"
+            )
     return found
 
 
-def artifact_mounts(inputs: Mapping[str, Any], run_folder: str) -> list[Mount]:
-    """What is read from outside of the run's folder: artifacts that were imported, or made by an earlier run."""
-    artifacts = [item for value in inputs.values() for item in artifacts_in(value)]
-    return [
-        Mount(artifact.path, artifact.path, read_only=True)
-        for artifact in artifacts
-        if artifact.is_here
-        and os.path.isabs(artifact.path)
-        and os.path.exists(artifact.path)
-        and not _is_below(os.path.normpath(artifact.path), run_folder)
-    ]
+def artifact_mounts(
+    inputs: Mapping[str, Any], named: Collection[str], mounts: Sequence[Mount], workspace: str
+) -> list[Mount]:
+    """Mounts for the artifacts that the stage reads, but those which another mount or the workspace shows.
+
+    A path below a folder that stages write to is never mounted by itself: it might be a link by then.
+
+    Raises:
+        ValueError: one is a file of this machine, and only the pipeline has named it; it may be any.
+    """
+    found = []
+    for artifact in (item for value in inputs.values() for item in artifacts_in(value)):
+        if artifact.imported:
+            _verify_import(artifact, named, mounts)
+        path = os.path.normpath(artifact.path)
+        is_shown = _is_shown(path, [Mount(workspace, workspace), *mounts])
+        if artifact.is_here and os.path.isabs(artifact.path) and os.path.lexists(path) and not is_shown:
+            found.append(Mount(path, path, read_only=True))
+    return found
+
+
+def _verify_import(artifact: Artifact, named: Collection[str], mounts: Sequence[Mount]) -> None:
+    path = os.path.normpath(artifact.uri.removeprefix("file://"))
+    if "://" in path or "::" in path or ":/" in path:
+        if not is_remote(artifact.uri):
+            raise ValueError(f"takes an artifact from {artifact.uri}, which is no storage for stages in containers")
+    elif path not in named and not _is_shown(path, mounts):
+        raise ValueError(
+            f"takes an artifact from {artifact.uri}, a place on this machine that only the pipeline names. Name it for "
+            f"the run, too: --mount {path}:ro"
+        )
+
+
+def _is_shown(path: str, mounts: Iterable[Mount]) -> bool:
+    """Whether containers see this path at the path that it has here."""
+    return any(source_of(path, mount) == path for mount in mounts)
 
 
 def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
@@ -138,17 +206,20 @@ def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
     ]
 
 
-def share(folder: str) -> None:
-    """Makes a folder one that every user may write to, with all that will be made in it.
+def share(path: str, root: str) -> None:
+    """Makes a folder beneath a root one that every user may write to, with all that will be made in it.
 
     The user of an image is any number, and the engine's root is not this process's user: each shall be able to
     write beside the other, and the owner of the run to remove what containers have made. A default access list
     (acl(5)) passes the permission on to what is made inside; where the file system has none, this folder alone is
     shared. A folder of somebody else is left as it is.
     """
-    os.makedirs(folder, exist_ok=True)
-    with contextlib.suppress(OSError):
-        os.chmod(folder, 0o777)
-    if hasattr(os, "setxattr"):
+    folder = make_folder(path, root)
+    try:
         with contextlib.suppress(OSError):
-            os.setxattr(folder, _ACL, _OPEN)
+            os.fchmod(folder, 0o777)
+        if hasattr(os, "setxattr"):
+            with contextlib.suppress(OSError):
+                os.setxattr(folder, _ACL, _OPEN)
+    finally:
+        os.close(folder)

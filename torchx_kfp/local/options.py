@@ -31,6 +31,8 @@ class Options:
     cache: bool
     docker: bool | Sequence[str]
     mounts: Sequence[str]
+    #: Paths of this machine that arguments name.
+    named: Sequence[str]
 
 
 def default_parallelism() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.code import CodeFiles, TooManyFiles
-from torchx_kfp.local.containers import NO_CONTAINERS, Containers
+from torchx_kfp.local.containers import MADE, NO_CONTAINERS, Containers
 from torchx_kfp.local.engine import Engine, Processes
 from torchx_kfp.local.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.execution import Attempt
@@ -93,16 +93,16 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
     container = component.container
     assert container is not None
     folder = settings.folder / pod_name
-    output_files = {name: str(folder / "outputs" / name) for name in component.outputs}
+    made = folder / MADE
+    output_files = {name: str(made / "outputs" / name) for name in component.outputs}
     artifacts = {
-        name: Artifact(name, kind, str(folder / "artifacts" / name))
-        for name, kind in component.artifact_outputs.items()
+        name: Artifact(name, kind, str(made / "artifacts" / name)) for name, kind in component.artifact_outputs.items()
     }
     in_container = node.name in settings.containers
     words = (*container.command, *container.args)
     takes_all = parse_command(words) is not None
     inputs, copies = with_copies(with_defaults(component, node.inputs), words, folder / "inputs", takes_all=takes_all)
-    report = str(folder / "executor_output.json")
+    report = str(made / "executor_output.json")
     facts = Facts(
         parameters=inputs,
         constants={**settings.constants, **node.constants(settings.run_id)},
@@ -150,6 +150,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         function=python.function if python is not None else "",
         source=source,
         copies=copies,
+        workspace=settings.constants["workspace_path"],
         installs=python.installs if python is not None and not in_container else (),
         container=plan,
         time_limit=time_limit(component.platform),

@@ -19,7 +19,7 @@ from torchx_kfp.local.artifacts import is_artifact
 from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.local.cache import Cache
 from torchx_kfp.local.check import check_supported, find_not_applied
-from torchx_kfp.local.containers import Containers, choose_containers
+from torchx_kfp.local.containers import Containers, choose_containers, verify_private
 from torchx_kfp.local.docker import DockerEngine, connect
 from torchx_kfp.local.engine import Processes
 from torchx_kfp.local.environment import stage_environment
@@ -30,7 +30,7 @@ from torchx_kfp.local.kubernetes import GivenKeys, has_workspace, time_limit, ve
 from torchx_kfp.local.load import PipelineLike, load_pipeline
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.messages import messages
-from torchx_kfp.local.mounts import Mount
+from torchx_kfp.local.mounts import Mount, named_paths
 from torchx_kfp.local.names import indices_of, make_run_name, without_indices
 from torchx_kfp.local.options import Options, default_parallelism, options_of, verify_options
 from torchx_kfp.local.outline import positions
@@ -83,8 +83,8 @@ def run(
             is the default.
         docker: runs stages in their images with Docker or Podman: all of them, or some by name (``train``,
             ``inner/train``).
-        mounts: what those containers see of this machine, as ``SRC[:DST][:ro]``, beside the run's folder and the
-            tracker base.
+        mounts: what those containers see of this machine, as ``SRC[:DST][:ro]``, beside what they make, what they take
+            from other stages, and paths that are arguments (a tracker base, for one).
         on_event: is called with each event of the run, from this thread.
         on_line: is called with a stage's name and each line of its output, without what a terminal should not get, from
             another thread. If it raises, it is called no more, and the exception is raised when the run has ended.
@@ -112,7 +112,7 @@ def run(
     """
     verify_options(arguments, output_dir, parallelism, grace, timeout)
     loaded = load_pipeline(pipeline)
-    chosen = choose_containers(loaded, docker, mounts)
+    chosen = choose_containers(loaded, docker, mounts, named_paths(arguments or {}))
     check_supported(loaded, chosen)
     values = complete_arguments(loaded, arguments or {})
     keys = GivenKeys(secrets or {}, config_maps or {})
@@ -130,9 +130,13 @@ def run(
         cache=cache,
         docker=docker if isinstance(docker, bool) else tuple(docker),
         mounts=tuple(map(str, chosen.mounts)),
+        named=sorted(chosen.named),
     )
+    verify_private(chosen, str(folder.parent), options.workspace if has_workspace(loaded.platform) else None)
     with _engine(chosen, run_id) as engine:
         _make_folder(folder, "output_dir", "--output-dir", exist_ok=False)
+        if engine is not None and engine.remaps_users:
+            folder.chmod(0o711)
         with Journal.create(
             folder,
             run_id=run_id,
@@ -197,7 +201,7 @@ def resume(
             raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
         loaded = load_pipeline(record.pipeline_file)
         options = options_of(record)
-        chosen = choose_containers(loaded, options.docker, options.mounts)
+        chosen = choose_containers(loaded, options.docker, options.mounts, options.named)
         check_supported(loaded, chosen)
         given: dict[str, Any] = {
             "parallelism": parallelism,
@@ -344,7 +348,7 @@ def _warnings(stream: TextIO | None) -> Callable[[str], None]:
 
 def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = True) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=exist_ok)
+        folder.mkdir(0o700, parents=True, exist_ok=exist_ok)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(

@@ -204,7 +204,9 @@ def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], wo
     metadata = resolve_value(dict(importer.metadata), facts)
     uri = resolve_text(uri, facts)
     place = os.path.join(workspace, ".artifacts", uri.partition("://")[2].strip("/") or uri.strip("/"))
-    return Artifact(name, importer.type, uri, metadata, custom_path=place if importer.to_workspace else "")
+    return Artifact(
+        name, importer.type, uri, metadata, custom_path=place if importer.to_workspace else "", imported=True
+    )
 
 
 def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.local import beneath
 from torchx_kfp.local.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 
 
@@ -17,6 +20,8 @@ class UnavailableError(Exception):
     """A file on other storage that cannot be had."""
 
 
+# Schemes of storage that is not this machine's.
+_REMOTE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "hdfs", "hf", "http", "https", "minio", "oci", "oss", "s3", "s3a"}
 _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
 
 
@@ -46,31 +51,65 @@ def with_copies(
 def _with_place(artifact: Artifact, folder: Path) -> Artifact:
     if artifact.custom_path or artifact.is_here:
         return artifact
-    return dataclasses.replace(
-        artifact, custom_path=str(folder / (os.path.basename(artifact.uri.rstrip("/")) or "file"))
-    )
+    name = os.path.basename(artifact.uri.rstrip("/"))
+    return dataclasses.replace(artifact, custom_path=str(folder / (name if name.strip(".") else "file")))
 
 
-def copy_here(url: str, path: str) -> None:
+def is_remote(url: str) -> bool:
+    """Whether a URL leads to storage elsewhere for certain: fsspec has names for this machine's files, too."""
+    return "::" not in url and url.partition("://")[0] in _REMOTE
+
+
+def copy_here(url: str, path: str, root: str, folder: str) -> None:
     """Copies a file, or a folder with what is in it; what is there already stays. Several may do so at once.
+
+    Args:
+        url: of the file.
+        path: where the copy belongs.
+        root: the folder that the copy has to be in: stages may write there, too.
+        folder: of the stage alone, for what has not been copied whole.
 
     Raises:
         UnavailableError: it cannot be copied.
     """
     import fsspec
 
-    if os.path.exists(path):
-        return
-    temporary = f"{path}.{secrets.token_hex(8)}"
+    name = f".{secrets.token_hex(8)}"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if beneath.exists(path, root):
+            return
         store, source = fsspec.core.url_to_fs(url)
-        if store.isdir(source):
-            store.get(source.rstrip("/") + "/", temporary, recursive=True)
-        else:
-            store.get_file(source, temporary)
-        if not os.path.isdir(path):  # another one's copy of a folder
-            os.replace(temporary, path)
+        temporary = os.path.join(folder, name)
+        _download(store, source, temporary)
+        try:
+            beside = os.path.join(os.path.dirname(path), name)
+            beneath.copy(temporary, beside, target_root=root)
+            beneath.rename(beside, path, root)
+        finally:
+            _remove(temporary)
     except Exception as error:  # each file system has errors of its own
         text = f"{type(error).__name__}: {error}"
         raise UnavailableError(f"takes the file of an artifact that cannot be copied here from {url}: {text}") from None
+
+
+def _download(store: Any, source: str, path: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not store.isdir(source):
+        store.get_file(source, path)
+        return
+    os.makedirs(path, exist_ok=True)
+    for file in store.find(source):
+        # An object's name may hold anything.
+        target = os.path.normpath(os.path.join(path, file[len(source.rstrip("/")) :].lstrip("/")))
+        if not target.startswith(os.path.join(path, "")):
+            raise ValueError(f"the name of {file} leads out of its folder")
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        store.get_file(file, target)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
