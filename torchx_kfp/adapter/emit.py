@@ -15,6 +15,7 @@ from torchx_kfp.adapter.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.names import output_name
 from torchx_kfp.adapter.plan import StagePlan
 from torchx_kfp.adapter.reads import TRACKER_BASE, Stage, remember_stage
+from torchx_kfp.sdk import quick_sdk
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
@@ -144,6 +145,7 @@ def _function(
     return function
 
 
+@quick_sdk()
 def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: object = None) -> dsl.PipelineTask:
     """The task with its resources, retries and settings for Kubernetes."""
     remember_stage(task, Stage(plan.alias, tracker_base))

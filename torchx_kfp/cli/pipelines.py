@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.sdk import import_kfp, quick_sdk
 
 
 def load_pipeline_function(target: str) -> Any:
@@ -55,8 +56,9 @@ def _import(path: Path) -> ModuleType:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     # The arguments of the command line are not the file's.
     arguments, sys.argv = sys.argv, [str(path)]
+    import_kfp()
     try:
-        with warnings.catch_warnings():
+        with quick_sdk(), warnings.catch_warnings():
             # Two lines for each component, of which there may be many.
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))

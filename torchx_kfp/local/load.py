@@ -16,6 +16,7 @@ import yaml
 from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.local.ir import MalformedError, read_pipeline
 from torchx_kfp.local.spec import Pipeline
+from torchx_kfp.sdk import quick_sdk
 
 PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
 
@@ -49,7 +50,8 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
                 f"{function!r} is no pipeline: pass the path of a compiled pipeline, or a function decorated with "
                 "kfp.dsl.pipeline."
             )
-        function = dsl.pipeline(function)
+        with quick_sdk():
+            function = dsl.pipeline(function)
     text = compile_text(function)
     return pipeline_from_documents(_documents(text), repr(function), text)
 
@@ -66,7 +68,7 @@ def compile_text(function: Any, name: str = "") -> str:
     """
     from kfp import compiler
 
-    with tempfile.TemporaryDirectory() as folder:
+    with quick_sdk(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(function, str(path))
         text = path.read_text(encoding="utf-8")

@@ -1,0 +1,96 @@
+"""KFP's SDK, where it is slow without need: quicker while torchx-kfp calls it, and as it was for everybody else.
+
+- For each task of a pipeline, the names of all tasks are put into the form that Kubernetes takes, a million names for
+  1,000 tasks (``build_spec_by_group``). Here each name is made once.
+- Each setter of a task asks for the whole stack with the source of every frame, only to name itself in an error
+  (``_ensure_container_spec_exists``): 20 ms each. Here it gets the stack without source.
+- ``import kfp`` loads its client with all of Kubernetes's, which takes two thirds of the time and is of no use in
+  a pipeline. Here the client is loaded when it is asked for.
+
+What KFP compiles is the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from types import FrameType, ModuleType, SimpleNamespace
+from typing import Any
+
+_CLIENT = "kfp.client"
+#: Functions of ``kfp.dsl.utils``, from a name to a name.
+_PURE = ("maybe_rename_for_k8s", "sanitize_component_name", "sanitize_task_name")
+
+
+def _stack(context: int = 0) -> list[inspect.FrameInfo]:
+    """``inspect.stack`` without the source; also without looking for a frame's file among those of all modules."""
+    del context
+    frame: FrameType | None = sys._getframe(1)
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+        frame = frame.f_back
+    return found
+
+
+_INSPECT = SimpleNamespace(**{**vars(inspect), "stack": _stack})
+
+
+@contextlib.contextmanager
+def quick_sdk() -> Iterator[None]:
+    """While it lasts, KFP's SDK is quicker. Also a decorator."""
+    from kfp.dsl import pipeline_task, utils
+
+    replaced: list[tuple[ModuleType, str, Any]] = []
+
+    def replace(module: ModuleType, name: str, new: Any) -> None:
+        replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, new)
+
+    for name in _PURE:
+        if hasattr(utils, name):
+            replace(utils, name, _remembered(getattr(utils, name)))
+    if getattr(pipeline_task, "inspect", None) is inspect:
+        replace(pipeline_task, "inspect", _INSPECT)
+    try:
+        yield
+    finally:
+        for module, name, old in reversed(replaced):
+            setattr(module, name, old)
+
+
+@functools.cache
+def _remembered(function: Any) -> Any:
+    return function if hasattr(function, "cache_info") else functools.lru_cache(maxsize=1 << 16)(function)
+
+
+def import_kfp() -> None:
+    """Import kfp without its client, which is imported when somebody asks for it; unless kfp is loaded already."""
+    found = None if "kfp" in sys.modules else importlib.util.find_spec("kfp")
+    if found is None:
+        return
+    # kfp/__init__.py ends with `from kfp.client import Client`.
+    sys.modules[_CLIENT] = stand_in = ModuleType(_CLIENT)
+    stand_in.Client = None  # type: ignore[attr-defined]
+    try:
+        kfp = importlib.import_module("kfp")
+    finally:
+        del sys.modules[_CLIENT]
+    for name in ("Client", "client"):
+        if vars(kfp).get(name) in (None, stand_in):
+            vars(kfp).pop(name, None)
+
+    def load(name: str) -> Any:
+        if name not in ("Client", "client"):
+            raise AttributeError(f"module 'kfp' has no attribute {name!r}")
+        client = importlib.import_module(_CLIENT)
+        kfp.Client = client.Client  # type: ignore[attr-defined]
+        return getattr(kfp, name)
+
+    kfp.__getattr__ = load  # type: ignore[method-assign]
