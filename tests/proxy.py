@@ -21,7 +21,8 @@ class Proxy:
 
     ``faults`` says what happens to each of the next requests: an HTTP status (503) instead of passing it on; ``"cut"``:
     the connection is closed before; ``"lost"``: after the server has done it; ``"half"``: in the middle of the answer;
-    a float: seconds of delay; None: nothing. Requests behind the last one get ``otherwise``.
+    a float: seconds of delay; None: nothing. Requests behind the last one get ``otherwise``. All requests of a
+    method in ``refused`` get this status: ``{"PUT": 403}`` is what credentials without the right to write get.
     """
 
     def __init__(self, url: str, otherwise: float | str | int | None = None) -> None:
@@ -29,6 +30,7 @@ class Proxy:
         self._upstream = (parts.hostname, parts.port)
         self.otherwise = otherwise
         self.faults: deque[float | str | int | None] = deque()
+        self.refused: dict[str, int] = {}
         self.requests: list[str] = []
         self.at_once = 0
         self.most_at_once = 0
@@ -124,6 +126,7 @@ class Proxy:
     def _begin(self, data: bytes, state: dict[str, Any]) -> float | str | int | None:
         self.requests.append(data.partition(b" HTTP")[0].decode())
         state["fault"] = self.faults.popleft() if self.faults else self.otherwise
+        state["fault"] = self.refused.get(self.requests[-1].partition(" ")[0], state["fault"])
         state["open"] = True
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

@@ -17,7 +17,8 @@ from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.entries import STEPS, add_entry
 from torchx_kfp.tracking.keys import run_id_parts
 from torchx_kfp.tracking.metadata import add_metadata
-from torchx_kfp.tracking.sources import add_source, declare_sources
+from torchx_kfp.tracking.sources import add_source
+from torchx_kfp.tracking.starts import record_start
 from torchx_kfp.tracking.store import Store
 
 pytestmark = pytest.mark.once
@@ -67,7 +68,7 @@ def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
     add_artifact(store, "run/train/1", "model", "s3://models/1", None)
     add_metadata(store, "run/evaluate/1", {"note": "x"})
     add_entry(store, STEPS, "run/train/1", {"metrics": {}}, "steps")
-    declare_sources(store, "run/evaluate/1", {"trials": ["run/train/1", "run/train/2"]})
+    record_start(store, "run/evaluate/1", {"trials": ["run/train/1", "run/train/2"]})
     sizes = sum(file.size for file in store.files())
     (run,) = Cleanup(store, later()).look().old
     assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ("evaluate", "train"), 7, sizes, "")
@@ -200,7 +201,7 @@ def test_other_keys_are_left_alone(store: Store) -> None:
 
 def test_entries_of_runs_without_results_go_too(store: Store) -> None:
     add_metadata(store, "gone/train/1", {"note": "x"})
-    declare_sources(store, "gone/train/2", {"prepare": "never/prepare/1"})
+    record_start(store, "gone/train/2", {"prepare": "never/prepare/1"})
     (run,) = Cleanup(store, later()).look().old
     assert (run.run, run.stages, run.results, run.files) == ("gone", ("train",), (), 2)
     assert removed(store, time.time() - DAY) == []
@@ -243,9 +244,9 @@ class TestUse:
 
     def test_directly_and_through_others(self, local: Store) -> None:
         put(local, "new/evaluate/1", "used/train/1", "through/prepare/1", "unused/train/1", "user/of/unused")
-        declare_sources(local, "new/evaluate/1", {"train": "used/train/1"})
-        declare_sources(local, "used/train/9", {"prepare": "through/prepare/1"})
-        declare_sources(local, "user/of/unused", {"train": "unused/train/1"})
+        record_start(local, "new/evaluate/1", {"train": "used/train/1"})
+        record_start(local, "used/train/9", {"prepare": "through/prepare/1"})
+        record_start(local, "user/of/unused", {"train": "unused/train/1"})
         age(local, "used", "through", "unused", "user", ".torchx_kfp")
         assert self.kept(local) == {
             "used": "used by new/evaluate/1",

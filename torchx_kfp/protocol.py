@@ -42,6 +42,8 @@ VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRAC
 PIPELINE_RUN = "KFP_RUN_ID"
 #: Set on every pod by KFP's backend; the execution's part of the run id where it is there.
 POD_NAME = "KFP_POD_NAME"
+#: The image of a stage in a container, where the engine tells it: the local runner does. For the record of its start.
+IMAGE = "TORCHX_KFP_IMAGE"
 
 RunIds = str | tuple[str, ...]
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.sources import declare_sources
+from torchx_kfp.tracking.starts import record_start
 
 pytestmark = pytest.mark.once
 
@@ -20,7 +20,7 @@ def test_the_commands_of_the_readme(inside: Call, project: Path) -> None:
     for run in ("example-1", "example-2"):
         tracker[f"{run}/train/train-0-0"] = {"x": 2.9, "loss": 0.01}
         tracker[f"{run}/choose/choose-0"] = {"best": f"{run}/train/train-0-0", "loss": 0.01}
-        declare_sources(tracker.store, f"{run}/choose/choose-0", {"trials": [f"{run}/train/train-0-0"]})
+        record_start(tracker.store, f"{run}/choose/choose-0", {"trials": [f"{run}/train/train-0-0"]})
     blocks = re.findall(r"^```console\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     commands = next(block for block in blocks if "lineage" in block).splitlines()
     assert len(commands) == 9

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +14,22 @@ from tests.cli.conftest import Call
 from torchx_kfp.cli.graphs import dot, mermaid
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Lineage, Link, Source
 from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.sources import add_source, declare_sources
+from torchx_kfp.tracking.entries import SOURCES, add_entry
+from torchx_kfp.tracking.sources import add_source, encode_sources
+from torchx_kfp.tracking.starts import Start, record_start
+from torchx_kfp.tracking.store import Store
 
 pytestmark = pytest.mark.once
 
 #: Text that each of the languages would take for something of its own.
 NASTY = 'a"b\\n[x](y){z}<i>`c`#35;;|end|%%{init}\n\r\t größe -->&amp; \\" $x'
+
+
+def declare(store: Store, run_id: str, parents: dict[str, str | list[str]]) -> None:
+    """What a stage says at its start, but for the start itself."""
+    found = {alias: [ids] if isinstance(ids, str) else ids for alias, ids in parents.items()}
+    sources = [Source(source, alias=alias) for alias, ids in found.items() for source in ids]
+    add_entry(store, SOURCES, run_id, encode_sources(sources), "sources", "0-reads")
 
 
 def fill(base: str | Path) -> FsspecResultTracker:
@@ -29,14 +40,14 @@ def fill(base: str | Path) -> FsspecResultTracker:
     for number in range(2):
         tracker[f"a-1/train/t{number}"] = {"accuracy": 0.5 + number / 4}
         add_artifact(store, f"a-1/train/t{number}", "model", f"s3://bucket/{'long/' * 9}{number}.pt", {"epochs": 3})
-        declare_sources(store, f"a-1/train/t{number}", {"prepare": "a-1/prepare/p"})
+        declare(store, f"a-1/train/t{number}", {"prepare": "a-1/prepare/p"})
     tracker["a-1/choose/c"] = {"best": "a-1/train/t1"}
-    declare_sources(store, "a-1/choose/c", {"trials": ["a-1/train/t0", "a-1/train/t1"], "data": "a-1/prepare/p"})
+    declare(store, "a-1/choose/c", {"trials": ["a-1/train/t0", "a-1/train/t1"], "data": "a-1/prepare/p"})
     tracker["b-1/deploy/d"] = {"ok": True}
-    declare_sources(store, "b-1/deploy/d", {"model": "a-1/choose/c"})
+    declare(store, "b-1/deploy/d", {"model": "a-1/choose/c"})
     tracker["alone/s/1"] = {"loss": 0.25}
-    declare_sources(store, "ring/x/1", {"y": "ring/y/1"})
-    declare_sources(store, "ring/y/1", {"x": "ring/x/1"})
+    declare(store, "ring/x/1", {"y": "ring/y/1"})
+    declare(store, "ring/y/1", {"x": "ring/x/1"})
     return tracker
 
 
@@ -106,7 +117,7 @@ def test_a_run_without_lineage(inside: Call) -> None:
     done = inside("lineage", "base", "alone", "--format", "json")
     assert json.loads(done.stdout) == {
         "run_ids": ["alone/s/1"],
-        "nodes": [{"run_id": "alone/s/1", "role": "asked", "results": {"loss": 0.25}}],
+        "nodes": [{"run_id": "alone/s/1", "role": "asked", "results": {"loss": 0.25}, "started": None}],
         "links": [],
     }
     assert done.stderr == sentence
@@ -121,7 +132,7 @@ def test_a_run_without_lineage(inside: Call) -> None:
 def test_long_fan_ins_are_cut_in_trees_alone(inside: Call, project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")
     trials = [f"big/train/{number:04}" for number in range(1000)]
-    declare_sources(tracker.store, "big/choose/c", {"trials": trials, "data": "a-1/prepare/p"})
+    declare(tracker.store, "big/choose/c", {"trials": trials, "data": "a-1/prepare/p"})
     shown = inside("lineage", "base", "big/choose").stdout.splitlines()
     assert shown[21:24] == [
         "├── trials: big/train/0019",
@@ -139,7 +150,7 @@ def test_long_fan_ins_are_cut_in_trees_alone(inside: Call, project: Path) -> Non
 def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[..., str], project: Path) -> None:
     store = FsspecResultTracker(project / "base").store
     for level in range(1, 300):
-        declare_sources(store, f"deep/s{level}/1", {"before": [f"deep/s{level - 1}/{number}" for number in range(3)]})
+        declare(store, f"deep/s{level}/1", {"before": [f"deep/s{level - 1}/{number}" for number in range(3)]})
         add_source(store, f"deep/s{level}/1", Source(f"deep/s{level - 1}/1"))
     shown = inside("lineage", "base", "deep/s299/1").stdout.splitlines()
     assert len(shown) < 120
@@ -257,3 +268,22 @@ def test_on_s3(call: Call, s3_base: str) -> None:
     fill(s3_base)
     done = call("lineage", s3_base, "a-1")
     assert (done.returncode, done.stdout, done.stderr) == (0, TREES, "")
+
+
+def test_when_and_where_it_started(inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    store = FsspecResultTracker(project / "base").store
+    record_start(store, "c-1/use/u", {"train": "c-1/train/t"}, Start(1e9, "node-3", "repo/use:1"))
+    record_start(store, "c-1/train/t", {}, Start(1e9 - 60, "node-2"))
+    assert inside("lineage", "base", "c-1/use").stdout.splitlines() == [
+        "Made of",
+        "c-1/use/u",
+        "├── started 2001-09-09 01:46:40 +0000 on node-3 in repo/use:1",
+        "└── train: c-1/train/t",
+    ]
+    nodes = json.loads(inside("lineage", "base", "c-1/use", "--format", "json").stdout)["nodes"]
+    assert {node["run_id"]: node["started"] for node in nodes} == {
+        "c-1/train/t": {"time": 999999940.0, "host": "node-2", "image": None},
+        "c-1/use/u": {"time": 1e9, "host": "node-3", "image": "repo/use:1"},
+    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -36,12 +38,13 @@ def base(project: Path) -> str:
 
 
 def test_a_table(call: Call, base: str) -> None:
-    done = call("show", "base", "a-1/choose")
+    done = call("show", "base", "a-1/choose", TZ="UTC")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (
+    shown = re.sub(r"─+|20\d\d-.* \+0000", "*", done.stdout)
+    assert shown == (
         "Run a-1/choose/c\n"
         "what       name       value\n"
-        "─────────────────────────────────────────────────────────────────────────────\n"
+        "*\n"
         "result     accuracy   0.5\n"
         "result     loss       nan\n"
         "result     note       'two words'\n"
@@ -52,12 +55,16 @@ def test_a_table(call: Call, base: str) -> None:
         "reads      trials     a-1/train/t1\n"
         "reads      trials     a-1/train/t2\n"
         "reads                 a-1/train/t1  [model]\n"
+        "started    time       *\n"
+        f"started    host       {os.uname().nodename}\n"
     )
 
 
 def test_json(call: Call, base: str) -> None:
     done = call("show", "base", "a-1/train/t1", "--format", "json")
-    assert json.loads(done.stdout) == {
+    found = json.loads(done.stdout)
+    assert set(found.pop("started")) == {"time", "host", "image"}
+    assert found == {
         "run_id": "a-1/train/t1",
         "results": {},
         "steps": {},
@@ -87,4 +94,4 @@ def test_results_of_a_base_that_has_none_name_what_there_is(call: Call, project:
         "Error: There are no results under 'meta', but metadata, artifacts or sources of 1 run: a/b/c. "
         "`torchx-kfp show` shows them.\n"
     )
-    assert call("show", "meta", "a").stdout.splitlines()[-1] == "metadata   x      1"
+    assert call("show", "meta", "a").stdout.splitlines()[3] == "metadata   x      1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,7 +166,7 @@ class TestRefusals:
     def test_a_step_is_an_int(self, step: Any, tmp_path: Path) -> None:
         with pytest.raises(ResultRefusedError, match=r"A step is an int.* Got \w+: "):
             stage(tmp_path).log(step, loss=1.0)
-        assert list(tmp_path.iterdir()) == []
+        assert entries(tmp_path) == []
 
     @pytest.mark.parametrize("value", ["0.5", None, [1], 10**400, {}])
     def test_a_metric_is_a_number(self, value: Any, tmp_path: Path) -> None:
@@ -324,6 +325,7 @@ run.log(1, loss=0.5)
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         run = stage(tmp_path / "base")
+        shutil.rmtree(tmp_path / "base")
         (tmp_path / "base").write_text("a file")
         run.log(1, loss=0.5)
         run.flush()
@@ -336,8 +338,8 @@ run.log(1, loss=0.5)
         assert values(run.history(), "loss") == [(1, 0.5), (2, 0.25)]
 
     def test_what_could_not_be_stored_at_the_end_is_said(self, tmp_path: Path) -> None:
-        (tmp_path / "base").write_text("a file")
-        child = application("run.log(1, loss=0.5)", tmp_path / "base")
+        gone = f"import shutil; shutil.rmtree('{tmp_path}/base'); open('{tmp_path}/base', 'w').close()"
+        child = application(f"{gone}\nrun.log(1, loss=0.5)", tmp_path / "base")
         _, complaints = child.communicate()
         assert child.returncode == 0
         assert f"The last of what the run '{RUN}' has logged is not under the tracker base" in complaints

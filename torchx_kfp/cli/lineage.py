@@ -15,6 +15,7 @@ from torchx_kfp.cli.output import (
     print_message,
     print_text,
     printable,
+    show_moment,
     show_results,
     styled,
     terminal_width,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from torchx_kfp.tracking import Lineage, Link, Result
+    from torchx_kfp.tracking.starts import Start
 
     Results = Mapping[str, Mapping[str, Result]]
 
@@ -56,13 +58,14 @@ def lineage_command(tracker_base: str, run: str, form: str) -> None:
     torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
 
     Runs are shown with their results and with artifacts: in brackets those that were used, in parentheses what the run
-    has where nothing tells which were used. In a tree, of more than 20 runs
-    that are read under one alias the first 20 are shown; the other formats have all.
+    has where nothing tells which were used; of RUN itself also when and where it started. In a tree, of more than 20
+    runs that are read under one alias the first 20 are shown; the other formats have all.
     """
     from torchx_kfp.tracking.artifacts import read_artifacts_of
     from torchx_kfp.tracking.entries import run_ids as runs_with_entries
     from torchx_kfp.tracking.lineage import trace
     from torchx_kfp.tracking.sources import read_sources_of
+    from torchx_kfp.tracking.starts import read_starts
 
     tracker = open_tracker(tracker_base)
     sources = read_sources_of(tracker.store, corrupt=lambda error: print_message(f"Left out: {error}"))
@@ -77,22 +80,32 @@ def lineage_command(tracker_base: str, run: str, form: str) -> None:
             f"Nothing is known of what {run!r} was made of, and of what was made of it. "
             "That is recorded by stages that call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
-    results = read(tracker, sorted({*recorded} & {*runs_of(lineage)})) if form in ("tree", "json") else {}
+    results: Results = {}
+    starts: Mapping[str, Start] = {}
+    if form in ("tree", "json"):
+        results = read(tracker, sorted({*recorded} & {*runs_of(lineage)}))
+        # A tree tells those of the runs that were asked for.
+        starts = read_starts(tracker.store, runs_of(lineage) if form == "json" else lineage.run_ids)
     if form == "json":
-        print_json(_as_json(lineage, results))
+        print_json(_as_json(lineage, results, starts))
     elif form == "tree":
-        _print_trees(lineage, results)
+        _print_trees(lineage, results, starts)
     else:
         print_text(mermaid(lineage) if form == "mermaid" else dot(lineage))
 
 
-def _as_json(lineage: Lineage, results: Results) -> dict[str, Any]:
+def _as_json(lineage: Lineage, results: Results, starts: Mapping[str, Start]) -> dict[str, Any]:
     role = dict.fromkeys(lineage.run_ids, "asked")
     role = {**dict.fromkeys(lineage.ancestors, "ancestor"), **role}
     return {
         "run_ids": list(lineage.run_ids),
         "nodes": [
-            {"run_id": run_id, "role": role.get(run_id, "descendant"), "results": results.get(run_id, {})}
+            {
+                "run_id": run_id,
+                "role": role.get(run_id, "descendant"),
+                "results": results.get(run_id, {}),
+                "started": vars(starts[run_id]) if run_id in starts else None,
+            }
             for run_id in dict.fromkeys(runs_of(lineage))
         ],
         "links": [
@@ -108,7 +121,7 @@ def _as_json(lineage: Lineage, results: Results) -> dict[str, Any]:
     }
 
 
-def _print_trees(lineage: Lineage, results: Results) -> None:
+def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start]) -> None:
     from torchx_kfp.cli.tables import rendered
 
     above: dict[str, list[Link]] = {}
@@ -123,10 +136,10 @@ def _print_trees(lineage: Lineage, results: Results) -> None:
     if any(run_id in above for run_id in lineage.run_ids) or not makers:
         used = {link.source for link in lineage.links}
         ends = [run_id for run_id in lineage.run_ids if run_id not in used]
-        trees.append(("Made of", _Forest(above, lambda link: link.source, results), [*ends, *lineage.run_ids]))
+        trees.append(("Made of", _Forest(above, lambda link: link.source, results, starts), [*ends, *lineage.run_ids]))
     if makers:
         trees.append(
-            ("Used by", _Forest(below, lambda link: link.run_id, results), makers if trees else lineage.run_ids)
+            ("Used by", _Forest(below, lambda link: link.run_id, results, starts), makers if trees else lineage.run_ids)
         )
     for number, (heading, forest, run_ids) in enumerate(trees):
         if lineage.links:
@@ -143,11 +156,13 @@ class _Forest:
         links: run id -> the links to what stands below it.
         other: the end of such a link that stands below.
         results: of all runs.
+        starts: of runs that tell when and where they ran.
     """
 
     links: Mapping[str, list[Link]]
     other: Callable[[Link], str]
     results: Results
+    starts: Mapping[str, Start]
 
     def __post_init__(self) -> None:
         self.shown: set[str] = set()
@@ -190,18 +205,22 @@ class _Forest:
                 if again:
                     continue
                 self.shown.add(run_id)
+                deeper = self.links.get(run_id) or run_id in self.starts
                 if self.links.get(run_id) and len(waiting) >= depth:
                     new.add(Text("... and more; --format json has all", style="dim"))
-                elif self.links.get(run_id):
+                elif deeper:
                     waiting.append((new, iter(self._below(run_id))))
         return whole
 
     def _below(self, run_id: str) -> list[Link | str]:
-        """The links of a run, those of one alias together, and what is said in place of some."""
+        """What is said of a run's start, its links, those of one alias together, and what is said in place of some."""
         by_alias: dict[str | None, list[Link]] = {}
         for link in self.links.get(run_id, ()):
             by_alias.setdefault(link.alias, []).append(link)
         found: list[Link | str] = []
+        if start := self.starts.get(run_id):
+            image = f" in {printable(start.image)}" if start.image else ""
+            found.append(f"started {show_moment(start.time)} on {printable(start.host)}{image}")
         for alias, links in by_alias.items():
             found += links[:_WIDTH]
             if len(links) > _WIDTH:

@@ -13,7 +13,6 @@ import click
 from torchx_kfp.cli.containers import ContainerCommand, chosen_stages
 from torchx_kfp.cli.duration import Duration
 from torchx_kfp.cli.output import this_command
-from torchx_kfp.cli.runs import PATIENCE
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 TRACKER_BASE = "tracker_base"
 #: What --secret takes.
 KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its manifest"
-#: A key that nothing is recorded under.
-_PROBE = "torchx-kfp-probe"
 
 
 @click.command("run", cls=ContainerCommand)
@@ -159,7 +156,7 @@ def _split_words(words: tuple[str, ...]) -> dict[str, str]:
 
 def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
     """The tracker base as an argument, if the pipeline has that parameter: one that can be used, and absolute."""
-    from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.store import check_tracker_base
 
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
     if option is None:
@@ -187,7 +184,7 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
         raise ArgumentError(
             f"The tracker base {base!r} is the memory of one process, and each stage is one. Use another."
         )
-    # Once, before every stage fails on it: a bucket that is missing, no credentials, a file instead of a folder.
-    FsspecResultTracker(base, patience=PATIENCE).get(_PROBE)
+    # Whether it takes results is the runner's to find out.
+    check_tracker_base(base)
     # A stage may change its directory.
     return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from torchx_kfp.cli.output import counted, listed, print_json, printable, show_value, sparkline
+from torchx_kfp.cli.output import counted, listed, print_json, printable, show_moment, show_value, sparkline
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
 from torchx_kfp.errors import MissingResultsError
 
@@ -19,7 +19,7 @@ from torchx_kfp.errors import MissingResultsError
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
 )
 def show_command(tracker_base: str, run: str, form: str) -> None:
-    """Show all that is known of RUN: results, metrics of steps, metadata, artifacts and what it reads.
+    """Show all that is known of RUN: its start, results, metrics of steps, metadata, artifacts and what it reads.
 
     RUN is the run id of one stage, or the beginning of one.
 
@@ -30,6 +30,7 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
     from torchx_kfp.tracking.entries import run_ids
     from torchx_kfp.tracking.metadata import read_metadata
     from torchx_kfp.tracking.sources import read_sources
+    from torchx_kfp.tracking.starts import read_starts
     from torchx_kfp.tracking.steps import read_history
 
     tracker = open_tracker(tracker_base)
@@ -61,6 +62,7 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
             for name, artifact in read_artifacts(tracker.store, run_id).items()
         },
         "sources": [vars(source) for source in read_sources(tracker.store, run_id)],
+        "started": vars(start) if (start := read_starts(tracker.store, [run_id]).get(run_id)) else None,
     }
     if form == "json":
         print_json(found)
@@ -71,6 +73,9 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
 def _print_table(found: dict[str, Any]) -> None:
     from torchx_kfp.cli.tables import print_table
 
+    started = found["started"] or {}
+    if started:
+        started = {**started, "time": show_moment(started["time"])}
     rows = [
         *(("result", name, show_value(value)) for name, value in found["results"].items()),
         *(("steps", name, _curve(it)) for name, it in found["steps"].items()),
@@ -83,6 +88,7 @@ def _print_table(found: dict[str, Any]) -> None:
             ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
             for it in found["sources"]
         ),
+        *(("started", name, value) for name, value in started.items() if value is not None),
     ]
     print_table(("what", "name", "value"), rows, above=f"Run {printable(found['run_id'])}")
 

@@ -27,7 +27,7 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
         folder: the run's folder; scripts named ``python`` are put there if the interpreter's folder has no such names.
     """
     configs = map(protocol.tracker_config_variable, protocol.decode_trackers(environ))
-    leaking = {*protocol.VARIABLES, *configs, protocol.PIPELINE_RUN, protocol.POD_NAME}
+    leaking = {*protocol.VARIABLES, *configs, protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.IMAGE}
     shared = {name: value for name, value in environ.items() if name not in leaking}
     shared.setdefault("PYTHONUNBUFFERED", "1")
     shared["PATH"] = os.pathsep.join([_python_folder(folder), shared.get("PATH") or os.defpath])

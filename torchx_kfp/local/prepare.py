@@ -22,7 +22,7 @@ from torchx_kfp.local.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.local.requirements import local_state
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.local.transfer import with_copies
-from torchx_kfp.protocol import POD_NAME
+from torchx_kfp.protocol import IMAGE, POD_NAME
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
             component,
             facts,
             folder,
-            {**from_here, **pod},
+            {**from_here, IMAGE: resolve_text(container.image, facts), **pod},
             given_files(component, settings.given, node.scope.inputs),
             copies,
         )

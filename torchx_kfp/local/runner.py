@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.arguments import complete_arguments
 from torchx_kfp.local.artifacts import is_artifact
+from torchx_kfp.local.bases import check_bases
 from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.local.cache import Cache
 from torchx_kfp.local.check import check_supported, find_not_applied
@@ -107,6 +108,7 @@ def run(
         UnsupportedPipelineError: the pipeline asks for what cannot run here; nothing was started.
         ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
         ContainerEngineError: stages shall run in containers, and no engine answers; nothing was started.
+        TrackerError: a tracker base cannot be written; nothing was started.
         KeyboardInterrupt: SIGINT has ended the run.
         SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
     """
@@ -117,6 +119,7 @@ def run(
     values = complete_arguments(loaded, arguments or {})
     keys = GivenKeys(secrets or {}, config_maps or {})
     verify_given(loaded.components.values(), keys, values, os.environ)
+    check_bases(loaded, values, os.getcwd(), chosen.mounts)
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
     options = Options(
@@ -216,6 +219,7 @@ def resume(
                 f"The run {record.run_id} was run in the directory {options.directory!r}, which is gone. Make it "
                 "again, or start a new run."
             )
+        check_bases(loaded, record.arguments, options.directory, chosen.mounts)
         with _engine(chosen, record.run_id) as engine:
             # Of a runner that was killed.
             kill_marked(record.run_id)

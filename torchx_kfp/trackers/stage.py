@@ -19,7 +19,7 @@ from torchx_kfp.tracking.keys import run_id_parts
 from torchx_kfp.tracking.lineage import Lineage, read_lineage
 from torchx_kfp.tracking.metadata import add_metadata, read_metadata, read_metadata_of
 from torchx_kfp.tracking.results import FsspecResultTracker
-from torchx_kfp.tracking.run import declare_parents
+from torchx_kfp.tracking.run import announce
 from torchx_kfp.tracking.sources import Source, add_source, read_sources, read_sources_of
 
 
@@ -110,13 +110,13 @@ def _has(known: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
 
 
 def create(config: str | None = None) -> StageTracker:
-    """The backend of this process. In a stage, all that it reads is recorded as its sources.
+    """The backend of this process. In a stage, its start and all that it reads are recorded, as ``current_run()`` does.
 
     Args:
         config: the tracker base; ``TORCHX_TRACKER_BASE`` otherwise.
 
     Raises:
-        TrackerError: there is no tracker base, or one that cannot be used.
+        TrackerError: there is no tracker base, or one that cannot be used or written.
     """
     base = config or os.environ.get(protocol.TRACKER_BASE, "")
     backend = StageTracker(base)
@@ -125,5 +125,5 @@ def create(config: str | None = None) -> StageTracker:
     except NotInStageError:
         return backend
     if context.tracker_base == base:
-        declare_parents(backend.tracker, context)
+        announce(backend.tracker, context, os.environ)
     return backend

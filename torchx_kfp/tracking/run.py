@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchx_kfp import protocol
@@ -29,7 +29,8 @@ from torchx_kfp.tracking.metadata import add_metadata, read_metadata
 from torchx_kfp.tracking.nearby import recorded_nearby, some
 from torchx_kfp.tracking.results import FsspecResultTracker
 from torchx_kfp.tracking.retry import PATIENCE
-from torchx_kfp.tracking.sources import Source, add_source, declare_sources, read_sources
+from torchx_kfp.tracking.sources import Source, add_source, read_sources
+from torchx_kfp.tracking.starts import is_first_rank, record_start, start_here
 from torchx_kfp.tracking.step_log import flush, step_log
 from torchx_kfp.tracking.steps import History, read_history
 from torchx_kfp.tracking.values import Result, check_results
@@ -43,6 +44,7 @@ _logger = logging.getLogger(__name__)
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 #: What this process has said already of what its stage reads: tracker base, run id, and the source.
 _said: set[tuple[str, str, object]] = set()
+_NO_LINEAGE = "The lineage of the run %r lacks what it reads: %s"
 
 
 class Run:
@@ -232,8 +234,7 @@ class Run:
                 "with current_run().add_artifact(name, path)."
             )
         if self._reader is not None:
-            reader, source = self._reader, Source(self.id, name)
-            _say_once(self._tracker, reader, source, lambda: add_source(self._tracker.store, reader, source))
+            _say_once(self._tracker, self._reader, Source(self.id, name))
         return there[name]
 
     def sources(self) -> list[Source]:
@@ -379,8 +380,9 @@ class Parents(Mapping[str, Run | FanIn]):
 def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:
     """The run of the stage that this process is.
 
-    What the pipeline declares that it reads is recorded as its sources, with one request; where the store does not take
-    that, a warning is logged.
+    Its start is recorded with one request, once in a process: when and where it runs, and what the pipeline declares
+    that it reads. So a tracker base that cannot be written is an error here and not after the work. Processes that
+    torchrun starts can all call this; the first rank records.
 
     Args:
         environ: the stage protocol's variables.
@@ -389,7 +391,7 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     Raises:
         NotInStageError: the process was not started as a tracked stage; the message says what is missing.
         ProtocolError: a variable of the stage protocol is malformed.
-        TrackerError: the tracker base cannot be used, or a further tracker of the stage cannot be loaded.
+        TrackerError: the tracker base cannot be used or written, or a further tracker of the stage cannot be loaded.
     """
     context = protocol.decode(environ)
     try:
@@ -398,29 +400,38 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
         raise ProtocolError(f"{protocol.JOB_ID} is no run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     further = further_trackers(context)
-    declare_parents(tracker, context)
+    announce(tracker, context, environ)
     return Run(context.run_id, tracker, context.parents, further=further)
 
 
-def declare_parents(tracker: FsspecResultTracker, context: protocol.StageContext) -> None:
-    """Record what the stage reads as its sources, once in a process."""
-    parents = context.parents
-    if parents:
-        _say_once(
-            tracker,
-            context.run_id,
-            protocol.encode_parents(parents),
-            lambda: declare_sources(tracker.store, context.run_id, parents),
-        )
+def announce(tracker: FsspecResultTracker, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
+    """Record the start of the stage and what it reads, once in a process; of torchrun's ranks the first one does.
+
+    Raises:
+        TrackerError: the tracker base cannot be written, so that no result could be recorded either.
+    """
+    saying = (tracker.tracker_base, context.run_id, "start")
+    if saying in _said or not is_first_rank(environ):
+        return
+    try:
+        record_start(tracker.store, context.run_id, context.parents, start_here(environ))
+    except KeyRefusedError as error:  # no place for such a name, which results may have all the same
+        _logger.warning(_NO_LINEAGE, context.run_id, error)
+    except TrackerError as error:
+        raise TrackerError(
+            f"The stage {context.run_id!r} could record no results: its tracker base {tracker.tracker_base!r} cannot "
+            f"be written. {error}"
+        ) from error
+    _said.add(saying)
 
 
-def _say_once(tracker: FsspecResultTracker, run_id: str, what: object, say: Callable[[], None]) -> None:
-    """Record a part of the lineage. A stage that can read shall not fail where it may not write that."""
-    saying = (tracker.tracker_base, run_id, what)
+def _say_once(tracker: FsspecResultTracker, run_id: str, source: Source) -> None:
+    """Record that the run uses the source. A stage that can read does not fail over that."""
+    saying = (tracker.tracker_base, run_id, source)
     if saying in _said:
         return
     try:
-        say()
+        add_source(tracker.store, run_id, source)
         _said.add(saying)
     except TrackerError as error:
-        _logger.warning("The lineage of the run %r lacks what it reads: %s", run_id, error)
+        _logger.warning(_NO_LINEAGE, run_id, error)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchx_kfp.protocol import RunIds
 from torchx_kfp.tracking.entries import SOURCES, Corrupt, Entry, add_entry, no_entry, read_entries
 from torchx_kfp.tracking.store import Store
-
-#: Name of the entry with what the pipeline declares. It sorts before those that are named by the time.
-_DECLARED = "0-declared"
 
 
 @dataclass(frozen=True)
@@ -38,25 +34,6 @@ def add_source(store: Store, run_id: str, source: Source) -> None:
         TrackerError: the store failed.
     """
     add_entry(store, SOURCES, run_id, encode_sources([source]), "source")
-
-
-def declare_sources(store: Store, run_id: str, parents: Mapping[str, RunIds]) -> None:
-    """Say what the pipeline declares that this stage reads: all of it in one entry, however many processes say it.
-
-    Args:
-        parents: alias -> run id, or the run ids of a fan-in; empty run ids are left out.
-
-    Raises:
-        TrackerError: the store failed.
-    """
-    sources = [
-        Source(source, alias=alias)
-        for alias, ids in parents.items()
-        for source in ([ids] if isinstance(ids, str) else ids)
-        if source
-    ]
-    if sources:
-        add_entry(store, SOURCES, run_id, encode_sources(sources), "sources", _DECLARED)
 
 
 def read_sources(store: Store, run_id: str) -> list[Source]:

@@ -1,0 +1,135 @@
+"""A tracker base that takes no results ends a run before its first stage."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
+
+from tests.proxy import Proxy
+from tests.s3 import S3Server
+from torchx_kfp import task_from_app
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.local import load_pipeline, resume, run
+from torchx_kfp.local.bases import check_bases, known_bases
+from torchx_kfp.local.mounts import Mount
+
+pytestmark = pytest.mark.once
+
+
+def task(name: str, base: Any, program: str = "true") -> Any:
+    return task_from_app(AppDef(name, roles=[Role("role", image="x", entrypoint=program)]), tracker_base=base)
+
+
+@dsl.pipeline(name="one")
+def one(tracker_base: str):
+    task("train", tracker_base)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def attempt(base: str) -> Any:
+    return run(one, {"tracker_base": base}, output_dir="runs", stream=io.StringIO())
+
+
+def test_which_bases_are_known() -> None:
+    @dsl.pipeline
+    def inner(place: str, other: str = "s3://default"):
+        task("a", place)
+        with dsl.ParallelFor(["s3://item"]) as item:
+            task("b", item)
+            task("c", f"{other}/below")
+
+    @dsl.pipeline
+    def pipeline(base: str, flag: str = "yes"):
+        task("d", base)
+        task("e", "s3://constant")
+        inner(place=base)
+        with dsl.If(flag == "yes"):
+            task("f", f"{base}/f")
+
+    known = set(known_bases(load_pipeline(pipeline), {"base": "s3://given", "flag": "no"}))
+    assert known == {"s3://given", "s3://constant", "s3://default/below", "s3://given/f"}
+
+
+@pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])
+def test_no_place_for_files(base: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrackerError, match=rf"No result could be recorded under the tracker base '{base}': Cannot"):
+        attempt(base)
+    assert sorted(os.listdir()) == ["file"], "no run was begun"
+
+
+def test_nothing_is_left_of_the_look(tmp_path: Path) -> None:
+    assert attempt("base").state == "succeeded"
+    assert [path for path in (tmp_path / "base").rglob("*") if path.is_file()] == []
+
+
+def test_a_mount_that_is_read_only(tmp_path: Path) -> None:
+    compiler.Compiler().compile(one, "one.yaml")
+    (tmp_path / "base").mkdir()
+    mount = f"mount -t tmpfs -o ro none {tmp_path}/base"
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
+        pytest.skip("nothing can be mounted here")
+    program = [str(Path(sys.executable).parent / "torchx-kfp"), "run", "one.yaml", "--tracker-base", "base"]
+    mounted = ["unshare", "-m", "sh", "-c", f'{mount}; exec "$@"', "sh", *program]
+    done = subprocess.run(mounted, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Read-only file system" in done.stderr
+    assert not (tmp_path / "local_outputs").exists()
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    @dsl.pipeline(name="fails")
+    def fails(tracker_base: str):
+        task("train", tracker_base, "false")
+
+    failed = run(fails, {"tracker_base": "base"}, output_dir="runs", stream=io.StringIO())
+    shutil.rmtree("base")
+    (tmp_path / "base").touch()
+    with pytest.raises(TrackerError, match="No result could be recorded under the tracker base 'base'"):
+        resume(failed.folder, stream=io.StringIO())
+
+
+def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path: Path) -> None:
+    pipeline = load_pipeline(one)
+    arguments = {"tracker_base": "/proc/x/below"}
+    check_bases(pipeline, arguments, str(tmp_path), [Mount(str(tmp_path), "/proc/x")])
+    with pytest.raises(TrackerError, match="No result"):
+        check_bases(pipeline, arguments, str(tmp_path), [Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc")])
+
+
+@pytest.mark.s3
+class TestS3:
+    @pytest.mark.parametrize("method", ["PUT", "GET"])
+    def test_credentials_that_lack_a_right(
+        self, method: str, s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Proxy(s3_server.url) as proxy:
+            proxy.refused = {method: 403}
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            with pytest.raises(TrackerError, match=r"No permission to (write|read) s3://.* Check the credentials"):
+                attempt(s3_base)
+        assert not os.path.exists("runs")
+
+    def test_who_may_not_remove_can_run(
+        self, s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with Proxy(s3_server.url) as proxy:
+            proxy.refused = {"DELETE": 403, "POST": 403}
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            assert attempt(s3_base).state == "succeeded"
+
+    def test_requests(self, s3_server: S3Server, s3_base: str) -> None:
+        pipeline = load_pipeline(one)
+        made = s3_server.requests(lambda: check_bases(pipeline, {"tracker_base": s3_base}, "/"))
+        assert [request.partition(" ")[0] for request in made] == ["PUT", "GET", "DELETE"]

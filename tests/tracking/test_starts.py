@@ -1,0 +1,171 @@
+"""The record of a stage's start, with which a tracker base that cannot be written is found out before the work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.proxy import Proxy
+from tests.s3 import S3Server
+from torchx_kfp import protocol
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
+from torchx_kfp.tracking.sources import read_sources
+from torchx_kfp.tracking.starts import Start, read_starts, record_start
+
+pytestmark = pytest.mark.storage
+
+#: An application that works before it records; the work is a file.
+APPLICATION = """
+from torchx_kfp.tracking import current_run
+run = current_run()
+open("worked", "w").close()
+run.put(x=1)
+"""
+#: The same with TorchX's own interface.
+TORCHX = """
+from torchx.tracker import AppRun
+run = AppRun.run_from_env()
+open("worked", "w").close()
+"""
+
+
+def environ(base: object, run_id: str = "p1/train/1", **parents: str) -> dict[str, str]:
+    return protocol.encode(protocol.StageContext(str(base), run_id, parents))
+
+
+def application(folder: Path, variables: dict[str, str], code: str = APPLICATION) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_says_when_where_and_what_is_read(base: str) -> None:
+    before = time.time()
+    current_run(environ(base))
+    current_run({**environ(base, "p1/use/1", train="p1/train/1"), "TORCHX_KFP_IMAGE": "repo/use:1"})
+    store = FsspecResultTracker(base).store
+    starts = read_starts(store, ["p1/train/1", "p1/use/1", "p1/none/1"])
+    assert set(starts) == {"p1/train/1", "p1/use/1"}
+    assert before <= starts["p1/train/1"].time <= starts["p1/use/1"].time <= time.time()
+    assert {start.host for start in starts.values()} == {os.uname().nodename}
+    assert [start.image for start in starts.values()] == [None, "repo/use:1"]
+    assert read_sources(store, "p1/train/1") == []
+    assert read_sources(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
+    assert FsspecResultTracker(base).keys() == FsspecResultTracker(base).names() == [], "it is no result"
+
+
+def test_who_asks_about_a_run_takes_nothing_of_its_record_away(tmp_path: Path) -> None:
+    store = FsspecResultTracker(tmp_path).store
+    record_start(store, "p1/use/1", {"train": "p1/train/1"}, Start(100.0, "node"))
+    current_run(environ(tmp_path, "p1/use/1"))
+    assert read_sources(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
+    assert read_starts(store, ["p1/use/1"]) == {"p1/use/1": Start(100.0, "node")}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sources": [], "started": 5}', '{"started": {"time": "x"}}'])
+def test_what_is_none_is_left_out(tmp_path: Path, content: str) -> None:
+    current_run(environ(tmp_path))
+    (entry,) = tmp_path.glob(".torchx_kfp/sources/*/*")
+    entry.write_text(content)
+    assert read_starts(FsspecResultTracker(tmp_path).store, ["p1/train/1"]) == {}
+
+
+def test_a_run_id_without_a_place_for_its_record_has_results_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id = "/".join(["x" * 200] * 3)
+    current_run(environ(tmp_path, run_id)).put(x=1)
+    assert FsspecResultTracker(tmp_path)[run_id] == {"x": 1}
+    assert "too long" in caplog.messages[0]
+
+
+class TestCannotBeWritten:
+    @pytest.mark.parametrize("code", [APPLICATION, TORCHX], ids=["current_run", "AppRun"])
+    @pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])
+    def test_no_place_for_files(self, base: str, code: str, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        done = application(tmp_path, environ(tmp_path / base), code)
+        assert done.returncode == 1
+        assert f"The stage 'p1/train/1' could record no results: its tracker base '{tmp_path / base}' cannot" in (
+            done.stderr
+        )
+        assert not (tmp_path / "worked").exists()
+
+    def test_a_mount_that_is_read_only(self, tmp_path: Path) -> None:
+        mount = f"mount -t tmpfs -o ro none {tmp_path}/base"
+        (tmp_path / "base").mkdir()
+        if not shutil.which("unshare") or subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
+            pytest.skip("nothing can be mounted here")
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", f'{mount}; exec "$@"', "sh", sys.executable, "-c", APPLICATION],
+            env={**os.environ, **environ(tmp_path / "base")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "Read-only file system" in done.stderr
+        assert not (tmp_path / "worked").exists()
+
+    @pytest.mark.s3
+    def test_credentials_that_may_only_read(
+        self, s3_server: S3Server, s3_base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        FsspecResultTracker(s3_base)["p1/train/1"] = {"x": 1}
+        with Proxy(s3_server.url) as proxy:
+            proxy.refused = {"PUT": 403}
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            done = application(tmp_path, environ(s3_base, "p1/use/1", train="p1/train/1"))
+        assert done.returncode == 1
+        assert f"its tracker base '{s3_base}' cannot be written. No permission to write" in done.stderr
+        assert not (tmp_path / "worked").exists()
+        assert len(proxy.requests) == 1, "nothing is tried again that is refused for good"
+
+    def test_in_this_process(self, tmp_path: Path) -> None:
+        (tmp_path / "base").touch()
+        with pytest.raises(TrackerError, match=r"could record no results: its tracker base .*base' cannot be written"):
+            current_run(environ(tmp_path / "base"))
+
+
+#: Processes of a distributed training, as torchrun tells them who they are.
+RANKS = [{"TORCHELASTIC_RUN_ID": "none", "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
+
+
+@pytest.mark.s3
+def test_requests(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
+    def requests(**parents: str) -> list[str]:
+        run_id = f"p1/use/{len(parents)}"
+        made = s3_server.requests(lambda: application(tmp_path, environ(s3_base, run_id, **parents)))
+        return [request.partition(" ")[0] for request in made]
+
+    # put reads what was recorded before, and writes it again with what is new.
+    assert requests() == ["PUT", "GET", "PUT"]
+    assert requests(train="p1/train/1") == ["PUT", "GET", "PUT"]
+    variables = environ(s3_base, "p1/ddp/1", train="p1/train/1")
+    code = "from torchx_kfp.tracking import current_run; run = current_run(); current_run()"
+    made = s3_server.requests(lambda: [application(tmp_path, {**variables, **rank}, code) for rank in RANKS])
+    assert [request.partition(" ")[0] for request in made] == ["PUT"], "once for all ranks"
+
+
+def test_processes_of_one_stage_at_once(tmp_path: Path) -> None:
+    """Also without torchrun: they write the same file."""
+    variables = {**os.environ, **environ(tmp_path, train="p1/prepare/1")}
+    code = "from torchx_kfp.tracking import current_run; current_run().add_metadata(x=1)"
+    processes = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(8)]
+    assert [process.wait() for process in processes] == [0] * 8
+    assert [path.name for path in tmp_path.glob(".torchx_kfp/sources/*/*")] == ["0-reads"]
+    assert read_sources(FsspecResultTracker(tmp_path).store, "p1/train/1") == [Source("p1/prepare/1", alias="train")]

@@ -1,0 +1,82 @@
+"""The tracker bases of a run: which its stages will have, and whether they take results, before anything is started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torchx_kfp import protocol
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.local.mounts import Mount
+from torchx_kfp.local.placeholders import Facts, resolve_text, resolve_value
+from torchx_kfp.local.spec import Component, Constant, FromInput, Pipeline, Task
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.keys import PRIVATE
+
+#: A key that no result has. It is the same for all runs, so that one that may not be removed is there once.
+_PROBE = f"{PRIVATE}/probe"
+# Seconds for which a store that fails is tried again.
+_PATIENCE = 5.0
+
+
+def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str, mounts: Sequence[Mount] = ()) -> None:
+    """Write a small file to each tracker base that is known by now, read it, and remove it.
+
+    Args:
+        pipeline: what is to be run.
+        arguments: the values of all its parameters.
+        directory: in which its stages run.
+        mounts: of its containers; a base in one of them is another folder here.
+
+    Raises:
+        TrackerError: a base cannot be written or read. A file that cannot be removed is no error.
+    """
+    for base in dict.fromkeys(known_bases(pipeline, arguments)):
+        if any(f"{base}/".startswith(f"{mount.target}/") and mount.source != mount.target for mount in mounts):
+            continue
+        place = base if "://" in base else os.path.join(directory, base)
+        try:
+            store = FsspecResultTracker(place, patience=_PATIENCE).store
+            store.write(_PROBE, b"{}")
+            store.read(_PROBE)
+        except TrackerError as error:
+            raise TrackerError(f"No result could be recorded under the tracker base {base!r}: {error}") from error
+        with contextlib.suppress(TrackerError):
+            store.remove(_PROBE)
+
+
+def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """The tracker bases of the pipeline's stages, as far as parameters and constants tell."""
+    return _bases(pipeline, pipeline.root, arguments)
+
+
+def _bases(pipeline: Pipeline, scope: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
+    assert scope.dag is not None
+    name = f"{protocol.TRACKER_BASE}="
+    for task in scope.dag.tasks.values():
+        component = pipeline.component_of(task)
+        known = _known_inputs(task, component, inputs)
+        if component.dag is not None:
+            yield from _bases(pipeline, component, known)
+        elif component.container is not None:
+            for word in (*component.container.command, *component.container.args):
+                base = resolve_text(word, Facts(parameters=known)).removeprefix(name) if word.startswith(name) else ""
+                if base and "{{$" not in base:
+                    yield base
+
+
+def _known_inputs(task: Task, component: Component, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of the task that are known before the run; ``scope``: those of the pipeline around it."""
+    known = {name: input.default for name, input in component.inputs.items() if input.has_default}
+    constants = {}
+    for name, source in task.inputs.items():
+        known.pop(name, None)
+        if isinstance(source, Constant):
+            constants[name] = source.value
+        elif isinstance(source, FromInput) and not source.selector and source.name in scope:
+            known[name] = scope[source.name]
+    # A constant's text may hold placeholders of the other inputs.
+    facts = Facts(parameters=dict(known))
+    return {**known, **{name: resolve_value(value, facts) for name, value in constants.items()}}
