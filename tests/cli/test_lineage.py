@@ -60,10 +60,10 @@ def base(project: Path) -> Path:
 TREES = """\
 Made of
 a-1/choose/c  best=a-1/train/t1
-├── trials: a-1/train/t0  accuracy=0.5  (model ...ng/long/long/long/long/long/long/0.pt)
+├── trials: a-1/train/t0  accuracy=0.5  (model s3://bucket/long/long/long/long/long/long/long/long/long/0.pt)
 │   └── prepare: a-1/prepare/p  rows=1000
 │       └── s3://datasets/digits  [raw]
-├── trials: a-1/train/t1  accuracy=0.75  (model ...ng/long/long/long/long/long/long/1.pt)
+├── trials: a-1/train/t1  accuracy=0.75  (model s3://bucket/long/long/long/long/long/long/long/long/long/1.pt)
 │   └── prepare: a-1/prepare/p  (shown above)
 └── data: a-1/prepare/p  (shown above)
 
@@ -162,7 +162,10 @@ def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[...
 def test_trees_fit_the_terminal(width: int, terminal: Callable[..., str]) -> None:
     shown = terminal(width, "lineage", "base", "a-1", NO_COLOR="1")
     assert max(map(len, shown.splitlines())) <= width
-    assert (shown == TREES) == (width == 200)
+    if width == 200:
+        # Paths are cut, and the run that was asked for shows once.
+        narrow = TREES.replace("s3://bucket/long/long/long/", "...ng/")
+        assert shown == re.sub(r"(── \w+: )a-1/", r"\1…/", narrow)
     assert terminal(200, "lineage", "base", "a-1").startswith("\x1b[1mMade of\x1b[0m\n")
 
 

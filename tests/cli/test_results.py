@@ -107,14 +107,36 @@ def test_results_that_do_not_fit_are_shown_beside_each_other(terminal: Terminal)
     assert terminal(60, "results", "base", "a-1", NO_COLOR="1") == (
         "Run a-1\n"
         "stage/execution   results\n"
-        "────────────────────────────────────────────────────────────\n"
+        "──────────────────────────────────────────────────────────\n"
         "prepare/p         rows=1000\n"
-        "                  source=s3://datasets/digits/of/a/long/name\n"
-        "                  /that/goes/on/and/on\n"
+        "                  source=s3://datasets/digits/of/a/long/\n"
+        "                  name/that/goes/on/and/on\n"
         "train/t0          accuracy=0.5  epochs=3  l2norm/mean=1.25\n"
         "                  done=true  note='two words'\n"
         "train/t1          accuracy=nan  epochs=10\n"
     )
+
+
+def test_run_ids_are_whole(terminal: Terminal, call: Call, project: Path) -> None:
+    run = "digits-20260101-120000-123456"
+    tracker = FsspecResultTracker(project / "base")
+    tracker[f"{run}/train/t-0"] = {"model": f"s3://bucket/models/{run}/train/t-0/model.joblib", "n": 1}
+    tracker[f"{run}/select/s-0"] = {"best": f"{run}/train/t-0"}
+    # Above the table, and not in each row.
+    heading, *rows = terminal(80, "results", "base", run, NO_COLOR="1").splitlines()
+    assert heading == f"Run {run}"
+    assert [row.split() for row in rows[2:]] == [
+        ["select/s-0", "…/train/t-0"],
+        ["train/t-0", "s3://bucket/models/…/train/t-0/model.joblib", "1"],
+    ]
+    # Where there is no room beside a run id, results are below it.
+    tracker[f"{run[:-1]}7/train/t-0"] = {"n": 1}
+    assert terminal(50, "results", "base", "--stage", "train", "--where", "n == 1", NO_COLOR="1") == (
+        f"{run}/train/t-0\n    model=s3://bucket/models/\n    {run}/train/t-0/\n    model.joblib  n=1\n"
+        f"{run[:-1]}7/train/t-0\n    n=1\n"
+    )
+    # A pipe gets all.
+    assert call("results", "base", run).stdout.count(run) == 3
 
 
 def test_stdout_without_such_characters(call: Call) -> None:

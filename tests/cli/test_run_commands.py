@@ -67,8 +67,8 @@ def test_runs(inside: Call, project: Path, run_id: str) -> None:
     shown = inside("runs")
     assert (shown.returncode, shown.stderr) == (0, "")
     heading, _, row = shown.stdout.splitlines()
-    assert heading.split() == ["run", "state", "started", "duration", "done", "failed"]
-    assert re.fullmatch(rf"{run_id} +failed +\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d +\d+\.\ds +4 +1", row.strip()), (
+    assert heading.split() == ["run", "state", "started", "took", "done"]
+    assert re.fullmatch(rf"{run_id} +failed +\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d +\d+\.\ds +4, 1 failed", row.strip()), (
         shown.stdout
     )
     (found,) = json.loads(inside("runs", "--format", "json").stdout)
@@ -81,6 +81,23 @@ def test_runs(inside: Call, project: Path, run_id: str) -> None:
         "running": [],
         "folder": str(project / "local_outputs" / run_id),
     }
+
+
+def test_runs_in_a_terminal_are_whole(terminal: Callable[..., str], project: Path) -> None:
+    long = "a-pipeline-with-quite-a-long-name-20260101-120000-123456"
+    for name in ("digits-20260101-120000-123456", long):
+        with journal(project, name):
+            pass
+    wide = terminal(100, "runs", NO_COLOR="1").splitlines()
+    assert [line.split()[0] for line in wide[2:4]] == [long, "digits-20260101-120000-123456"]
+    narrow = terminal(60, "runs", NO_COLOR="1").splitlines()
+    assert narrow[0] == long
+    assert re.fullmatch(r"    state interrupted   started \d\d-\d\d \d\d:\d\d   took \d\.\ds", narrow[1])
+    assert narrow[2] == "    done 0"
+    shutil.rmtree(project / "local_outputs" / long)
+    heading, _, row = terminal(80, "runs", NO_COLOR="1").rstrip("\n").splitlines()
+    assert heading.split() == ["run", "state", "started", "took", "done"]
+    assert row.startswith("digits-20260101-120000-123456   interrupted   ")
 
 
 def test_runs_of_every_state(inside: Call, project: Path) -> None:

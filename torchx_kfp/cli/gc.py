@@ -92,7 +92,7 @@ def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
     ]
     columns = ("run", "stages", "files", "size", "age", "what")
     younger = f" {counted(findings.younger, 'younger pipeline run')} kept." if findings.younger else ""
-    print_table(columns, rows, right=("files", "size", "age"), cut=("stages",), below=below + younger)
+    print_table(columns, rows, right=("files", "size", "age"), cut=("stages",), fold=("what",), below=below + younger)
 
 
 def _sum(runs: Iterable[OldRun]) -> str:

@@ -51,10 +51,10 @@ def link_label(link: Link) -> str:
     return f"{link.alias}: {artifacts}" if link.alias and artifacts else link.alias or artifacts
 
 
-def artifact_label(artifact: Artifact, width: int = 48) -> str:
+def artifact_label(artifact: Artifact, width: int | None = 48) -> str:
     """An artifact's name and the end of its path, which tells paths apart."""
     path = artifact.path
-    if len(path) > width:
+    if width is not None and len(path) > width:
         path = f"...{path[3 - width :]}"
     return f"{artifact.name} {path}" if path else artifact.name
 

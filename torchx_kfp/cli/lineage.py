@@ -19,8 +19,9 @@ from torchx_kfp.cli.output import (
     show_results,
     styled,
     terminal_width,
+    without_run,
 )
-from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
+from torchx_kfp.cli.runs import chosen, nothing, open_tracker, pipeline_run, read
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -187,7 +188,7 @@ class _Forest:
 
         width = terminal_width()
         depth = _DEPTH if width is None else max(2, min(_DEPTH, (width - _ROOM) // _INDENT))
-        whole = Tree(Text(self._label(root, None)))
+        whole = Tree(Text(self._label(root, root)))
         self.shown.add(root)
         # Depth first and in the order of the lines, so that "above" is above; without recursion.
         waiting: list[tuple[Tree, Iterable[Link | str]]] = [(whole, iter(self._below(root)))]
@@ -201,7 +202,7 @@ class _Forest:
             else:
                 run_id = self.other(link)
                 again = run_id in self.shown
-                new = place.add(Text(self._label(run_id, link, again)))
+                new = place.add(Text(self._label(run_id, root, link, again)))
                 if again:
                     continue
                 self.shown.add(run_id)
@@ -228,14 +229,17 @@ class _Forest:
                 found.append(f"... and {len(links) - _WIDTH:,} more{what}; --format json has all")
         return found
 
-    def _label(self, run_id: str, link: Link | None, again: bool = False) -> str:
-        results = "(shown above)" if again else show_results(self.results.get(run_id, {}))
-        if len(results) > _RESULTS:
+    def _label(self, run_id: str, root: str, link: Link | None = None, again: bool = False) -> str:
+        run = pipeline_run(root) if run_id != root else None
+        results = "(shown above)" if again else without_run(show_results(self.results.get(run_id, {})), run)
+        # A pipe gets all.
+        cut = terminal_width() is not None
+        if cut and len(results) > _RESULTS:
             results = f"{results[: _RESULTS - 3]}..."
         alias = f"{printable(link.alias)}: " if link and link.alias else ""
         artifacts = link.artifacts if link else ()
-        shown = ", ".join(printable(artifact_label(artifact, _PATH)) for artifact in artifacts[:3])
+        shown = ", ".join(printable(artifact_label(artifact, _PATH if cut else None)) for artifact in artifacts[:3])
         more = f" and {counted(len(artifacts) - 3, 'more artifact')}" if len(artifacts) > 3 else ""
         brackets = "[]" if link and link.named else "()"
         artifact = f"{brackets[0]}{shown}{more}{brackets[1]}" if shown else ""
-        return "  ".join(filter(None, [alias + printable(run_id), results, artifact]))
+        return "  ".join(filter(None, [alias + without_run(printable(run_id), run), results, artifact]))

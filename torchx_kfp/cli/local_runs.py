@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.output import print_json, print_message
+from torchx_kfp.cli.output import print_json, print_message, terminal_width
 from torchx_kfp.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -80,15 +80,21 @@ def _print_table(records: list[RunRecord]) -> None:
         (
             record.run_id,
             record.state,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created)),
+            _started(record.created),
             show_duration(record.duration),
-            f"{_done(record):,}",
-            f"{_failed(record):,}",
+            f"{_done(record):,}" + (f", {failed:,} failed" if (failed := _failed(record)) else ""),
         )
         for record in records
     ]
-    columns = ("run", "state", "started", "duration", "done", "failed")
-    print_table(columns, rows, right=("duration", "done", "failed"), fold=("run",))
+    print_table(("run", "state", "started", "took", "done"), rows, right=("took",))
+
+
+def _started(seconds: float) -> str:
+    """When a run began, in local time; a terminal has no room for seconds, nor for this year."""
+    then = time.localtime(seconds)
+    if terminal_width() is None:
+        return time.strftime("%Y-%m-%d %H:%M:%S", then)
+    return time.strftime("%m-%d %H:%M" if then.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M", then)
 
 
 def _as_json(record: RunRecord) -> dict[str, Any]:

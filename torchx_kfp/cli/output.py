@@ -115,6 +115,11 @@ def show_results(results: Mapping[str, Any]) -> str:
     return "  ".join(f"{printable(name)}={show_value(value)}" for name, value in results.items())
 
 
+def without_run(text: str, run: str | None) -> str:
+    """The text without this run's id, which a terminal shows above it; a pipe gets all."""
+    return text.replace(f"{run}/", f"{symbol('…', '...')}/") if run and sys.stdout.isatty() else text
+
+
 def show_value(value: Any) -> str:
     """A value in one line and in few characters."""
     if isinstance(value, float):

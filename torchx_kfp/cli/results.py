@@ -18,6 +18,7 @@ from torchx_kfp.cli.output import (
     show_results,
     show_value,
     terminal_width,
+    without_run,
 )
 from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, pipeline_run, read, say_if_misplaced
 from torchx_kfp.cli.where import OWN, matching, unknown_name
@@ -184,7 +185,7 @@ def _print_table(found: Results) -> None:
     # Each name in a column takes three places at least: no need to measure a table of hundreds.
     if (width := terminal_width()) is None or 4 * len(names) < width:
         cells = [
-            [run_id, *(show_value(results[name]) if name in results else "" for name in names)]
+            [run_id, *(without_run(show_value(results[name]), run) if name in results else "" for name in names)]
             for run_id, results in zip(ids, found.values(), strict=True)
         ]
         kinds = {name: [results[name] for results in found.values() if name in results] for name in names}
@@ -195,5 +196,7 @@ def _print_table(found: Results) -> None:
         if fits(columns, cells, texts):
             print_table(columns, cells, right=numbers, cut=texts, above=above)
             return
-    rows = [(run_id, show_results(results)) for run_id, results in zip(ids, found.values(), strict=True)]
+    rows = [
+        (run_id, without_run(show_results(results), run)) for run_id, results in zip(ids, found.values(), strict=True)
+    ]
     print_table((label, "results"), rows, above=above)
