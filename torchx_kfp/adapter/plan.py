@@ -255,11 +255,8 @@ def _application(
     # TorchX applies macros to args and env alone.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
-    program = shell.find_program(entrypoint, args)
-    if program is not None and len(args[program]) > 1:
-        text, lifted = shell.lift_channels(args[program], f"args[{program}] of {where}", taken=(*role.env, *taken))
-        args[program] = (text,)
-        env.update({variable: (reference,) for variable, reference in lifted.items()})
+    args, lifted = shell.lift_arguments(entrypoint, args, env, where, taken)
+    env.update({variable: (reference,) for variable, reference in lifted.items()})
     args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     return entrypoint, args, env, field_paths
 

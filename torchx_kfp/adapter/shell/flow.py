@@ -1,0 +1,147 @@
+"""Where values go in a shell program: into variables, and on in what commands print and in files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torchx_kfp.adapter.shell.programs import DECLARE
+from torchx_kfp.adapter.shell.tree import Command, Compound, Function, Piece, Script, Simple, Word, literal, words_of
+
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def assigned(command: Simple) -> Iterable[tuple[str, Word]]:
+    """The variables that a command sets, and the words that it sets them to."""
+    yield from command.assignments
+    names = [literal(word) for word in command.words[:1]]
+    if names and names[0] in DECLARE:
+        yield from (declared(word) for word in command.words[1:])
+
+
+def declared(word: Word) -> tuple[str, Word]:
+    """``name=value`` as an argument, in its two parts."""
+    name = ""
+    for index, piece in enumerate(word):
+        if piece.kind != "text" or piece.quoted:
+            return "", ()
+        if piece.text == "=":
+            return name, word[index + 1 :]
+        name += piece.text
+    return name, ()
+
+
+def is_assignment(word: Word) -> bool:
+    name, _ = declared(word)
+    return NAME.fullmatch(name) is not None and len(name) < len(word)
+
+
+def file_name(word: Word) -> str | None:
+    """The name of a file, without its folder, if it is known."""
+    text = literal(word)
+    return None if text is None else text.rpartition("/")[2]
+
+
+@dataclass
+class Flow:
+    """Where values go in a program, whatever the order in which its commands run."""
+
+    values: set[str]
+    functions: set[str] = field(default_factory=set)
+    #: Variables that hold nothing but numbers.
+    numbers: set[str] = field(default_factory=set)
+    #: Names of the files that are written; None: one whose name is a value.
+    written: set[str | None] = field(default_factory=set)
+
+    def follow(self, script: Script) -> None:
+        """Find out what variables hold, and which functions and files there are."""
+        commands = list(script.commands())
+        for command in commands:
+            if isinstance(command, Function):
+                self.functions.add(command.name)
+        before = None
+        while before != (len(self.values), len(self.written)):
+            before = (len(self.values), len(self.written))
+            for command in commands:
+                if not isinstance(command, Function):
+                    self._write(command)
+                self._assign(command)
+        self.numbers = self._numbers(commands)
+
+    def _write(self, command: Simple | Compound) -> None:
+        targets = [redirect.word for redirect in command.redirects if redirect.operator.strip("&") in (">", ">>")]
+        if isinstance(command, Simple) and command.words and file_name(command.words[0]) == "tee":
+            targets += command.words[1:]
+        for word in targets:
+            if not (literal(word) or "").startswith("/dev/"):
+                self.written.add(None if self.holds(word) else file_name(word) or "")
+
+    def _assign(self, command: Command) -> None:
+        if isinstance(command, Compound):
+            if command.variable and any(map(self.holds, command.words)):
+                self.values.add(command.variable)
+        elif isinstance(command, Simple):
+            self.values.update(name for name, word in assigned(command) if self.holds(word))
+            words = [literal(word) for word in command.words]
+            if "read" in words:
+                self.values.update(word for word in words if word and NAME.fullmatch(word) and word != "read")
+
+    def _numbers(self, commands: Sequence[Command]) -> set[str]:
+        given: dict[str, list[Word]] = {}
+        for command in commands:
+            if isinstance(command, Function):
+                continue
+            if isinstance(command, Simple):
+                for name, word in assigned(command):
+                    given.setdefault(name, []).append(word)
+            elif command.variable:
+                given.setdefault(command.variable, []).extend(command.words)
+            for word in words_of(command):
+                for piece in word:
+                    if piece.kind == "variable":  # ${x:=text}
+                        given.update({name: [()] for name in piece.names})
+        candidates = set(given) - self.values
+        while wrong := {
+            name for name in candidates if not all(self._is_number(word, candidates) for word in given[name])
+        }:
+            candidates -= wrong
+        return candidates
+
+    def _is_number(self, word: Word, numbers: Collection[str]) -> bool:
+        word = tuple(piece for piece in word if piece.kind != "text" or piece.text)
+        if len(word) == 1 and word[0].kind != "text":
+            piece = word[0]
+            if piece.kind == "arithmetic":
+                return all(name in numbers for name in piece.names)
+            return piece.kind == "length" or (
+                piece.kind == "variable" and (piece.text in numbers or piece.text in "?#$!")
+            )
+        return re.fullmatch(r"[0-9]+", literal(word) or "") is not None
+
+    def is_number(self, word: Word) -> bool:
+        """Whether the word is nothing but a number, whatever happens."""
+        return self._is_number(word, self.numbers)
+
+    def holds(self, word: Word) -> bool:
+        """Whether the word has a value in it, or what a command has made of one."""
+        return any(map(self.piece_holds, word))
+
+    def piece_holds(self, piece: Piece) -> bool:
+        """Whether this part of a word may be a value."""
+        if piece.kind == "channel":
+            return True
+        if piece.kind == "variable":
+            return piece.text in self.values or piece.text in ("@", "*") or (piece.text.isdigit() and piece.text != "0")
+        if piece.script is None:
+            return False
+        # What is written may be read here, and functions may do anything.
+        return bool(self.written) or any(map(self.command_holds, piece.script.commands()))
+
+    def command_holds(self, command: Command) -> bool:
+        """Whether a command has values in its words, or may have them otherwise."""
+        if isinstance(command, Function):
+            return False
+        if isinstance(command, Simple) and command.words and file_name(command.words[0]) in self.functions:
+            return True
+        return any(map(self.holds, words_of(command)))

@@ -1,0 +1,80 @@
+"""What is known of builtins and programs: which take values, and which run what they are given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Shells whose grammar was looked at; programs of all others are refused.
+KNOWN_SHELLS = ("sh", "dash", "ash", "bash")
+#: Names of shells, with versions.
+SHELL = re.compile(
+    r"(?:sh|dash|ash|bash|rbash|hush|msh|sash|[mlop]?ksh|pdksh|oksh|loksh|posh|yash|zsh|fish|t?csh|rc|es|osh|ysh|oil|nu"
+    r"|elvish|xonsh|pwsh|powershell)(?:[-.]?\d[\w.+]*)?(?:[-.]static)?"
+)
+
+#: Builtins that take values.
+TAKE_VALUES = _names(": true false echo cd")
+#: Builtins that take numbers and constant words.
+TAKE_CONSTANTS = _names("pwd exit return shift break continue wait kill umask ulimit times")
+#: Builtins that assign what their arguments say.
+DECLARE = _names("export readonly local")
+#: What runs the command behind it, without options.
+WRAPPERS = _names("exec nohup setsid time busybox toybox")
+#: Builtins, of other shells too, that read arguments as code, as names or as arithmetic, or change how others are read.
+REFUSED_BUILTINS = _names(
+    """
+    eval alias unalias let declare typeset getopts builtin caller compgen complete compopt bind enable hash help history
+    fc fg bg jobs disown dirs pushd popd chdir logout mapfile readarray shopt suspend type nameref integer float print
+    whence autoload emulate zmodload noglob functions global rename
+    """
+)
+#: Builtins and wrappers that have rules of their own.
+RULED = _names(". source command env timeout nice stdbuf printf test [ [[ set unset read trap")
+KNOWN_BUILTINS = TAKE_VALUES | TAKE_CONSTANTS | DECLARE | WRAPPERS | REFUSED_BUILTINS | RULED
+#: Programs that run what their arguments or their input say.
+RUN_CODE = _names(
+    """
+    awk gawk mawk nawk sed gsed ed ex vi vim nvim emacs xargs parallel find make gmake ssh scp sftp rsync autossh mosh
+    su sudo doas runuser setpriv chroot unshare nsenter script watch flock expect tclsh wish gdb lldb bc dc m4 at batch
+    crontab psql mysql mariadb sqlite3 docker podman nerdctl kubectl oc tar git patch strace ltrace tmux screen socat nc
+    ncat netcat telnet jshell ghci ocaml osascript
+    """
+)
+#: Interpreters that take values behind the name of a script.
+INTERPRETERS = _names("perl ruby node nodejs deno bun php lua luajit Rscript julia scala groovy raku")
+PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+#: Modules of Python that run what their arguments say.
+RUN_CODE_MODULES = _names("timeit pdb code asyncio profile cProfile trace bdb doctest IPython")
+#: Variables that shells read as code, or by themselves.
+OF_SHELLS = re.compile(r"PS\d|BASH\w*|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
+#: What ``set -o`` may switch.
+OPTIONS = _names("errexit nounset xtrace verbose noglob allexport noclobber pipefail")
+
+
+def shell_options(words: Sequence[str | None]) -> tuple[int | None, bool]:
+    """Where a shell's program is among its arguments, and whether it is code rather than a file's name.
+
+    None where there is none, or where the options before it are not known.
+    """
+    code, index = False, 0
+    while index < len(words):
+        word = words[index]
+        if word in ("--norc", "--noprofile", "--login", "--posix"):
+            index += 1
+        elif word == "--":
+            return (index + 1 if index + 1 < len(words) else None), code
+        elif word is not None and word[:1] in ("-", "+") and word not in ("-", "+"):
+            found = re.fullmatch(r"[-+][abefhlmuvxcC]*(o?)", word)
+            if not found or (found[1] and (index + 1 == len(words) or words[index + 1] not in OPTIONS)):
+                return None, False
+            code |= word[0] == "-" and "c" in word
+            index += 2 if found[1] else 1
+        else:
+            return (None if word == "-" else index), code
+    return None, code
