@@ -14,6 +14,7 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 
 from tests.local.components import shell, shell_out
+from tests.local.test_failures import alive
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunResult, State, resume, run
 from torchx_kfp.local.history import read_run
@@ -141,14 +142,15 @@ def test_a_killed_runner(tmp_path):
     def pipeline(folder: str):
         first = shell(script=f"echo first >> {folder}/notes")
         with dsl.ParallelFor([1, 2]) as item:
-            shell(script=f"echo {item} >> {folder}/notes; test -e {folder}/go || sleep 300").after(first)
+            wait = f"echo $$ >> {folder}/pids; exec sleep 300"
+            shell(script=f"echo {item} >> {folder}/notes; test -e {folder}/go || {{ {wait}; }}").after(first)
 
     path = tmp_path / "pipeline.yaml"
     compiler.Compiler().compile(pipeline, str(path))
     code = "import sys; from torchx_kfp.local import run; run(sys.argv[1], {'folder': sys.argv[2]}, output_dir='runs')"
     runner = subprocess.Popen([sys.executable, "-c", code, str(path), str(tmp_path)], cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "notes").exists() or len(noted(tmp_path)) < 3:
+    while not (tmp_path / "pids").exists() or len(asleep(tmp_path)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
@@ -157,18 +159,17 @@ def test_a_killed_runner(tmp_path):
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
     assert read_run(folder).state == "interrupted"
-    assert len(asleep()) == 2
+    assert len(asleep(tmp_path)) == 2
     (tmp_path / "go").touch()
     result = go_on(folder)
     assert result.state == "succeeded"
     assert noted(tmp_path) == ["1", "1", "2", "2", "first"]
-    assert asleep() == []
+    assert asleep(tmp_path) == []
 
 
-def asleep() -> list[str]:
+def asleep(folder: Path) -> list[int]:
     """Stages of a killed runner that are still there."""
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if line == "sleep 300"]
+    return [pid for pid in map(int, (folder / "pids").read_text().split()) if alive(pid)]
 
 
 def test_where_and_with_what_it_ran_before(tmp_path, monkeypatch):

@@ -140,7 +140,6 @@ class TestSources:
         ):
             run.artifact("model")
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
     @pytest.mark.parametrize("content", ['{"sources": 5}', '{"sources": [{}]}', '{"sources": [5]}', "{}"])
     def test_what_is_none_is_named(self, tmp_path: Path, content: str) -> None:
         run = stage(tmp_path, parents={"train": "p1/train/e1"})
