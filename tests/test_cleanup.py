@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.artifacts import add_artifact
 from torchx_kfp.tracking.entries import STEPS, add_entry
+from torchx_kfp.tracking.files import File
 from torchx_kfp.tracking.keys import run_id_parts
 from torchx_kfp.tracking.metadata import add_metadata
 from torchx_kfp.tracking.sources import add_source
@@ -24,6 +26,12 @@ from torchx_kfp.tracking.store import Store
 pytestmark = pytest.mark.once
 
 DAY = 86400.0
+
+
+@pytest.fixture(autouse=True)
+def _short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are called ``run`` and ``old`` here; the names that engines make are in ``test_cleanup_spares``."""
+    monkeypatch.setattr("torchx_kfp.cleanup._MADE", re.compile(".*"))
 
 
 @pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
@@ -302,15 +310,15 @@ class TestInterruptions:
         self.fill(local)
         age(local, "")
         count = iter(range(100))
-        remove = local.remove
+        remove = local.remove_old
 
-        def fail(key: str) -> None:
+        def fail(file: File) -> bool:
             if next(count) >= after:
                 raise error("stopped")
-            remove(key)
+            return remove(file)
 
         with monkeypatch.context() as patch:
-            patch.setattr(local, "remove", fail)
+            patch.setattr(local, "remove_old", fail)
             with pytest.raises(error):
                 removed(local, time.time() - 30 * DAY)
         left = keys(local)

@@ -1,7 +1,9 @@
 """What of a tracker base is old and may go: whole pipeline runs, their results and what was said of them.
 
 The base may be a wrong folder. So a pipeline run is removed only if every file in its folder is the result of a stage,
-``<run>/<stage>/<execution>``; whatever else there is stays. The files of artifacts lie elsewhere, and are not touched.
+``<run>/<stage>/<execution>``, and if it is known to be one: it has the name that an engine gives to a run, or the
+tracker has an entry of it, which each stage that calls ``current_run()`` makes. Whatever else there is stays. The files
+of artifacts lie elsewhere, and are not touched.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ _MAX_SIZE = 1 << 20
 _FILES, _PART = 2000, 8
 #: A temporary file of a writer that was killed, in a folder ``.torchx_kfp`` (``tracking.atomic``).
 _TEMPORARY = re.compile(r"[0-9a-f]{16}")
+#: Names of pipeline runs: KFP's (and those of a stage that is told none) are UUIDs, and those of ``local.names``.
+_MADE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|.+-\d{8}-\d{6}-[0-9a-f]{6}")
 #: The end of a file's name that no execution has.
 _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
 
@@ -32,14 +36,14 @@ _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
 class OldRun:
     """A pipeline run that is older than the age, and why it is kept all the same, if it is.
 
-    ``results`` and ``entries`` are the keys of its files, ``size`` is their bytes, and ``modified`` when the newest of
+    ``results`` and ``entries`` are its files, ``size`` is their bytes, and ``modified`` when the newest of
     them was written, in seconds since 1970.
     """
 
     run: str
     stages: tuple[str, ...]
-    results: tuple[str, ...]
-    entries: tuple[str, ...]
+    results: tuple[File, ...]
+    entries: tuple[File, ...]
     size: int
     modified: float
     kept: str = ""
@@ -48,6 +52,16 @@ class OldRun:
     def files(self) -> int:
         """How many files it has."""
         return len(self.results) + len(self.entries)
+
+    @property
+    def parts(self) -> tuple[list[File], list[File], list[File]]:
+        """Its files as they go: results, since entries without results are known to be a rest, and sources last.
+
+        Sources keep other runs from going.
+        """
+        folder = f"{PRIVATE}/{SOURCES}/"
+        others = [file for file in self.entries if not file.key.startswith(folder)]
+        return list(self.results), others, [file for file in self.entries if file.key.startswith(folder)]
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,8 @@ class Cleanup:
         self._read(file for run in old for file in results.get(run, ()))
         for run in old:
             problem = next(filter(None, (self._problems.get(file) for file in results.get(run, ()))), "")
+            if not problem and run not in entries and not _MADE.fullmatch(run):
+                problem = f"nothing tells that {results[run][0].key!r} is a result of a stage"
             if problem:
                 left_alone[run] = problem
         candidates = [
@@ -116,26 +132,24 @@ class Cleanup:
     def remove(self) -> Iterator[OldRun]:
         """Remove what may go, and give each run that is gone. A run that was given is gone whole.
 
-        Before every few thousand files it looks again: what was written or used meanwhile stays. An interruption leaves
-        runs of which a part is gone; they are as old as they were, so that the next call finishes them.
+        Before every few thousand files it looks again: what was written or used meanwhile stays. On a local file system
+        it also looks at each file just before that goes, with writers shut out (``DiskStore.remove_old``). An
+        interruption leaves runs of which a part is gone; they are as old as they were, so that the next call finishes
+        them.
         """
         done: set[str] = set()
         share = 0
         while going := [run for run in self.look().old if not run.kept and run.run not in done]:
             share = share or sum(run.files for run in going) // _PART
             batch = _first(going, max(share, _FILES))
-            # Results first: entries without results are known to be a rest. Sources last: they keep others from going.
-            entries = [key for run in batch for key in run.entries]
-            for keys in (
-                [key for run in batch for key in run.results],
-                [key for key in entries if not key.startswith(f"{PRIVATE}/{SOURCES}/")],
-                [key for key in entries if key.startswith(f"{PRIVATE}/{SOURCES}/")],
-            ):
-                for _ in self._store.each(self._store.remove, keys):
-                    pass
+            written: set[str] = set()
+            for part in range(3):
+                files = [(run.run, file) for run in batch if run.run not in written for file in run.parts[part]]
+                gone = self._store.each(self._store.remove_old, [file for _, file in files])
+                written.update(run for (run, _), is_gone in zip(files, gone, strict=True) if not is_gone)
             # What is there again was written since, and not by a run that is over.
             done.update(run.run for run in batch)
-            yield from batch
+            yield from (run for run in batch if run.run not in written)
 
     def _sources(self, files: Iterable[File]) -> dict[str, list[Source]]:
         """The sources of all runs; those whose files are as they were are not read again."""
@@ -214,8 +228,8 @@ def _old_run(run: str, results: Iterable[File], entries: Iterable[File], modifie
     return OldRun(
         run,
         stages=tuple(dict.fromkeys(sorted(run_id.split("/")[1] for run_id in run_ids))),
-        results=tuple(file.key for file in results),
-        entries=tuple(file.key for file in entries),
+        results=tuple(results),
+        entries=tuple(entries),
         size=sum(file.size for file in [*results, *entries]),
         modified=modified,
     )

@@ -40,12 +40,13 @@ def base(project: Path) -> Path:
     add_artifact(tracker.store, "old/train/1", "model", "s3://models/1", None)
     add_metadata(tracker.store, "older/train/1", {"note": "without results"})
     add_source(tracker.store, "new/evaluate/1", Source("used/train/1"))
+    add_metadata(tracker.store, "used/train/1", {"note": "x"})
     (project / "base/notes").mkdir()
     (project / "base/notes/todo.txt").write_text("buy milk")
     tracker["baseline"] = {"loss": 1}
     age(project / "base", "older", days=800)
     age(project / "base", "old/", "old%", days=45.5)
-    age(project / "base", "used/", days=40)
+    age(project / "base", "used/", "used%", days=40)
     age(project / "base", "baseline", days=90)
     return project / "base"
 
@@ -59,7 +60,7 @@ def left(base: Path) -> list[str]:
 TABLE = """\
 run     stages          files     size    age   what
 ────────────────────────────────────────────────────────────────────────────
-used    train               1    532 B    40d   kept: used by new/evaluate/1
+used    train               2    559 B    40d   kept: used by new/evaluate/1
 old     prepare train       4   1.7 kB    45d   would be removed
 older   train               1     41 B   800d   would be removed
 Would remove 2 pipeline runs, 5 files, 1.7 kB. 1 younger pipeline run kept.
@@ -81,7 +82,7 @@ def test_a_dry_run_and_a_real_one_show_the_same(call: Call, base: Path) -> None:
     assert done.stdout == dry.stdout.replace("would be removed", "removed").replace("Would remove", "Removed")
     assert (done.returncode, done.stderr) == (0, LEFT_ALONE)
     assert left(base) == ["baseline", "new/evaluate/1", "notes/todo.txt", "used/train/1"]
-    assert os.listdir(base / ".torchx_kfp") == ["sources"]
+    assert sorted(os.listdir(base / ".torchx_kfp")) == ["metadata", "sources"]
 
     again = call("gc", "base", "--older-than", "30d")
     assert again.stdout.splitlines()[-1] == "Removed 0 pipeline runs, 0 files, 0 B. 1 younger pipeline run kept."
@@ -192,17 +193,17 @@ def test_the_table_fits_the_terminal(width: int, terminal: Callable[..., str], p
 
 def test_ctrl_c_says_what_is_gone(project: Path) -> None:
     tracker = FsspecResultTracker(project / "base")
-    for run in ("one", "two"):
+    for run in ("one-20260101-120000-0a1b2c", "two-20260101-120000-0a1b2c"):
         tracker[f"{run}/train/1"] = {"loss": 1}
     program = (
         "import os, signal, sys, time\n"
         "from torchx_kfp.cli import main\n"
         "from torchx_kfp.tracking.disk import DiskStore\n"
-        "remove = DiskStore.remove\n"
-        "def stop(self, key):\n"
-        "    if key.startswith('one/'): os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
-        "    remove(self, key)\n"
-        "DiskStore.remove = stop\n"
+        "remove = DiskStore.remove_old\n"
+        "def stop(self, file):\n"
+        "    if file.key.startswith('one-'): os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
+        "    return remove(self, file)\n"
+        "DiskStore.remove_old = stop\n"
         "main()\n"
     )
     age(project / "base", "one", days=3)
@@ -217,7 +218,7 @@ def test_ctrl_c_says_what_is_gone(project: Path) -> None:
     )
     assert done.returncode == 130
     assert done.stderr == "Only results are in 'base', no .torchx_kfp: is it a tracker base?\nInterrupted.\n"
-    assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["two", "one"]
+    assert [line[:3] for line in done.stdout.splitlines()[2:4]] == ["two", "one"]
     assert done.stdout.count("not removed, or in part: call gc again") == 2
     assert done.stdout.endswith("Removed 0 pipeline runs, 0 files, 0 B.\n")
 

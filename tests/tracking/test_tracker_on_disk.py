@@ -128,7 +128,7 @@ def test_a_writer_that_is_killed_has_nothing_to_leave(tmp_path: Path) -> None:
     trace = subprocess.run(
         [sys.executable, "-c", f"import os\n{PUT_ONCE}", str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert trace.stdout.split() == ["open:.", "link:run", "open:."]
+    assert trace.stdout.split() == ["open:.", "open:.", "link:run", "open:."]
 
 
 #: Prints what happens to names below the base while one put runs.

@@ -35,8 +35,9 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     with TorchX's tracker. KFP's backend does not ask before it takes an execution from its cache: AGE should be longer
     than it keeps executions, or a later run gets the run id of one whose results are gone.
 
-    A folder that holds anything but results of stages is left alone, and so are keys that are no run ids. The files of
-    artifacts are never touched, wherever they are.
+    A folder that holds anything but results of stages is left alone, and so is what nothing tells to be a run: runs
+    have names as KFP and `torchx-kfp run` give them, or a stage has recorded its start there. The files of artifacts
+    are never touched, wherever they are.
     """
     from torchx_kfp.cleanup import Cleanup
 

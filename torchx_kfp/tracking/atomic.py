@@ -1,5 +1,9 @@
 """Writing a local file whole: readers see the old content or the new one, whatever happens to the writer.
 
+Removing one that is old takes nothing that is new: a writer holds a lock on the folder (``flock``, shared) while it
+writes, and what removes a file holds it alone, looks whether the file is still the old one, and unlinks it. Where a
+file system has no locks on folders, or another program writes, an instant is left between the look and that.
+
 The content goes into a file without a name (``O_TMPFILE``), is forced to disk, and is then linked under its
 name. So a writer that is killed leaves nothing behind. Linux cannot link over a name that is taken: new
 content for an existing file passes for an instant through a folder ``.torchx_kfp`` beside it, which is made and
@@ -13,8 +17,9 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torchx_kfp.tracking.keys import PRIVATE
 
@@ -24,6 +29,10 @@ _ATTEMPTS = 100
 _SWEEP_ENTRIES = 32
 #: Seconds after which a temporary file counts as left over where the file system has no locks that would tell.
 _STALE_SECONDS = 3600
+
+#: How often a folder in which somebody writes is tried again, and seconds between: two may remove files at once.
+_TRIES, _TRY_SECONDS = 3, 0.005
+_removing = threading.Lock()
 
 #: ``open`` fails so where a file system or kernel has no files without names; EPERM: ext4, in a folder that has just
 #: been removed. What else is wrong shows again with a named file.
@@ -41,8 +50,9 @@ def write_file(path: bytes, content: bytes) -> None:
     try:
         for attempt in range(_ATTEMPTS):
             try:
-                if not _write_unnamed(folder, path, content):
-                    _write_named(folder, path, content)
+                with _writing(folder):
+                    if not _write_unnamed(folder, path, content):
+                        _write_named(folder, path, content)
                 break
             except FileNotFoundError:
                 if attempt + 1 == _ATTEMPTS:
@@ -55,6 +65,78 @@ def write_file(path: bytes, content: bytes) -> None:
         raise
     for place in dict.fromkeys([folder, *(os.path.dirname(place) for place in reversed(made))]):
         _sync_folder(place)
+
+
+def remove_file(path: bytes, size: int, modified: float) -> bool:
+    """Remove the file if it still has this size and time of change, and nobody is writing in its folder.
+
+    Returns:
+        Whether it is gone.
+
+    Raises:
+        OSError: the file could not be removed.
+    """
+    try:
+        descriptor = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        # Threads of one process would be in each other's way.
+        with _removing:
+            if not _lock_alone(descriptor):
+                return False
+            state = os.stat(path)
+            if (state.st_size, state.st_mtime) != (size, modified):
+                return False
+            os.unlink(path)
+            return True
+    except FileNotFoundError:
+        return True
+    finally:
+        _unlock(descriptor)
+
+
+def _lock_alone(descriptor: int) -> bool:
+    """Lock the folder for this process alone; False where somebody writes in it. Where there are no locks, go on."""
+    for attempt in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if attempt + 1 < _TRIES:
+                time.sleep(_TRY_SECONDS)
+        except OSError:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _writing(folder: bytes) -> Iterator[None]:
+    """Keep files from being removed from the folder meanwhile.
+
+    Raises:
+        FileNotFoundError: the folder is not there, or is another one by now.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # a folder that may be written need not be readable
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+        yield
+    finally:
+        _unlock(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    """Close the folder. A process that was forked meanwhile has it open, too, and would keep the lock."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _write_unnamed(folder: bytes, path: bytes, content: bytes) -> bool:

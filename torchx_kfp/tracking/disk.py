@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
-from torchx_kfp.tracking.atomic import write_file
+from torchx_kfp.tracking.atomic import remove_file, write_file
 from torchx_kfp.tracking.each import Concurrency, each
 from torchx_kfp.tracking.files import File
 from torchx_kfp.tracking.keys import PRIVATE, shown
@@ -75,6 +75,21 @@ class DiskStore:
             pass
         except OSError as error:
             raise self._problem("remove", key, error) from error
+        self._remove_folders(path)
+
+    def remove_old(self, file: File) -> bool:
+        """Remove the file and the folders that are empty then, unless it was written since; whether it is gone."""
+        path = self._prefix + file.key.encode()
+        try:
+            if not remove_file(path, file.size, file.modified):
+                return False
+        except OSError as error:
+            raise self._problem("remove", file.key, error) from error
+        self._remove_folders(path)
+        return True
+
+    def _remove_folders(self, path: bytes) -> None:
+        """Remove the folders above that are empty, below the base."""
         while len(path := os.path.dirname(path)) > len(self._prefix):
             try:
                 os.rmdir(path)

@@ -152,6 +152,11 @@ class FsspecStore:
         except Exception as error:
             raise self._problem("remove", key, error) from error
 
+    def remove_old(self, file: File) -> bool:
+        """Remove the file. Object stores cannot be asked to keep it if it was written since it was listed."""
+        self.remove(file.key)
+        return True
+
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """The function's value for each item, in order; where the store bears it, for many at once."""
         return each(function, items, self._concurrency)
