@@ -11,7 +11,7 @@ stored below the tracker base.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchx_kfp.errors import NotInStageError, ProtocolError
@@ -84,18 +84,20 @@ def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
     }
 
 
-def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]]) -> list[str]:
+def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]], unnamed: Collection[str] = ()) -> list[str]:
     """What a script puts ``PARENT_RUN_IDS`` together from: constant text and run ids in turn, text at both ends.
 
     So the script can look at each run id, which is known at run time only, before it becomes a part of the JSON: one
     with a quote in it would make another alias. The text lacks the brace at its beginning (KFP reads a word that begins
     with ``{"Concat"`` as a placeholder); text before a list that an engine fills in ends with a blank, before a run id
-    with a quote, and the last one alone with a brace.
+    with a quote, and the last one alone with a brace. The names of ``unnamed`` aliases are empty, for the script to
+    fill in what ``encode_alias`` makes of them: nothing else in the text is ``""``.
     """
     words: list[str] = []
     text = ""
     for alias, ids in parents.items():
-        text += f"{', ' if words or text else ''}{_member_name(alias)}: "
+        name = "" if alias in unnamed else encode_alias(alias)
+        text += (", " if words or text else "") + f'"{name}": '
         if isinstance(ids, RawJson):
             words += [text, ids]
             text = ""
@@ -112,22 +114,22 @@ def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]]) -> list[s
 def encode_parents(parents: Mapping[str, RunIds | Sequence[str]]) -> str:
     """``TORCHX_PARENT_RUN_IDS`` for these parents."""
     members = [
-        f"{_member_name(alias)}: {json.dumps(ids if isinstance(ids, str) else list(ids))}"
+        f'"{encode_alias(alias)}": {json.dumps(ids if isinstance(ids, str) else list(ids))}'
         for alias, ids in parents.items()
     ]
     return "{" + ", ".join(members) + "}"
 
 
-def _member_name(alias: str) -> str:
-    """The alias as the name of a member of a JSON object.
+def encode_alias(alias: str) -> str:
+    """The alias as the name of a member of a JSON object, without the quotes around it.
 
     Pure ASCII, and neither ``$``, ``{`` nor quotes inside: the text passes engines that rewrite templates, and a shell
     that looks for the first run id.
     """
     name = json.dumps(alias)[1:-1]
-    for character in '\\"', "$", "{":
+    for character in '\\"', "$", "{", "\x7f":
         name = name.replace(character, f"\\u{ord(character[-1]):04x}")
-    return f'"{name}"'
+    return name
 
 
 def decode_parents(text: str) -> dict[str, RunIds]:

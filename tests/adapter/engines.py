@@ -96,19 +96,28 @@ def executor_input(inputs: Mapping[str, str], outputs: Mapping[str, str], artifa
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a compiled pipeline, and what its engine knows when it starts."""
+    """A container of a compiled pipeline, and what its engine knows when it starts.
+
+    ``constants`` are inputs that the pipeline fixes. Their text is in the task, an argument of KFP's driver, and then
+    in the executor input, one of its launcher: it passes Argo and the kubelet twice.
+    """
 
     command: Sequence[str]
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     artifacts: Mapping[str, str] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
 
     def argv(self) -> list[str]:
         """The command as the process gets it."""
         environ = {"HOME": "/root", "PATH": "/bin", **self.environ}
         words = [kubelet(argo(word), environ) for word in self.command]
-        return [words[0], *(launcher(word, self.inputs, self.outputs, self.artifacts) for word in words[1:])]
+        constants = {
+            name: kubelet(argo(kubelet(argo(text), environ)), environ) for name, text in self.constants.items()
+        }
+        inputs = {**constants, **self.inputs}
+        return [words[0], *(launcher(word, inputs, self.outputs, self.artifacts) for word in words[1:])]
 
     def run(self, shells: Path | None = None, **options: object) -> subprocess.CompletedProcess[bytes]:
         """The process, for real; ``shells`` is a folder that holds the ``sh`` to use."""
@@ -123,4 +132,27 @@ def containers(compiled: str) -> dict[str, dict[str, object]]:
     return {
         name.removeprefix("exec-"): executor["container"]
         for name, executor in spec["deploymentSpec"]["executors"].items()
+    }
+
+
+def container_of(compiled: str, name: str, **known: Mapping[str, str]) -> Container:
+    """The container of a task of a compiled pipeline, which has the name of its component."""
+    return Container(containers(compiled)[name]["command"], constants=constants(compiled).get(name, {}), **known)
+
+
+def constants(compiled: str) -> dict[str, dict[str, str]]:
+    """The inputs of each task of a compiled pipeline that are constant text."""
+    spec = next(iter(yaml.safe_load_all(compiled)))
+    tasks = {
+        name: task
+        for component in (spec["root"], *spec["components"].values())
+        for name, task in component.get("dag", {}).get("tasks", {}).items()
+    }
+    return {
+        name: {
+            key: source["runtimeValue"]["constant"]
+            for key, source in task.get("inputs", {}).get("parameters", {}).items()
+            if "runtimeValue" in source
+        }
+        for name, task in tasks.items()
     }

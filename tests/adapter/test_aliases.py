@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.adapter.apps import compile_pipeline, make_app
-from tests.adapter.engines import Container, containers
+from tests.adapter.engines import container_of
 from torchx_kfp import protocol, task_from_app
 from torchx_kfp.errors import ProtocolError
 
@@ -35,8 +35,7 @@ COMPILED = compile_reader()
 
 
 def start(shells: Path, tmp: Path, inputs: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
-    command: Any = containers(COMPILED)["train"]["command"]
-    return Container(command, inputs=inputs, outputs={"run_id": str(tmp / "out" / "run_id")}).run(shells)
+    return container_of(COMPILED, "train", inputs=inputs, outputs={"run_id": str(tmp / "out" / "run_id")}).run(shells)
 
 
 def read(shells: Path, tmp: Path, **inputs: str) -> tuple[dict[str, Any], str]:
@@ -120,6 +119,6 @@ def test_an_alias_named_like_a_placeholder_of_kfp(shells: Path, tmp_path: Path) 
         app = make_app(entrypoint="sh", args=["-c", SHOW])
         task_from_app(app, tracker_base="/tmp/results", reads={"Concat": one, "IfPresent": one})
 
-    command: Any = containers(compile_pipeline(pipeline))["train"]["command"]
-    done = Container(command, inputs={"Concat": "r/a/1"}, outputs={"run_id": str(tmp_path / "run_id")}).run(shells)
+    known = {"inputs": {"Concat": "r/a/1"}, "outputs": {"run_id": str(tmp_path / "run_id")}}
+    done = container_of(compile_pipeline(pipeline), "train", **known).run(shells)
     assert done.stdout == b'{"Concat": "r/a/1", "IfPresent": "r/a/1"}\nr/a/1\n', done.stderr

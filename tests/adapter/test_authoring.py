@@ -26,7 +26,7 @@ def test_unknown_names_of_the_package() -> None:
 
 def test_a_component_file_holds_the_whole_app() -> None:
     app = make_app(resource=Resource(cpu=2, gpu=1, memMB=4000), max_retries=2)
-    text = component_spec_from_app(app, reads=["prepare"])
+    text = component_spec_from_app(app, reads=["prepare"], labels=True)
     assert "{{channel" not in text
     loaded = components.load_component_from_text(text)
     assert loaded.name == "train"
@@ -125,8 +125,8 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_kfp_would_change(name: str) -> None:
     def pipeline(tracker_base: str) -> None:
-        first = task_from_app(make_app(name, role=name), tracker_base=tracker_base)
-        again = task_from_app(make_app(name, role=name), tracker_base=tracker_base, reads={name: first})
+        first = task_from_app(make_app(name, role=name), tracker_base=tracker_base, labels=True)
+        again = task_from_app(make_app(name, role=name), tracker_base=tracker_base, reads={name: first}, labels=True)
         task_from_app(make_app("given"), tracker_base=tracker_base, reads=again, name=name)
         task_from_app(make_app(name))
 
@@ -135,9 +135,9 @@ def test_names_that_kfp_would_change(name: str) -> None:
     tasks = spec["root"]["dag"]["tasks"]
     assert len(tasks) == 4
     assert all(len(task) <= 66 for task in tasks)
-    assert all(
-        len(value) <= 63 for settings in platform.values() for value in settings["podMetadata"]["labels"].values()
-    )
+    labels = [settings["podMetadata"]["labels"] for settings in platform.values() if "podMetadata" in settings]
+    assert len(labels) == 2
+    assert all(len(value) <= 63 for values in labels for value in values.values())
     plan = plan_stage(make_app(name), tracker_base=("/tmp",))
     assert 0 < len(plan.stage) <= 63
     assert set(plan.stage) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -179,7 +179,7 @@ def test_what_the_adapter_adds_to_the_compiled_pipeline() -> None:
         run_ids = {"prepare": prepare.outputs["run_id"], "augment": augment.outputs["run_id"]}
         by_hand(tracker_base=tracker_base, **run_ids)
 
-    assert measure(adapted) - measure(handwritten) < 1700
+    assert measure(adapted) - measure(handwritten) < 2000
 
 
 def test_two_hundred_stages_fit_into_an_argo_workflow() -> None:

@@ -149,7 +149,7 @@ def test_inputs_have_the_names_and_types_of_their_channels() -> None:
         "li_list": "LIST",
         "d_dict": "STRUCT",
     }
-    assert declared_types(outputs)["produce_ratio_float"] == "NUMBER_DOUBLE"
+    assert declared_types(outputs)["ratio_float"] == "NUMBER_DOUBLE"
 
 
 def test_fields_of_items_have_the_type_of_that_field() -> None:
@@ -237,7 +237,8 @@ def test_names_that_python_keeps(name: str) -> None:
         task_from_app(make_app("second"), tracker_base=tracker_base, reads=first)
 
     spec, _ = load(compile_pipeline(pipeline))
-    assert f'"{name}": "' in spec["deploymentSpec"]["executors"]["exec-second"]["container"]["command"]
+    inputs = spec["root"]["dag"]["tasks"]["second"]["inputs"]["parameters"]
+    assert inputs["stage"] == {"runtimeValue": {"constant": f"second {name}"}}
 
 
 def test_a_channel_as_entrypoint_may_hold_an_equals_sign_in_a_tracked_stage() -> None:

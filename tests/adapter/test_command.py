@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
-from tests.adapter.engines import Container, EngineFailure, argo, containers, kubelet, launcher
+from tests.adapter.engines import Container, EngineFailure, argo, container_of, containers, kubelet, launcher
 from torchx_kfp import kubelet as product
 from torchx_kfp import protocol, task_from_app
-from torchx_kfp.adapter import command, text
+from torchx_kfp.adapter import command, text, values
 from torchx_kfp.adapter.plan import plan_stage
 from torchx_kfp.errors import AppDefError
 
 
 def stage_container(tmp: Path, compiled: str, name: str = "train", **environ: str) -> Container:
-    return Container(
-        containers(compiled)[name]["command"],
+    return container_of(
+        compiled,
+        name,
         inputs={"tracker_base": "/tmp/results"},
         outputs={"run_id": str(tmp / "out" / "run_id")},
         environ=environ,
@@ -105,6 +107,7 @@ def test_engines_change_what_is_escaped(word: str) -> None:
 
 def test_without_the_escapes_arguments_are_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "find_rewritten", lambda _: None)
+    monkeypatch.setattr(values, "escape", lambda word: word.replace("\\", r"\0134"))
     compiled = compile_stage(tracked=True, entrypoint="printf", args=["%s\\0", "$$", "$(HOME)", "{{workflow.name}}"])
     done = stage_container(tmp_path, compiled).run()
     assert done.stdout == b"$\0/root\0<workflow.name>\0"
@@ -196,7 +199,7 @@ def test_a_fan_in_as_every_engine_writes_lists(shells: Path, tmp_path: Path) -> 
     compiled = compile_pipeline(pipeline)
     for text_of_list in (json.dumps(["r/a/1", "r/b/2"]), '["r/a/1","r/b/2"]'):
         container = stage_container(tmp_path, compiled)
-        container = Container(container.command, {**container.inputs, "trials": text_of_list}, container.outputs)
+        container = replace(container, inputs={**container.inputs, "trials": text_of_list})
         environ = dict(entry.split("=", 1) for entry in container.run(shells).stdout.decode().split("\0") if entry)
         assert protocol.decode(environ).parents == {"trials": ("r/a/1", "r/b/2")}
         assert environ[protocol.PARENT_RUN_ID] == "r/a/1"
@@ -241,10 +244,11 @@ def test_a_role_may_replace_the_path(shells: Path, tmp_path: Path) -> None:
 
 def test_an_image_that_ends_stages_with_their_folder_missing(shells: Path, tmp_path: Path) -> None:
     compiled = compile_stage(tracked=True, entrypoint="true")
-    container = Container(
-        containers(compiled)["train"]["command"],
-        {"tracker_base": "/tmp/results"},
-        {"run_id": str(tmp_path / "a b" / "$HOME" / "c'd" / "run_id")},
+    container = container_of(
+        compiled,
+        "train",
+        inputs={"tracker_base": "/tmp/results"},
+        outputs={"run_id": str(tmp_path / "a b" / "$HOME" / "c'd" / "run_id")},
     )
     assert container.run(shells).returncode == 0
     assert (tmp_path / "a b" / "$HOME" / "c'd" / "run_id").read_text().count("/") == 2
@@ -253,7 +257,7 @@ def test_an_image_that_ends_stages_with_their_folder_missing(shells: Path, tmp_p
 def test_a_tracker_base_with_spaces_and_signs(shells: Path, tmp_path: Path) -> None:
     container = stage_container(tmp_path, compile_stage(tracked=True, entrypoint="env", args=["-0"]))
     base = "/tmp/my results/$HOME/'x' `id` *"
-    done = Container(container.command, {"tracker_base": base}, container.outputs).run(shells)
+    done = replace(container, inputs={"tracker_base": base}).run(shells)
     environ = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry)
     assert environ[protocol.TRACKER_BASE] == environ[protocol.TRACKER_CONFIG] == base
 
@@ -266,11 +270,6 @@ def test_scripts_hold_nothing_that_engines_rewrite(tracked: bool) -> None:
     script = plan.command[plan.command.index("-ec") + 1]
     assert text.find_rewritten(script) is None
     assert argo(script) == kubelet(script, {"0": "x", "1": "y"}) == script
-
-
-def test_the_stages_name_is_in_the_command() -> None:
-    """The backend merges components whose containers have the same text."""
-    assert "evaluate" in plan_stage(make_app(), tracker_base=("/tmp",), name="evaluate").command
 
 
 def test_macros() -> None:

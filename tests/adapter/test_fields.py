@@ -16,16 +16,16 @@ from torchx_kfp.adapter.plan import plan_stage
 from torchx_kfp.errors import AppDefError, ChannelError
 
 
-def compile_app(app: AppDef) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def compile_app(app: AppDef, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The stage's task, executor and settings for Kubernetes."""
 
     def pipeline() -> None:
-        task_from_app(app)
+        task_from_app(app, **options)
 
     spec, platform = load(compile_pipeline(pipeline))
     (task,) = spec["root"]["dag"]["tasks"].values()
     (executor,) = spec["deploymentSpec"]["executors"].values()
-    (kubernetes,) = platform.values()
+    (kubernetes,) = platform.values() or [{}]
     return task, executor["container"], kubernetes
 
 
@@ -65,13 +65,13 @@ def test_no_resources_ask_for_nothing() -> None:
 
 
 def test_one_device_type_becomes_the_accelerator() -> None:
-    efa = Resource(cpu=1, gpu=0, memMB=1, devices={"vpc.amazonaws.com/efa": 2})
+    efa = Resource(cpu=1, gpu=0, memMB=100, devices={"vpc.amazonaws.com/efa": 2})
     accelerator = compile_app(make_app(resource=efa))[1]["resources"]["accelerator"]
     assert (accelerator["resourceType"], accelerator["resourceCount"]) == ("vpc.amazonaws.com/efa", "2")
 
 
 def test_the_instance_type_becomes_a_node_selector() -> None:
-    capable = Resource(cpu=1, gpu=0, memMB=1, capabilities={"node.kubernetes.io/instance-type": "p3.2xlarge"})
+    capable = Resource(cpu=1, gpu=0, memMB=100, capabilities={"node.kubernetes.io/instance-type": "p3.2xlarge"})
     kubernetes = compile_app(make_app(resource=capable))[2]
     assert kubernetes["nodeSelector"] == {"labels": {"node.kubernetes.io/instance-type": "p3.2xlarge"}}
 
@@ -95,6 +95,20 @@ def test_volume_mounts_become_claims() -> None:
     ]
 
 
+@pytest.mark.parametrize("memory", [1, 32, 63])
+def test_less_memory_than_kfps_launcher_needs_is_said(memory: int) -> None:
+    app = make_app(resource=Resource(cpu=1, gpu=0, memMB=memory))
+    fact = rf"memMB of role 'trainer' is {memory}, .*KFP's launcher .*64 MB.*OOMKilled.*Add 64 .*memMB at -1"
+    with pytest.warns(UserWarning, match=fact) as caught:
+        component_from_app(app)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_enough_memory_for_kfps_launcher() -> None:
+    for memory in (-1, 0, 64, 4000):
+        component_from_app(make_app(resource=Resource(cpu=1, gpu=0, memMB=memory)))
+
+
 def test_retries() -> None:
     task, _, _ = compile_app(make_app(max_retries=3))
     assert task["retryPolicy"]["maxRetryCount"] == 3
@@ -103,13 +117,18 @@ def test_retries() -> None:
 
 def test_labels_are_those_of_torchx_kubernetes_scheduler() -> None:
     app = make_app("my-app", role="trainer")
-    labels = compile_app(app)[2]["podMetadata"]["labels"]
+    labels = compile_app(app, labels=True)[2]["podMetadata"]["labels"]
     assert labels == kubernetes_scheduler.pod_labels(app, 0, app.roles[0], 0, "my-app")
     assert labels["app.kubernetes.io/managed-by"] == "torchx.pytorch.org"
 
 
+def test_pods_have_torchx_labels_where_they_are_asked_for() -> None:
+    assert compile_app(make_app())[2] == {}
+    assert list(compile_app(make_app(), tracker_base="/tmp/r")[2]) == ["fieldPathAsEnv"]
+
+
 def test_labels_are_valid_for_any_name() -> None:
-    labels = plan_stage(make_app("dé " + "x" * 80, role="r/1")).labels
+    labels = plan_stage(make_app("dé " + "x" * 80, role="r/1"), labels=True).labels
     assert labels["torchx.pytorch.org/app-name"] == "d..xxx".ljust(63, "x")
     assert labels["torchx.pytorch.org/role-name"] == "r.1"
 
@@ -118,11 +137,12 @@ def test_settings_are_in_the_form_that_kfp_kubernetes_writes() -> None:
     """The pod's settings are written as one message; KFP's own functions make the same."""
     from kfp import kubernetes
 
-    plan = plan_stage(make_app(mounts=[VolumeMount("data", "/data")]), tracker_base=("/tmp/results",))
+    app = make_app(mounts=[VolumeMount("data", "/data")])
+    plan = plan_stage(app, tracker_base=("/tmp/results",), labels=True)
     made: list[dict[str, Any]] = []
 
     def pipeline() -> None:
-        task = component_from_app(make_app(mounts=[VolumeMount("data", "/data")]), tracked=True)(tracker_base="/tmp/r")
+        task = component_from_app(app, tracked=True, labels=True)(tracker_base="/tmp/r")
         made.append(task.platform_config["kubernetes"])
         task.platform_config = {}
         for name, value in plan.labels.items():
@@ -168,14 +188,14 @@ def test_overrides_are_resolved() -> None:
 
 
 def test_the_app_is_not_changed() -> None:
-    app = make_app(args=["${app_id}"], env={"A": "${replica_id}"}, resource=Resource(1, 1, 1))
+    app = make_app(args=["${app_id}"], env={"A": "${replica_id}"}, resource=Resource(1, 1, 100))
     before = repr(app)
     plan_stage(app, tracker_base=("/tmp",))
     assert repr(app) == before
 
 
 def resource_app(**fields: Any) -> AppDef:
-    return make_app(resource=Resource(**{"cpu": 1, "gpu": 0, "memMB": 1, **fields}))
+    return make_app(resource=Resource(**{"cpu": 1, "gpu": 0, "memMB": 100, **fields}))
 
 
 REFUSED = {
@@ -318,7 +338,7 @@ def test_refused_where_this_torchx_has_the_field(field: str, value: Any, text: s
         (lambda n: make_app(mounts=[VolumeMount(f"{n}", "/x")]), r"mounts of .* holds a pipeline channel"),
         (lambda n: make_app(metadata={"a": [f"{n}"]}), r"metadata of .* holds a pipeline channel"),
         (lambda n: make_app(env={f"{n}": "x"}), r"env of .* has a pipeline channel for a name"),
-        (lambda n: make_app(resource=Resource(cpu=n, gpu=0, memMB=1)), r"resource of .*\.set_cpu_limit\(channel\)"),
+        (lambda n: make_app(resource=Resource(cpu=n, gpu=0, memMB=100)), r"resource of .*\.set_cpu_limit\(channel\)"),
         (lambda n: make_app(f"train-{n}"), r"AppDef\.name is a pipeline channel"),
         (lambda n: make_app(role=f"{n}"), r"The name of role .* is a pipeline channel"),
     ],

@@ -600,7 +600,7 @@ def test_more_than_text_is_refused(
         (formatted, {"lr": 0.5}),
         (iterated, {"items": [1, 2]}),
         (named, {"name": "x"}),
-        (resource, {"memory": 5}),
+        (resource, {"memory": 500}),
     ],
 )
 def test_as_constants_they_are_fine(function: Callable[..., specs.AppDef], constants: dict[str, Any]) -> None:
@@ -660,7 +660,7 @@ def test_names_of_options_are_the_functions_own() -> None:
         return show(results, artifacts)
 
     component = component_from_function(keeps, artifacts="s3://b", tracked=True)
-    assert set(inputs_of(component)) == {"results", "tracker_base"}
+    assert set(inputs_of(component)) == {"results", "tracker_base", "stage"}
 
 
 def test_partials() -> None:

@@ -13,7 +13,7 @@ from kfp import components, dsl
 from kfp.local import config
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, load, make_app
-from tests.adapter.engines import Container, containers
+from tests.adapter.engines import container_of, containers
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
 from torchx_kfp.adapter.carried import PROGRAM
 from torchx_kfp.adapter.names import output_name
@@ -79,7 +79,7 @@ def test_outputs_are_channels() -> None:
     assert condition["triggerPolicy"]["condition"].endswith(">= 0.9")
     assert "accuracy" in condition["triggerPolicy"]["condition"]
     assert spec["components"]["comp-use"]["inputDefinitions"]["parameters"] == {
-        "train_model_uri": {"parameterType": "STRING"}
+        "model_uri": {"parameterType": "STRING"}
     }
 
 
@@ -123,7 +123,8 @@ def test_components_have_them_too(make: Callable[..., Any]) -> None:
         "good",
         "l2norm_mean",
     }
-    assert set(spec["components"]["comp-train"]["inputDefinitions"]["parameters"]) == {"tracker_base", "prepare"}
+    inputs = set(spec["components"]["comp-train"]["inputDefinitions"]["parameters"])
+    assert inputs - {"stage"} == {"tracker_base", "prepare"}
 
 
 @dsl.container_component
@@ -224,7 +225,7 @@ def test_an_input_of_a_task_makes_room_for_an_output() -> None:
 
     spec, _ = load(compile_pipeline(pipeline))
     component = spec["components"]["comp-train"]
-    assert set(component["inputDefinitions"]["parameters"]) == {"accuracy_2", "tracker_base_2"}
+    assert set(component["inputDefinitions"]["parameters"]) == {"accuracy_2", "tracker_base_2", "stage"}
     assert set(component["outputDefinitions"]["parameters"]) == {"run_id", "accuracy", "tracker_base"}
 
 
@@ -252,8 +253,9 @@ def with_python(shells: Path | None) -> dict[str, str]:
 
 
 def executed(tmp: Path, compiled: str, shells: Path | None = None, name: str = "train") -> Any:
-    container = Container(
-        containers(compiled)[name]["command"],
+    container = container_of(
+        compiled,
+        name,
         inputs={"tracker_base": str(tmp / "results")},
         outputs={"run_id": str(tmp / "out" / "run_id"), "accuracy": str(tmp / "out" / "accuracy")},
         artifacts={
@@ -290,8 +292,9 @@ def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:
 
     compiled = compile_pipeline(pipeline)
     outputs = {name: str(tmp_path / "out" / name) for name in definitions(compiled)["parameters"]}
-    done = Container(
-        containers(compiled)["train"]["command"],
+    done = container_of(
+        compiled,
+        "train",
         inputs={"tracker_base": str(tmp_path / "results")},
         outputs=outputs,
         artifacts={"metrics": str(tmp_path / "out" / "metrics")},
@@ -308,8 +311,9 @@ def test_an_image_without_python_is_told(shells: Path, tmp_path: Path) -> None:
     for program in ("env", "mkdir", "true"):
         (only / program).symlink_to(f"/usr/bin/{program}")
     (only / "sh").symlink_to((shells / "sh").resolve())
-    container = Container(
-        containers(compiled)["train"]["command"],
+    container = container_of(
+        compiled,
+        "train",
         inputs={"tracker_base": "/tmp/results"},
         outputs={"run_id": str(tmp_path / "run_id")},
         environ={"PATH": str(only)},
@@ -363,25 +367,6 @@ def test_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
 def test_what_results_add_to_a_stage() -> None:
     plain, carried = (len(stage(**options)) for options in ({}, {"results": {"accuracy": float}}))
     assert carried - plain < 2_800, "bytes of YAML: the program, what is declared, outputs, a check for python3"
-
-
-def test_what_two_hundred_stages_take() -> None:
-    """Components, containers and settings as the JSON that an Argo workflow holds; its own templates come on top."""
-
-    def pipeline(tracker_base: str) -> None:
-        before: Any = None
-        for number in range(200):
-            app = make_app(f"train-{number}", entrypoint="python", args=["-m", "train", "--number", str(number)])
-            before = task_from_app(
-                app, tracker_base=tracker_base, reads=before, results={"accuracy": float, "model_uri": str}
-            )
-
-    compiled = compile_pipeline(pipeline)
-    spec, platform = load(compiled)
-    parts = [*spec["components"].values(), *spec["deploymentSpec"]["executors"].values(), *platform.values()]
-    size = sum(len(json.dumps(json.dumps(part, separators=(",", ":")))) for part in parts)
-    assert len(spec["components"]) == 200
-    assert size < 950_000, "of Argo's 1 MiB"
 
 
 # publish_results

@@ -9,6 +9,7 @@ import pytest
 from kfp import dsl
 
 from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inputs
+from tests.adapter.engines import constants
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 from torchx_kfp.errors import ChannelError, ReadsError
 
@@ -31,13 +32,15 @@ def parents(compiled: str, executor: str) -> dict[str, Any]:
     spec, _ = load(compiled)
     assert unresolved_inputs(spec) == []
     value = parents_text(spec["deploymentSpec"]["executors"][f"exec-{executor}"]["container"]["command"])
+    for name in constants(compiled)[executor]["stage"].split(" ")[1 : value.count('""') + 1]:
+        value = value.replace('""', f'"{name}"', 1)
     value = value.replace(": {{$", ': "{{$').replace("}},", '}}",').replace("}}}", '}}"}').replace('""', '"')
     return {key: str(ids) for key, ids in json.loads(value).items()}
 
 
 def parents_text(command: list[str]) -> str:
     """The JSON object that a stage's script makes, with placeholders for run ids."""
-    words = command[command.index("-ec") + 4 :]
+    words = command[command.index("-ec") + 5 :]
     last = next(number for number, word in enumerate(words) if number % 2 == 0 and word.endswith("}"))
     return "{" + "".join(words[: last + 1])
 
@@ -53,7 +56,7 @@ def test_dependencies_follow_from_what_is_read() -> None:
     assert "dependentTasks" not in tasks["prepare"]
     assert tasks["train"]["dependentTasks"] == ["prepare"]
     assert tasks["evaluate"]["dependentTasks"] == ["prepare", "train"]
-    assert tasks["evaluate"]["inputs"]["parameters"]["train"] == {
+    assert tasks["evaluate"]["inputs"]["parameters"]["reads_2"] == {
         "taskOutputParameter": {"producerTask": "train", "outputParameterKey": "run_id"}
     }
 
@@ -124,7 +127,7 @@ def test_a_channel_that_is_read_and_used_is_one_input() -> None:
         stage(make_app("read", args=[f"--parent={train.outputs['run_id']}"]), reads={"model": train})
 
     spec, _ = load(compile_pipeline(pipeline))
-    assert set(spec["components"]["comp-read"]["inputDefinitions"]["parameters"]) == {"model"}
+    assert set(spec["components"]["comp-read"]["inputDefinitions"]["parameters"]) == {"model", "stage"}
 
 
 def test_aliases_that_are_no_identifiers() -> None:

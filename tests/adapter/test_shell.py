@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torchx.components import dist, utils
 
 from tests.adapter.apps import compile_pipeline, load, make_app
-from tests.adapter.engines import Container, containers
+from tests.adapter.engines import constants, container_of, containers
 from torchx_kfp import task_from_app
 from torchx_kfp.adapter.references import Reference
 from torchx_kfp.adapter.shell import find_program, lift_channels
@@ -622,8 +622,9 @@ def test_a_channel_before_the_shell_hides_no_program(tmp_path: Path) -> None:
 
 
 def run_stage(tmp: Path, compiled: str, name: str, **inputs: str) -> Any:
-    return Container(
-        containers(compiled)[name]["command"],
+    return container_of(
+        compiled,
+        name,
         inputs={"tracker_base": str(tmp / "results"), **inputs},
         outputs={"run_id": str(tmp / "run_id")},
     ).run()
@@ -640,10 +641,9 @@ def test_torchxs_sh_and_ddp_quote_their_arguments(tmp_path: Path, value: str, tr
     compiled = compile_pipeline(pipeline)
     done = run_stage(tmp_path, compiled, "sh", text=value)
     assert (done.stdout.decode(), done.stderr) == (f"{value}|--x={value}|$HOME $$|", b"")
-    command = containers(compiled)["train"]["command"]
-    program = next(word for word in command if "torchrun" in word)
-    assert program.endswith("train.py --x ''\"${TORCHX_KFP_TEXT}\"''")
-    assert "TORCHX_KFP_TEXT={{$.inputs.parameters['text']}}" in command
+    text = "\n".join([*containers(compiled)["train"]["command"], constants(compiled)["train"].get("stage", "")])
+    assert re.search("torchrun .*train.py --x ''\"\\${TORCHX_KFP_TEXT}\"''$", text.replace(r"\0040", " "), re.MULTILINE)
+    assert "TORCHX_KFP_TEXT={{$.inputs.parameters['text']}}\n" in text
 
 
 def test_a_channel_that_is_the_whole_program_is_the_program(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from kfp import components
 from torchx.components import utils
 
 from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app, unresolved_inputs
-from tests.adapter.engines import Container, containers
+from tests.adapter.engines import Container, container_of, containers
 from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, protocol, task_from_app
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -29,8 +29,8 @@ def stage(tmp_path: Path, trackers: Any, **fields: Any) -> Container:
         app = make_app(entrypoint="env", args=["-0"], **fields)
         task_from_app(app, tracker_base=tracker_base, trackers=trackers)
 
-    command = containers(compile_pipeline(pipeline))["train"]["command"]
-    return Container(command, {"tracker_base": BASE}, {"run_id": str(tmp_path / "run_id")})
+    known = {"inputs": {"tracker_base": BASE}, "outputs": {"run_id": str(tmp_path / "run_id")}}
+    return container_of(compile_pipeline(pipeline), "train", **known)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_channels(tmp_path: Path) -> None:
     compiled = compile_pipeline(pipeline)
     assert unresolved_inputs(load(compiled)[0]) == []
     inputs = {"tracker_base": BASE, "host": "$(HOME) 'x'", "port_int": "5"}
-    container = Container(containers(compiled)["train"]["command"], inputs, {"run_id": str(tmp_path / "run_id")})
+    container = container_of(compiled, "train", inputs=inputs, outputs={"run_id": str(tmp_path / "run_id")})
     trackers = protocol.decode(environment(container)).trackers
     assert trackers == {"a": "http://$(HOME) 'x':5/x", "b": "$(HOME) 'x'", "c": "5"}
 

@@ -60,4 +60,4 @@ def test_sized_asks_for_what_is_decided() -> None:
     assert asked == tuple(
         f"{{{{$.inputs.parameters['pipelinechannel--size-{name}']}}}}" for name in ("cpu", "memory", "gpus")
     )
-    assert executors["exec-fit"]["container"]["image"] == "{{$.inputs.parameters['size_image']}}"
+    assert executors["exec-fit"]["container"]["image"] == "{{$.inputs.parameters['image']}}"

@@ -47,6 +47,7 @@ def task_from_app(
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
+    labels: bool = False,
     name: str | None = None,
 ) -> dsl.PipelineTask:
     """The AppDef as a task of the pipeline that is being defined.
@@ -72,6 +73,9 @@ def task_from_app(
             ``kfp.kubernetes.use_secret_as_env`` takes as secret_key_to_env, by the secret's name.
         cache: False: the stage runs each time, whatever an earlier execution has recorded.
         inline: False: the image has torchx-kfp, and the command does not carry the program that publishes.
+        labels: True: the pod gets the labels that TorchX's Kubernetes scheduler sets (``torchx.pytorch.org/app-name``,
+            ``app.kubernetes.io/name`` and others), some 1.8 kB of the 1 MiB that Argo takes for a run. KFP and Argo
+            label pods with the run and the workflow in any case; ``kubernetes.add_pod_label`` adds single ones.
         name: the stage's name, the AppDef's otherwise.
 
     Returns:
@@ -99,6 +103,7 @@ def task_from_app(
         publication=read_publication(results, artifacts),
         ui_metadata=ui_metadata,
         inline=inline,
+        labels=labels,
         cache=cache,
         secrets=secrets,
         trackers=trackers,
@@ -184,6 +189,7 @@ def component_from_app(
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
+    labels: bool = False,
     name: str | None = None,
 ) -> emit.StageComponent:
     """The AppDef as a KFP component, to be called in pipelines.
@@ -201,6 +207,7 @@ def component_from_app(
         secrets: as in ``task_from_app``.
         cache: as in ``task_from_app``.
         inline: as in ``task_from_app``.
+        labels: as in ``task_from_app``.
         name: the stage's name, the AppDef's otherwise.
 
     Raises:
@@ -221,6 +228,7 @@ def component_from_app(
             secrets=secrets,
             cache=cache,
             inline=inline,
+            labels=labels,
             name=name,
         )
     )
@@ -238,6 +246,7 @@ def component_spec_from_app(
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
+    labels: bool = False,
     name: str | None = None,
 ) -> str:
     """The AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
@@ -262,6 +271,7 @@ def component_spec_from_app(
             secrets=secrets,
             cache=cache,
             inline=inline,
+            labels=labels,
             name=name,
         )
     )

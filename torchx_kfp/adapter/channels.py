@@ -221,12 +221,13 @@ def _common_type(values: list[object]) -> str:
 
 
 def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
-    """What the input is called in the KFP UI: ``lr``, ``train_accuracy``, ``item``, ``item_lr``."""
+    """What the input is called in the KFP UI: ``lr``, ``item``, ``item_lr``, and ``accuracy`` for any task's output."""
     if isinstance(channel, for_loop.LoopArgumentVariable):
         return f"item_{channel.subvar_name}"
     if isinstance(channel, for_loop.LoopParameterArgument):
         return "item"
-    return str(channel.full_name)
+    # The name of a Python component's one output is no input's.
+    return "output" if channel.name == "Output" else str(channel.name)
 
 
 def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.PipelineChannel:

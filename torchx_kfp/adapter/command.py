@@ -3,7 +3,7 @@
 A tracked stage's command is::
 
     env TORCHX_TRACKER_BASE=... \
-        sh -ec SCRIPT STAGE RUN_ID_FILE [PARENTS...] [UI_FILE UI_METADATA] [MASK] \
+        sh -ec SCRIPT SIGNATURE RUN_ID_FILE VALUES [PARENTS...] [UI_FILE UI_METADATA] [MASK] \
         [env NAME=VALUE...] [PUBLISHER...] WORDS...
 
 ``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
@@ -13,6 +13,11 @@ arguments. The role's variables are set by an ``env`` before them: KFP's cache k
 environment. Those of further trackers are too, and replace the script's own. PUBLISHER is there where the stage has
 results or artifacts that become outputs of KFP: it runs WORDS as its child, and signals and the exit code pass through
 it (``torchx_kfp.publisher``).
+
+VALUES is the input ``stage``: the stage's name, names that PARENTS lack, and values that the words marked in MASK lack
+(``values``). What is left is the same for all stages of one shape, and KFP's backend keeps such a container once, with
+one component: it asks for the container's text alone. So the text tells containers apart whose components differ:
+SIGNATURE is that of the component's inputs, their defaults and its outputs.
 
 Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
 process but ``mkdir`` where the output's folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the
@@ -27,31 +32,39 @@ from torchx_kfp import protocol
 from torchx_kfp.adapter.channels import check_parts
 from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.adapter.text import check_word, escape, find_rewritten
+from torchx_kfp.adapter.values import Prefix
 from torchx_kfp.errors import AppDefError
 
 #: The run id is ``<pipeline run>/<stage>/<pod>``, a random UUID for what the engine does not tell.
 _RUN_ID = (
     "read -r _i </proc/sys/kernel/random/uuid; "
-    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/$0/${{{protocol.POD_NAME}:-$_i}}" '
+    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%% *}}/${{{protocol.POD_NAME}:-$_i}}" '
     f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
-    f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
+    f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; _v=$2; shift 2; '
+)
+#: Puts the next values where the text of parents has no names.
+_NAMES = (
+    "while case $_t in *'\"\"'*) ;; *) false;; esac; do _v=${_v#* }; "
+    '_t=${_t%%\'""\'*}\\"${_v%% *}\\"${_t#*\'""\'}; done; '
 )
 #: Makes the JSON object of parents of constant text and run ids in turn (``protocol.parent_words``). A run id may be
 #: any text: one with a quote, or a list that ends early, would make an alias that the pipeline does not declare.
 _PARENTS = (
-    '_j="{$1"; shift; while case $_j in *\\}) false;; esac; do '
+    f'_t=$1; {_NAMES}_j="{{$_t"; shift; while case $_j in *\\}}) false;; esac; do '
     # What stands before the value, a quote or a blank, and the value: neither quotes nor backslashes, or a whole list.
     'case ${_j#"${_j%?}"}$1 in \\"*[\\"\\\\]*|\\ |\\ [![]*|\\ *[!]]|\\ *]?*|\\ *[\\\\]*) '
     'printf "torchx-kfp: not a run id: %s\\n" "$1" >&2; exit 2;; esac; '
-    "_j=$_j$1$2; shift 2; done; "
+    f"_t=$2; {_NAMES}_j=$_j$1$_t; shift 2; done; "
     # The first run id: behind the first alias, alone or as the first of a list.
     f'export {protocol.PARENT_RUN_IDS}="$_j"; _p=${{_j#*\\": }}; _p=${{_p#[}}; '
     f'case $_p in \\"*) _p=${{_p#?}}; export {protocol.PARENT_RUN_ID}="${{_p%%[\\"]*}}";; esac; '
 )
-#: Decodes the words that the mask marks with ``b``. The ``x`` keeps newlines at a word's end.
+#: Completes the words that the mask marks with ``v`` by the next value, and decodes these and the words marked ``b``.
+#: The ``x`` keeps newlines at a word's end.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
-    'case $_m in b*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
+    "case $_m in v*) _v=${_v#* }; _w=$_w${_v%% *};; esac; "
+    'case $_m,$_w in [bv]*,*\\\\*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
 #: Writes KFP v1's description of what its UI shall show of the task.
@@ -113,7 +126,7 @@ def application_words(
 
 
 def untracked_command(
-    stage: str,
+    name: str,
     variables: Sequence[Parts],
     words: Sequence[Parts],
     inputs: Mapping[Reference, str],
@@ -126,14 +139,15 @@ def untracked_command(
     if not mask and not ui_metadata:
         return texts
     script = (_UI_METADATA if ui_metadata else "") + (_DECODE if mask else "") + _EXEC
-    return ("sh", "-ec", script, stage, *ui_metadata, *((mask,) if mask else ()), *texts)
+    return ("sh", "-ec", script, name, *ui_metadata, *((mask,) if mask else ()), *texts)
 
 
 def tracked_command(
-    stage: str,
+    name: str,
     tracker_base: Parts,
-    parents: Mapping[str, str | protocol.RawJson | Sequence[str]],
+    parents: Sequence[str],
     run_id_file: str,
+    values: Parts,
     variables: Sequence[Parts],
     words: Sequence[Parts],
     inputs: Mapping[Reference, str],
@@ -144,10 +158,11 @@ def tracked_command(
     """The application's words behind the protocol's variables and the script that makes the run id.
 
     Args:
-        stage: the stage's part of the run id.
+        name: the script's; see ``inputs.signature``.
         tracker_base: where results are stored.
-        parents: the run ids of what is read.
+        parents: what the script puts the stages together from that are read: ``protocol.parent_words``.
         run_id_file: where the run id is written to, for KFP.
+        values: the stage's name, and what parents and words lack; see ``values.lift``.
         variables: the words before the application's that set its variables.
         words: the application's; see ``application_words`` for both.
         inputs: the name of each reference's input.
@@ -172,11 +187,10 @@ def tracked_command(
         "sh",
         "-ec",
         script,
-        # The stage's name is the script's $0. It also keeps the backend from merging components that differ in no
-        # other text.
-        stage,
+        name,
         run_id_file,
-        *(protocol.parent_words(parents) if parents else ()),
+        render(values, inputs),
+        *parents,
         *ui_metadata,
         *((mask,) if mask else ()),
         *assignments,
@@ -186,7 +200,7 @@ def tracked_command(
 
 
 def publisher_command(
-    stage: str,
+    name: str,
     tracker_base: Parts,
     run_id: str,
     run_id_file: str,
@@ -201,19 +215,19 @@ def publisher_command(
         "sh",
         "-ec",
         f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; {_PYTHON}{_EXEC}',
-        stage,
+        name,
         run_id_file,
         *publisher,
     )
 
 
 def _encode(words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, tuple[str, ...]]:
-    """A mask with ``b`` for each word that is escaped and ``s`` for each other, and the words as KFP's text."""
+    """A mask and the words as KFP's text: ``v`` where a value follows, ``b`` where it is escaped, ``s`` otherwise."""
     mask, texts = "", []
     for parts in words:
         text = render(parts, inputs)
         escaped = _is_constant(parts) and find_rewritten(text) is not None
-        mask += "b" if escaped else "s"
+        mask += "v" if isinstance(parts[0], Prefix) else "b" if escaped else "s"
         texts.append(check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,"))
     return mask, tuple(texts)
 

@@ -8,6 +8,8 @@ KFP cannot do, each with the field's name and the way out.
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,8 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+#: Megabytes of a stage's memory limit that KFP's launcher needs for itself: with 32 a stage is killed before it starts.
+LAUNCHER_MB = 64
 #: The one capability that TorchX's Kubernetes scheduler maps.
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
@@ -136,6 +140,12 @@ def read_resources(role: specs.Role) -> Resources:
     resource, where = role.resource, f"role {role.name!r}"
     cpu = _number(resource.cpu, f"resource.cpu of {where}")
     memory = _number(resource.memMB, f"resource.memMB of {where}")
+    if 0 < memory < LAUNCHER_MB:
+        _warn(
+            f"resource.memMB of {where} is {memory}, and KFP's launcher runs within the stage's limit: it needs about "
+            f"{LAUNCHER_MB} MB for itself, or Kubernetes kills the stage before it starts (OOMKilled). Add "
+            f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
+        )
     return Resources(
         # TorchX calls cpu an int, and people ask for half a core: both as millicores, like its Kubernetes scheduler.
         cpu=f"{int(cpu * 1000)}m" if cpu * 1000 >= 1 else None,
@@ -270,6 +280,14 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
         )
     if find_rewritten(image) and not contains_channel(image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is no image's name.")
+
+
+def _warn(message: str) -> None:
+    """A warning at the line that calls this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("torchx_kfp."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _number(value: object, where: str) -> float:

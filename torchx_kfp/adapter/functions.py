@@ -46,6 +46,7 @@ def component_from_function(
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
+    labels: bool = False,
     **constants: Any,
 ) -> emit.StageComponent:
     """A TorchX component, a function that returns an AppDef, as a KFP component.
@@ -59,8 +60,8 @@ def component_from_function(
 
     Args:
         fn: such as ``torchx.components.utils.echo``.
-        tracked: as in ``component_from_app``; so are reads, results, artifacts, trackers, secrets, cache and inline.
-            Where the function has a parameter of such a name, a value is that parameter's.
+        tracked: as in ``component_from_app``; so are reads, results, artifacts, trackers, secrets, cache, inline
+            and labels. Where the function has a parameter of such a name, a value is that parameter's.
         constants: values of parameters; for ``*args``, a list under that name.
 
     Raises:
@@ -78,6 +79,7 @@ def component_from_function(
         "secrets": secrets,
         "cache": cache,
         "inline": inline,
+        "labels": labels,
     }
     for name, default in _OPTIONS.items():
         if name in signature.parameters:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp import protocol
 from torchx_kfp.adapter import command, names
-from torchx_kfp.adapter.reads import RUN_ID, FanIn, Source
+from torchx_kfp.adapter.reads import RUN_ID, FanIn, Source, StageName
 from torchx_kfp.adapter.references import Parts, Reference
 
 #: Type of a parameter in the IR -> in Python.
@@ -28,6 +30,10 @@ _SUFFIXES = {
     "LIST": "_list",
     "STRUCT": "_dict",
 }
+#: The input that carries the run id of a stage that is read under its own name.
+READS = "reads"
+#: The input that carries the stage's name and values; see ``values``.
+STAGE = "stage"
 #: Of an input that its caller has to give.
 NO_DEFAULT = object()
 
@@ -47,7 +53,7 @@ def name_inputs(
     parts: Iterable[str | Reference],
     taken: Iterable[str],
 ) -> dict[Reference, str]:
-    """A name for the input of each reference: the alias of what is read, the channel's own name otherwise.
+    """A name for the input of each reference: the alias of what is read, if it was given one, or the channel's name.
 
     KFP's backend merges components whose containers have the same text, whatever their inputs are (kubeflow/pipelines,
     argocompiler). So a name that stands in the text tells the input's type, and whether a carrier goes with it.
@@ -64,7 +70,7 @@ def name_inputs(
 
     for alias, source in sources.items():
         for reference in _references(source):
-            add(reference, alias)
+            add(reference, READS if isinstance(alias, StageName) else alias)
     for part in parts:
         if isinstance(part, Reference):
             add(part, _typed_name(part))
@@ -82,6 +88,20 @@ def _references(source: Source) -> Sequence[Reference]:
     run_ids = source.run_ids if isinstance(source, FanIn) else source
     candidates = run_ids if isinstance(run_ids, tuple) else (run_ids,)
     return [candidate for candidate in candidates if isinstance(candidate, Reference)]
+
+
+def signature(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
+    """What tells a component's container from others that have other inputs, defaults or outputs.
+
+    It is the name of the script, which shells say before what they have to say.
+    """
+    kinds = {name: getattr(kind, "schema_title", kind.__name__) for name, kind in outputs.items()}
+    defaults = {
+        name: [planned.type, *([] if planned.default is NO_DEFAULT else [planned.default])]
+        for name, planned in inputs.items()
+    }
+    text = json.dumps([defaults, kinds], sort_keys=True, default=repr)
+    return f"torchx-kfp-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.RawJson | list[str]:

@@ -14,12 +14,13 @@ from torchx_kfp import protocol
 from torchx_kfp.adapter import command, fields, macros, names, shell
 from torchx_kfp.adapter.channels import check_parts, parse, parse_checked
 from torchx_kfp.adapter.fields import Resources
-from torchx_kfp.adapter.inputs import NO_DEFAULT, Input, image_inputs, name_inputs, parent
+from torchx_kfp.adapter.inputs import NO_DEFAULT, STAGE, Input, image_inputs, name_inputs, parent, signature
 from torchx_kfp.adapter.outputs import UI_METADATA, Publication, publisher_words, ui_metadata_words
 from torchx_kfp.adapter.reads import RUN_ID, Source
 from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.adapter.secrets import PROTOCOL_VARIABLES, Secrets, check_variables, read_secrets, secret_variables
 from torchx_kfp.adapter.trackers import read_trackers, tracker_env
+from torchx_kfp.adapter.values import lift
 from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The label that KFP's backend puts on every pod of a run.
@@ -63,6 +64,7 @@ def plan_stage(
     publication: Publication | None = None,
     ui_metadata: Mapping[str, object] | None = None,
     inline: bool = True,
+    labels: bool = False,
     cache: bool = True,
     secrets: object = None,
     trackers: object = None,
@@ -79,6 +81,7 @@ def plan_stage(
         publication: what becomes outputs of KFP.
         ui_metadata: what KFP v1's UI metadata says.
         inline: whether the program that publishes travels in the command.
+        labels: whether the pod gets TorchX's labels.
         cache: whether KFP may use an earlier execution's outputs.
         secrets: {secret: {key: variable}}.
         trackers: further trackers and their configuration.
@@ -110,48 +113,56 @@ def plan_stage(
     check_variables(keys, own, () if tracker_base is None else (*PROTOCOL_VARIABLES, *env.keys() - own), where)
     image = parse_checked(role.image, f"image of {where}")
     variables, words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
+    lifted = lift(names.stage_name(alias), list(sources), variables, words, kept=env.keys() - role.env.keys())
+    values = () if tracker_base is None else (Reference("stage", lifted.text, STAGE, "STRING"),)
 
     outputs: dict[str, type] = {} if tracker_base is None else {RUN_ID: str}
     outputs.update(publication.types if publication else {})
     outputs.update({UI_METADATA: dsl.Artifact} if ui_metadata is not None else {})
     parameters = parameters or {}
-    parts = [*(tracker_base or ()), *(part for word in (*variables, *words) for part in word), *image]
+    parts = [*(tracker_base or ()), *(part for word in (*variables, *words) for part in word), *image, *values]
     inputs = name_inputs(parameters, sources, parts, outputs)
-    stage = names.stage_name(alias)
+    image_text, further = image_inputs(image, inputs)
+    planned = {
+        **{
+            key: Input(reference.type, reference.argument, parameters.get(reference, NO_DEFAULT))
+            for reference, key in inputs.items()
+        },
+        **further,
+    }
+    script_name = signature(planned, outputs)
     ui = () if ui_metadata is None else ui_metadata_words(ui_metadata)
     if tracker_base is None:
-        argv = command.untracked_command(stage, variables, words, inputs, ui_metadata=ui)
+        argv = command.untracked_command(script_name, variables, words, inputs, ui_metadata=ui)
     else:
         argv = command.tracked_command(
-            stage,
+            script_name,
             tracker_base,
-            {key: parent(source, inputs) for key, source in sources.items()},
+            protocol.parent_words({key: parent(source, inputs) for key, source in sources.items()}, lifted.aliases)
+            if sources
+            else (),
             command.output_placeholder(RUN_ID),
-            variables,
-            words,
+            values,
+            lifted.variables,
+            lifted.words,
             inputs,
             publisher=publisher_words(publication, inline=inline) if publication else (),
             ui_metadata=ui,
         )
         field_paths = {**field_paths, protocol.PIPELINE_RUN: _RUN_ID_LABEL}
-    planned = {
-        key: Input(reference.type, reference.argument, parameters.get(reference, NO_DEFAULT))
-        for reference, key in inputs.items()
-    }
-    image_text, further = image_inputs(image, inputs)
     return StagePlan(
         alias=alias,
-        stage=stage,
+        stage=names.stage_name(alias),
         component=names.component_name(alias),
         description=description or f"TorchX application {app.name}, role {role.name}",
         image=image_text,
         command=argv,
-        inputs={**planned, **further},
+        inputs=planned,
         outputs=outputs,
         resources=fields.read_resources(role),
         retries=fields.read_retries(role),
         cache=cache,
-        labels=_labels(app, role),
+        labels=_labels(app, role) if labels else {},
         field_paths=field_paths,
         node_selector=fields.read_node_selector(role),
         volumes=fields.read_volumes(role),
@@ -190,26 +201,23 @@ def plan_publisher(
     parts = parse_checked(image, "image")
     outputs = {RUN_ID: str, **publication.types}
     inputs = name_inputs({}, {"stage": source}, [*tracker_base, *parts], outputs)
-    stage = names.stage_name(alias)
     image_text, further = image_inputs(parts, inputs)
+    planned = {**{key: Input(reference.type, reference.argument) for reference, key in inputs.items()}, **further}
     return StagePlan(
         alias=alias,
-        stage=stage,
+        stage=names.stage_name(alias),
         component=names.component_name(alias),
         description="Results of another stage as outputs of KFP",
         image=image_text,
         command=command.publisher_command(
-            stage,
+            signature(planned, outputs),
             tracker_base,
             str(parent(source, inputs)),
             command.output_placeholder(RUN_ID),
             publisher_words(publication, inline=inline),
             inputs,
         ),
-        inputs={
-            **{key: Input(reference.type, reference.argument) for reference, key in inputs.items()},
-            **further,
-        },
+        inputs=planned,
         outputs=outputs,
         cache=cache,
         secrets=keys,

@@ -34,6 +34,10 @@ class Stage:
 _STAGES: WeakKeyDictionary[dsl.PipelineTask, Stage] = WeakKeyDictionary()
 
 
+class StageName(str):
+    """An alias that nobody gave: the name of the stage that is read."""
+
+
 @dataclass(frozen=True)
 class FanIn:
     """Several stages behind one alias: a reference to a list of run ids, or each stage's own."""
@@ -55,7 +59,7 @@ def stage_of(what: object) -> Stage | None:
 
 
 def read_sources(reads: object) -> dict[str, Source]:
-    """What is read by its alias, in order.
+    """What is read by its alias, in order. An alias that nobody gave is a ``StageName``.
 
     Args:
         reads: a task, a list of tasks, or {alias: what is read}; None and empty ones read nothing.
@@ -80,7 +84,7 @@ def read_sources(reads: object) -> dict[str, Source]:
                 f"reads has two stages named {alias!r}. Give each an alias of its own: "
                 f"reads={{'{alias}_1': task, '{alias}_2': other_task}}."
             )
-        sources[alias] = _source(what, f"reads ({alias!r})")
+        sources[StageName(alias)] = _source(what, f"reads ({alias!r})")
     return sources
 
 
