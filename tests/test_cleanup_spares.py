@@ -19,8 +19,8 @@ from torchx_kfp.tracking.starts import record_start
 
 pytestmark = pytest.mark.once
 
-#: Puts results in turns under keys of its own, each made old just before, and looks whether what was put is there. Every
-#: tenth time it leaves something that is old for good.
+#: Puts results in turns under keys of its own, each made old just before, and looks whether what was put is there.
+#: Every tenth time it leaves something that is old for good.
 WRITER = """
 import os, sys, time
 from torchx_kfp.tracking import FsspecResultTracker
