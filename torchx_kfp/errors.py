@@ -6,6 +6,7 @@
     ├── ReadsError           what a stage reads, or its tracker base, is unusable
     │   └── UnknownAliasError    an alias under which a stage reads nothing
     ├── OutputsError         results or artifacts that cannot be outputs of KFP
+    │   └── UnknownOutputError   an output that a stage does not have
     ├── ProtocolError        the stage protocol's environment is malformed
     ├── NotInStageError      the process was not started as a stage
     ├── TrackerError         the tracker's store, its keys or its results
@@ -28,6 +29,9 @@ command line returns for the error: 2 for a wrong call, 1 for everything else.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "AppDefError",
     "ArgumentError",
@@ -49,6 +53,7 @@ __all__ = [
     "TorchxKfpError",
     "TrackerError",
     "UnknownAliasError",
+    "UnknownOutputError",
     "UnsupportedPipelineError",
 ]
 
@@ -79,6 +84,12 @@ class UnknownAliasError(ReadsError, KeyError):
 
 class OutputsError(TorchxKfpError, ValueError):
     """What a stage shall publish, its results and artifacts, cannot be outputs of KFP."""
+
+
+class UnknownOutputError(OutputsError, KeyError):
+    """A stage has no output of this name."""
+
+    __str__ = Exception.__str__
 
 
 class ProtocolError(TorchxKfpError, ValueError):
@@ -147,3 +158,10 @@ class StageNotFoundError(LocalRunError, KeyError):
     """A run's result has no stage of that name, or several."""
 
     __str__ = LocalRunError.__str__  # KeyError's has quotes around it
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A sentence behind a message, with a blank before it: the one of the names that is nearest; empty if none is."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1) or [known for known in names if name and known.startswith(name)]
+    return f" Did you mean {near[0]!r}?" if near else ""

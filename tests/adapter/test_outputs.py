@@ -94,8 +94,8 @@ def test_outputs_by_the_name_that_is_recorded() -> None:
         assert train.outputs["l2norm/mean"] is train.outputs["l2norm_mean"]
         with pytest.raises(
             KeyError,
-            match=r"The task has no output 'acuracy'\. It has 'run_id', 'accuracy', .*'metrics'; results and artifacts "
-            r"are outputs where the stage declares them: task_from_app\(\.\.\., results=",
+            match=r"The stage 'train' has no output 'acuracy'\. Did you mean 'accuracy'\? Its outputs: .*'metrics'\. "
+            r"Results and artifacts are outputs where the stage declares them: task_from_app\(\.\.\., results=",
         ):
             train.outputs["acuracy"]
         task_from_app(make_app("use", args=[f"{train.outputs['l2norm/mean']}"]))

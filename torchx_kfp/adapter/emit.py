@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torchx_kfp.adapter.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.names import output_name
 from torchx_kfp.adapter.plan import StagePlan
 from torchx_kfp.adapter.reads import TRACKER_BASE, Stage, remember_stage
+from torchx_kfp.errors import UnknownOutputError, did_you_mean
 from torchx_kfp.sdk import quick_sdk
 
 
@@ -47,14 +48,19 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
 
 
 class Outputs(dict[str, Any]):
-    """A task's outputs, which take the name under which a result is recorded as well as KFP's."""
+    """A stage's outputs, which take the name under which a result is recorded as well as KFP's."""
+
+    def __init__(self, outputs: Mapping[str, Any], stage: str) -> None:
+        super().__init__(outputs)
+        self.stage = stage
 
     def __missing__(self, name: object) -> Any:
         if isinstance(name, str) and output_name(name) in self:
             return self[output_name(name)]
-        raise KeyError(
-            f"The task has no output {name!r}. It has {', '.join(map(repr, self))}; results and artifacts are outputs "
-            "where the stage declares them: task_from_app(..., results={'accuracy': float})."
+        raise UnknownOutputError(
+            f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(str(name), self)} Its outputs: "
+            f"{', '.join(map(repr, self)) or 'none'}. Results and artifacts are outputs where the stage declares them: "
+            "task_from_app(..., results={'accuracy': float})."
         )
 
 
@@ -152,7 +158,7 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: object = N
     if task.state.name == "FINAL":
         # Called outside of a pipeline, under kfp.local: it has run already, and nothing of this applies there.
         return task
-    task._outputs = Outputs(task._outputs)
+    task._outputs = Outputs(task._outputs, plan.alias)
     if plan.resources.cpu:
         task.set_cpu_request(plan.resources.cpu).set_cpu_limit(plan.resources.cpu)
     if plan.resources.memory:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.cli.mistakes import describe
+from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.sdk import import_kfp, quick_sdk
 
 
@@ -63,7 +63,7 @@ def _import(path: Path) -> ModuleType:
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:
-        raise PipelineFileError(_describe(path, error)) from error
+        raise PipelineFileError(describe(path, error)) from error
     finally:
         sys.argv = arguments
     if Path(module.__file__ or "").resolve() != path:
@@ -71,22 +71,6 @@ def _import(path: Path) -> ModuleType:
             f"{path} cannot be imported: its name {'.'.join(parts)!r} is that of {module.__file__}. Rename the file."
         )
     return module
-
-
-def _describe(path: Path, error: BaseException) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    where = f"{path}, line {lines[-1]}" if lines else str(path)
-    if isinstance(error, TorchxKfpError):
-        return f"{where}: {error}"
-    if isinstance(error, SystemExit):
-        return (
-            f"{where} ended the program while it was imported ({error.code!r}). A file of pipelines defines them and "
-            "runs nothing: is it an application?"
-        )
-    message = f"{where} cannot be imported: {type(error).__name__}: {error}. "
-    if "from __future__ import annotations" in path.read_text(encoding="utf-8", errors="replace"):
-        message += "KFP reads annotations as objects: remove 'from __future__ import annotations'. "
-    return f"{message}See the whole traceback with torchx-kfp --traceback COMMAND ..."
 
 
 def _pipelines(module: ModuleType) -> dict[str, Any]:

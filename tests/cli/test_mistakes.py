@@ -1,0 +1,98 @@
+"""Mistakes in a file of pipelines: each has a sentence with its place, the value and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+
+# ruff: noqa: E501
+FILE = """
+import functools
+from kfp import dsl
+from torchx.components import dist, utils
+from torchx.specs import AppDef, Role
+import torchx_kfp
+from torchx_kfp import publish_results, task_from_app
+
+def app(name="train", **fields):
+    return AppDef(name, [Role(name, image="i", entrypoint="python", args=["-m", "app"], **fields)])
+
+@dsl.container_component
+def own(text: str, out: dsl.OutputPath(str)):
+    return dsl.ContainerSpec("i", ["e"], [text, out])
+
+@dsl.pipeline(name="p")
+def p(lr: float = 0.1, n: int = 2, tracker_base: str = "/tmp/r"):
+    tracked = functools.partial(task_from_app, tracker_base=tracker_base)
+    t = tracked(app(), results={"accuracy": float})
+    MISTAKE
+"""
+
+MISTAKES = {
+    'task_from_app(app("next", env={"A": f"{t.outputs[\'acc\']}"}))': (
+        "The stage 'train' has no output 'acc'. Did you mean 'accuracy'? Its outputs: 'run_id', 'accuracy'"
+    ),
+    't.outputs["loss"]': "The stage 'train' has no output 'loss'. Its outputs: 'run_id', 'accuracy'",
+    'x = own(text="a")\n    x.outputs["ouT"]': "The task 'x' has no output 'ouT'. Did you mean 'out'? Its outputs: 'out'.",
+    "task_from_app(app(), tracker_bas=tracker_base)": (
+        "task_from_app() has no argument 'tracker_bas'. Did you mean 'tracker_base'? Its arguments: app, tracker_base,"
+    ),
+    'tracked(app(), result={"a": float})': "task_from_app() has no argument 'result'. Did you mean 'results'?",
+    'torchx_kfp.publish_results(t, imag="i")': "publish_results() has no argument 'imag'. Did you mean 'image'?",
+    'utils.sh("echo", img="i")': "sh() has no argument 'img'. Did you mean 'image'? Its arguments: args, image,",
+    'dist.ddp(script="t.py", j="1x1", imag="i")': "ddp() has no argument 'imag'. Did you mean 'image'?",
+    'own(txt="a")': "own() has no argument 'txt'. Did you mean 'text'? Its arguments: text",
+    'app(imge="x")': "Role() has no argument 'imge'. Did you mean 'image'?",
+    'dist.ddp(script="t.py", j=f"1x{n}", image="i")': (
+        "ddp() got j='1x{n}', and needs its value while the pipeline is compiled. The pipeline parameter 'n' has one only "
+        "when the pipeline runs: give a constant. Channels work in a role's entrypoint, args, the values of env and image"
+    ),
+    'dist.ddp(script="t.py", j=n, image="i")': "The pipeline parameter 'n' has one only when the pipeline runs: ",
+    'dist.ddp(script="t.py", j=f"1x{t.outputs[\'accuracy\']}", image="i")': (
+        "ddp() got j='1x{train.accuracy}', and needs its value while the pipeline is compiled. The output 'accuracy' of "
+        "'train' has one only when"
+    ),
+    'task_from_app(utils.sh("echo", num_replicas=n))': (
+        "num_replicas of role 'sh' of AppDef 'sh' holds a pipeline channel. Its value must be known when the pipeline is"
+    ),
+    "int(n)": "Python needs a value while the pipeline is compiled. The pipeline parameter 'n' has one only when",
+    "for i in range(n):\n        task_from_app(app())": "The pipeline parameter 'n' has one only when the pipeline runs: ",
+    "undefined(n)": "the pipeline cannot be built: NameError: name 'undefined' is not defined",
+    "{}['x']": "the pipeline cannot be built: KeyError: 'x'",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "mistake"),
+    [*(("compile", mistake) for mistake in MISTAKES), *(("run", mistake) for mistake in list(MISTAKES)[:11:5])],
+)
+def test_a_mistake_has_its_own_sentence(command: str, mistake: str, call: Call, tmp_path: Path) -> None:
+    text = FILE.replace("MISTAKE", mistake)
+    (tmp_path / "wrong.py").write_text(text)
+    done = call(command, str(tmp_path / "wrong.py"))
+    # In a loop it is the line above the last.
+    line = text.rstrip().count("\n") + 1 - ("range" in mistake)
+    line = 10 if "imge" in mistake else line
+    assert done.stderr.startswith(f"Error: {tmp_path / 'wrong.py'}, line {line}: ")
+    assert MISTAKES[mistake] in done.stderr
+    assert "cannot be imported" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "{{channel" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_the_line_is_that_of_the_users_module(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(
+        "from torchx.specs import AppDef, Role\nfrom torchx_kfp import task_from_app\n\n"
+        "def train():\n    return task_from_app(AppDef('a', [Role('r', image='i', entrypoint='e')]), nam='x')\n"
+    )
+    (tmp_path / "wrong.py").write_text(
+        "from kfp import dsl\nfrom parts import train\n\n@dsl.pipeline\ndef p():\n    train()\n"
+    )
+    done = call("compile", str(tmp_path / "wrong.py"))
+    assert (
+        f"{tmp_path / 'parts.py'}, line 5: task_from_app() has no argument 'nam'. Did you mean 'name'?" in done.stderr
+    )

@@ -1,0 +1,162 @@
+"""What went wrong in a user's file of pipelines: one sentence with the place, the value and the way out."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torchx_kfp
+from torchx_kfp.errors import TorchxKfpError, did_you_mean
+
+_CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
+#: How Python's own messages name channels.
+_CHANNEL_TYPES = re.compile(r"Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation")
+_UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ['\"](\w+)['\"]")
+_OUTPUT_OF = re.compile(r"(\w+)\.outputs\[")
+_NOT_THE_USERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_NOT_THE_USERS.append(str(Path(torchx_kfp.__file__).parent))
+
+Frames = Sequence[tuple[FrameType, int]]
+
+
+def describe(path: Path, error: BaseException) -> str:
+    """A message for an error that came of importing a file.
+
+    Args:
+        path: the file.
+        error: with its traceback.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    users = [index for index, (frame, _) in enumerate(frames) if _is_users(frame.f_code.co_filename)]
+    frame, line = frames[users[-1]] if users else (None, 0)
+    where = f"{frame.f_code.co_filename}, line {line}" if frame else str(path)
+    if isinstance(error, TorchxKfpError):
+        return f"{where}: {error}"
+    if isinstance(error, SystemExit):
+        return (
+            f"{where} ended the program while it was imported ({error.code!r}). A file of pipelines defines them and "
+            "runs nothing: is it an application?"
+        )
+    sentence = frame and (
+        _unexpected(frame, error) or _channel(frames[users[-1] :], error) or _output(frame, line, error)
+    )
+    if sentence:
+        return f"{where}: {sentence}"
+    # KFP calls a pipeline's function when it is defined.
+    built = any(Path(frame.f_code.co_filename).name == "graph_component.py" for frame, _ in frames)
+    what = ": the pipeline cannot be built" if built else " cannot be imported"
+    message = f"{where}{what}: {type(error).__name__}: {error}. "
+    if "from __future__ import annotations" in path.read_text(encoding="utf-8", errors="replace"):
+        message += "KFP reads annotations as objects: remove 'from __future__ import annotations'. "
+    return f"{message}See the whole traceback with torchx-kfp --traceback COMMAND ..."
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith("<") and not any(Path(file).is_relative_to(folder) for folder in _NOT_THE_USERS)
+
+
+def _unexpected(frame: FrameType, error: BaseException) -> str | None:
+    """An argument that a function does not have."""
+    found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+    if not found:
+        return None
+    name = found[1].removesuffix(".__init__").rpartition(".")[2]
+    for function in _functions(frame, name):
+        try:
+            parameters = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            continue
+        if found[2] not in parameters:
+            takes = ", ".join(parameters) or "none"
+            return f"{name}() has no argument {found[2]!r}.{did_you_mean(found[2], parameters)} Its arguments: {takes}."
+    return f"{name}() has no argument {found[2]!r}."
+
+
+def _functions(frame: FrameType, name: str) -> Iterator[Callable[..., Any]]:
+    """What the user's code may have called by this name: its own names, and those of modules and classes in it."""
+    for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+        # KFP's components know their functions' names with hyphens.
+        called = str(getattr(value, "__name__", None) or getattr(value, "name", "")).replace("-", "_")
+        if callable(value) and name.replace("-", "_") in (
+            called,
+            getattr(getattr(value, "func", None), "__name__", ""),
+        ):
+            yield getattr(value, "python_func", getattr(value, "pipeline_func", value))
+        elif inspect.ismodule(value) and callable(inside := vars(value).get(name)):
+            yield inside
+
+
+def _channel(frames: Frames, error: BaseException) -> str | None:
+    """A channel where Python needs a value."""
+    text = _CHANNEL.search(str(error))
+    if not text and not _CHANNEL_TYPES.search(str(error)):
+        return None
+    if not isinstance(error, TypeError | ValueError | AttributeError):
+        return None
+    called = frames[1][0] if len(frames) > 1 else None
+    argument, value = next(_channel_arguments(called), ("", None)) if called else ("", None)
+    channel = _name_of(value) or (_named(text["task"], text["name"]) if text else None) or _on_line(*frames[0])
+    if called and argument:
+        shown = f"{called.f_code.co_name}() got {argument}={_show(value)}, and needs its value"
+    else:
+        shown = "Python needs a value"
+    said = f"{type(error).__name__}: {_CHANNEL.sub(_braces, str(error))}"
+    return (
+        f"{shown} while the pipeline is compiled. {channel or 'A pipeline channel'} has one only when the pipeline "
+        "runs: give a constant. Channels work in a role's entrypoint, args, the values of env and image; resources are "
+        f"set on the task, task.set_cpu_limit(channel). ({said})"
+    )
+
+
+def _channel_arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    for name in frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]:
+        value = frame.f_locals.get(name)
+        if _name_of(value):
+            yield name, value
+
+
+def _name_of(value: Any) -> str | None:
+    """The pipeline parameter or output that a value is, or has as text."""
+    from kfp.dsl import pipeline_channel
+
+    if isinstance(value, pipeline_channel.PipelineChannel):
+        return _named(value.task_name, value.name)
+    found = _CHANNEL.search(value) if isinstance(value, str) else None
+    return _named(found["task"], found["name"]) if found else None
+
+
+def _named(task: str | None, name: str) -> str:
+    return f"The output {name!r} of {task!r}" if task else f"The pipeline parameter {name!r}"
+
+
+def _on_line(frame: FrameType, line: int) -> str | None:
+    """The channel that the line of code names, if it is one."""
+    words = re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
+    found = {name for word in words if (name := _name_of(frame.f_locals.get(word)))}
+    return found.pop() if len(found) == 1 else None
+
+
+def _show(value: Any) -> str:
+    return _CHANNEL.sub(_braces, repr(value) if isinstance(value, str) else str(value))
+
+
+def _braces(found: re.Match[str]) -> str:
+    return f"{{{found['task']}{'.' if found['task'] else ''}{found['name']}}}"
+
+
+def _output(frame: FrameType, line: int, error: BaseException) -> str | None:
+    """An output that a task of another component does not have."""
+    found = _OUTPUT_OF.search(linecache.getline(frame.f_code.co_filename, line))
+    if not isinstance(error, KeyError) or not found or not error.args:
+        return None
+    outputs: Iterable[str] = getattr(frame.f_locals.get(found[1]), "outputs", {})
+    key = str(error.args[0])
+    has = ", ".join(map(repr, outputs)) or "none"
+    return f"The task {found[1]!r} has no output {key!r}.{did_you_mean(key, outputs)} Its outputs: {has}."
