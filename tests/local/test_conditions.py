@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from torchx_kfp.local.conditions import compile_condition, is_field_selector, select_field
+from torchx_kfp.local.conditions import holds, is_field_selector, select_field
 
 A = "inputs.parameter_values['a']"
 
 
 @pytest.mark.parametrize(
-    ("expression", "value", "holds"),
+    ("expression", "value", "expected"),
     [
         (f"{A} == 'heads'", "heads", True),
         (f"{A} == 'heads'", "tails", False),
@@ -46,8 +46,8 @@ A = "inputs.parameter_values['a']"
         (f"{A} == 'x' && inputs.parameter_values['b'] == 'y'", "y", False),
     ],
 )
-def test_condition(expression, value, holds):
-    assert compile_condition(expression)({"a": value}) is holds
+def test_condition(expression, value, expected):
+    assert holds(expression, {"a": value}) is expected
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,36 @@ def test_condition(expression, value, holds):
 )
 def test_a_condition_that_cannot_hold_says_why(expression, message):
     with pytest.raises(ValueError, match=message):
-        compile_condition(expression)({"a": "x"})
+        holds(expression, {"a": "x"})
 
 
-def test_a_condition_is_compiled_once():
-    assert compile_condition(f"{A} == 'once'") is compile_condition(f"{A} == 'once'")
+_FOREVER = f"[{','.join(['1'] * 40)}]"
+for _ in range(6):
+    _FOREVER = f"[{','.join(['1'] * 40)}].map(x, {_FOREVER})"
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("(" * 5000 + "true" + ")" * 5000, "^(is nested too deep|cannot be evaluated|takes longer)"),
+        ("!" * 9001 + "true", "^(is nested too deep|cannot be evaluated|takes longer)"),
+        ("[" * 3000 + "]" * 3000 + " == 1", "^(is nested too deep|cannot be evaluated|takes longer)"),
+        ("true" + " && true" * 3000, "^is longer than 20,000 characters$"),
+        (f"{_FOREVER} == 1", r"^takes longer than 2 s \(give it more with --condition-time\)$"),
+    ],
+    ids=["parentheses", "negations", "lists", "long", "loops"],
+)
+def test_a_condition_that_would_take_for_ever(expression, message):
+    with pytest.raises(ValueError, match=message):
+        holds(expression, {"a": "x"}, seconds=2)
+    # The next one is evaluated all the same.
+    assert holds("1 < 2", {})
+
+
+def test_nobody_waits_for_a_condition_of_a_run_that_was_ended():
+    wanted = iter([True] * 5)
+    with pytest.raises(ValueError, match="the run was ended"):
+        holds(f"{_FOREVER} == 1", {}, seconds=600, is_wanted=lambda: next(wanted, False))
 
 
 def test_fields_of_loop_items():

@@ -1,14 +1,26 @@
 """Files that are compiled pipelines, and those that are none: they are refused in these words."""
 
+import contextlib
+import copy
+import os
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import yaml
 from kfp import compiler, dsl, kubernetes
 
 from tests.local.components import ir, write
-from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.local.load import pipeline_from_documents
+from torchx_kfp.local.arguments import complete_arguments
+from torchx_kfp.local.check import check_supported, find_not_applied
+from torchx_kfp.local.load import pipeline_from_documents, reading
+from torchx_kfp.local.outline import outline
+
+#: Of how many pipelines are damaged: more finds more.
+SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
 
 
 @pytest.mark.parametrize(
@@ -118,11 +130,108 @@ def test_a_manifest_of_kubernetes_holds_a_pipeline(tmp_path):
     assert loaded.components["comp-write"].platform == {"imagePullPolicy": "Always"}
 
 
-@pytest.mark.parametrize("name", ["../../../../etc/passwd", "..", ".", "a/b", "a\nb", "", "a" * 300, 7])
-@pytest.mark.parametrize("where", ["inputs", "outputs"])
-def test_names_that_would_lead_out_of_a_folder(tmp_path, name, where):
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, levels))]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "nested more than 100 levels deep"),
+        ("a: " + "[" * 101 + "]" * 101, "nested more than 100 levels deep"),
+        ("{" * 100_000, "nested more than 100 levels deep"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "nested more than 100 levels deep"),
+        ('{"a":' + "[" * 200 + "]" * 200 + "}", "nested more than 100 levels deep"),
+        ("\n".join(" " * n + "a:" for n in range(1000)), "nested more than 100 levels deep"),
+        ("- " * 5000 + "a", "nested more than 100 levels deep"),
+        (bomb(64), "with its aliases written out it has more than 1,000,000 values"),
+        ("a: &a [*a]", r"the alias \*a stands inside of what it names"),
+        ("a: &a {<<: *a}", r"the alias \*a stands inside of what it names"),
+        ("a: *b", "is not valid YAML"),
+        ("a: 2026-99-99", "is not valid YAML"),
+        ("? [a]\n: b", "is not valid YAML"),
+        ("? {a: b}\n: c", "is not valid YAML"),
+        ("a: !!python/object/apply:os.system [true]", "is not valid YAML"),
+        ("a: !!timestamp x", "is not valid YAML"),
+        ("a: !!int x", "is not valid YAML"),
+        ("a: !!set [x]", "is not valid YAML"),
+        ("a: \x00", "is not valid YAML"),
+        ("a: !!binary é", "is not valid YAML"),
+    ],
+)
+def test_files_that_would_take_the_machine(tmp_path, text, message):
+    """Seen: a segmentation fault, tracebacks, and a file of 1 kB that took all memory."""
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    with pytest.raises(PipelineFileError, match=message):
+        load_pipeline(path)
+
+
+def test_a_file_that_does_not_end():
+    with pytest.raises(PipelineFileError, match="'/dev/zero' is no compiled pipeline: it is larger than 16 MiB"):
+        load_pipeline("/dev/zero")
+
+
+def test_pipelines_in_pipelines_are_counted(tmp_path):
     compiled, *_ = ir(tmp_path)
-    definitions = compiled["components"]["comp-write"].setdefault(f"{where[:-1]}Definitions", {})
-    definitions["artifacts"] = {name: {"artifactType": {"schemaTitle": "system.Artifact"}}}
-    with pytest.raises(PipelineFileError, match=r"is not a name for an input or output"):
-        pipeline_from_documents([compiled], "p.yaml")
+
+    def nested(levels: int, times: int) -> dict[str, Any]:
+        task = {"componentRef": {"name": "comp-write"}, "inputs": {}}
+        components = {"comp-0": {"dag": {"tasks": {"write": task}}}}
+        for level in range(1, levels):
+            inner = {"componentRef": {"name": f"comp-{level - 1}"}}
+            components[f"comp-{level}"] = {"dag": {"tasks": {f"t{n}": inner for n in range(times)}}}
+        root = {"dag": {"tasks": {"top": {"componentRef": {"name": f"comp-{levels - 1}"}}}}}
+        return {**compiled, "components": {**compiled["components"], **components}, "root": root}
+
+    with pytest.raises(PipelineFileError, match="more than 100,000 tasks, with those of nested pipelines"):
+        pipeline_from_documents([nested(40, 2)], "p.yaml")
+    with pytest.raises(PipelineFileError, match="nested more than 50 levels deep"):
+        pipeline_from_documents([nested(60, 1)], "p.yaml")
+    assert pipeline_from_documents([nested(10, 2)], "p.yaml").name == "pipeline"
+
+
+VALUES = [None, True, 0, -1, 1e400, float("nan"), "", "x", "a/../b", "{{$}}", [], {}, [[]], {"a": {}}, {1: 2}, [None]]
+
+
+def damage(documents: list[Any], random: Random) -> None:
+    """Changes values somewhere in the documents into what does not belong there."""
+    places: list[tuple[Any, Any]] = []
+    stack: list[Any] = [documents]
+    while stack:
+        value = stack.pop()
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            places.append((value, key))
+            if isinstance(value[key], (dict, list)):
+                stack.append(value[key])
+    for _ in range(random.randint(1, 3)):
+        value, key = random.choice(places)
+        with contextlib.suppress(KeyError, IndexError):
+            what = random.randrange(4)
+            if what == 0:
+                del value[key]
+            elif what == 1 and isinstance(value, dict):
+                value[random.choice([7, "", "x", None, ".."])] = value.pop(key)
+            elif what == 2:
+                other, there = random.choice(places)
+                value[key] = copy.deepcopy(other[there])
+            else:
+                value[key] = copy.deepcopy(random.choice(VALUES))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_damaged_pipelines_are_refused_with_a_message(seed):
+    """Whatever is done to a pipeline, it is loaded and checked, or refused by an error of this project."""
+    random = Random(seed)
+    goldens = sorted(Path(__file__).parents[1].glob("pipelines/goldens/*.yaml"))
+    for _ in range(20):
+        documents = list(yaml.load_all(random.choice(goldens).read_text(), Loader=yaml.CSafeLoader))
+        damage(documents, random)
+        with contextlib.suppress(TorchxKfpError):
+            pipeline = pipeline_from_documents(documents, "p.yaml")
+            outline(pipeline)
+            check_supported(pipeline)
+            find_not_applied(pipeline)
+            with reading("p.yaml"):
+                complete_arguments(pipeline, {})

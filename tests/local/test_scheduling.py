@@ -11,6 +11,7 @@ import pytest
 from kfp import dsl
 
 from tests.local.components import shell, write
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import StageFinished, StageStarted, State, run
 
 pytestmark = pytest.mark.once
@@ -102,3 +103,20 @@ def test_three_hundred_stages(execute):
     assert len(result.stages) == 300
     # 3-5 ms each on a quiet machine.
     assert time.monotonic() - started < 300 * 0.03
+
+
+def test_the_items_of_all_loops_are_limited(execute, execute_failing):
+    @dsl.pipeline
+    def pipeline(points: list):
+        with dsl.ParallelFor(points) as x, dsl.ParallelFor(["a", "b", "c"]):
+            write(x=x)
+
+    assert len(execute(pipeline, {"points": ["1", "2"]}, max_items=8).stages) == 6
+    result = execute_failing(pipeline, {"points": ["1", "2"]}, max_items=7)
+    reasons = {stage.reason for stage in result.stages if stage.state == "failed"}
+    assert any("loops over 3 items, and all loops of a run may have 7" in reason for reason in reasons), reasons
+    assert any("--max-items" in reason for reason in reasons)
+    with pytest.raises(ArgumentError, match="max_items must be an int, 1 or more, and is 0"):
+        execute(pipeline, {"points": []}, max_items=0)
+    with pytest.raises(ArgumentError, match="condition_time must be a number of seconds, more than 0, and is 0"):
+        execute(pipeline, {"points": []}, condition_time=0)

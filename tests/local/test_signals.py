@@ -1,5 +1,6 @@
 """Ctrl-C and its like: a real runner in a process of its own, real signals, and no process left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -254,3 +255,52 @@ def test_another_thread_leaves_signals_alone():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+#: A condition that takes for ever, and a file that takes long to load.
+FOREVER = f"[{','.join(['1'] * 40)}]"
+for _ in range(6):
+    FOREVER = f"[{','.join(['1'] * 40)}].map(x, {FOREVER})"
+LONG = "\n".join(f"k{number}: [a, b, {number}, d]" for number in range(150_000))
+
+
+@pytest.mark.parametrize("phase", ["loading", "condition", "many iterations"])
+def test_a_signal_ends_every_phase(tmp_path, phase):
+    """Seen: loading and evaluating went on for minutes."""
+
+    @dsl.pipeline
+    def pipeline(items: list, x: str = "a"):
+        with dsl.If(x == "b"):
+            shell(script="true")
+        with dsl.ParallelFor(items):
+            shell(script="true")
+
+    path = tmp_path / "p.yaml"
+    if phase == "loading":
+        path.write_text(LONG)
+    else:
+        compiler.Compiler().compile(pipeline, str(path))
+        condition = f"{FOREVER} == 1" if phase == "condition" else "true"
+        text = path.read_text()
+        (old,) = [line for line in text.splitlines() if "condition: " in line]
+        path.write_text(text.replace(old, f"{old.partition(':')[0]}: {json.dumps(condition)}"))
+    command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--output-dir", tmp_path / "runs"]
+    if phase != "loading":
+        command += ["-p", f"items={json.dumps(['x'] * 9000)}", "--condition-time", "1h"]
+    runner = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        # Into the phase: loading and evaluating take minutes.
+        if phase == "loading":
+            time.sleep(3)
+        else:
+            wait_for(lambda: list(tmp_path.glob("runs/*/events.jsonl")))
+            time.sleep(1)
+        started = time.monotonic()
+        runner.send_signal(signal.SIGINT)
+        _, stderr = runner.communicate(timeout=60)
+    finally:
+        runner.kill()
+        runner.wait()
+    assert (runner.returncode, "Traceback" in stderr) == (130, False), stderr
+    # Two seconds on a quiet machine.
+    assert time.monotonic() - started < 20, stderr

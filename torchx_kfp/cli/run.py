@@ -35,6 +35,15 @@ KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its man
     type=click.IntRange(1),
     help="How many stages run at once.  [default: two for each CPU]",
 )
+@click.option(
+    "--max-items",
+    metavar="N",
+    type=click.IntRange(1),
+    help="How many items all loops of the run may have together.  [default: 10000]",
+)
+@click.option(
+    "--condition-time", metavar="TIME", type=Duration(), help="How long a condition may be evaluated.  [default: 10s]"
+)
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure; exit tasks still run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with a run that has failed, was ended, or was killed.")
@@ -61,6 +70,8 @@ def run_command(
     tracker_base: str | None,
     output_dir: str | None,
     parallelism: int | None,
+    max_items: int | None,
+    condition_time: float | None,
     timeout: float | None,
     fail_fast: bool,
     resumed: str | None,
@@ -96,6 +107,8 @@ def run_command(
         "timeout": timeout,
         "quiet": True,
     }
+    limits = {"max_items": max_items, "condition_time": condition_time}
+    options |= {name: value for name, value in limits.items() if value is not None}
     if resumed is not None:
         started_with = {"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace}
         _refuse_with_resume({**started_with, "--docker": stages, "--mount": mounts})

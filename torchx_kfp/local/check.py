@@ -11,9 +11,10 @@ from typing import Any
 
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import kubernetes
-from torchx_kfp.local.conditions import compares_types, compile_condition, is_field_selector
+from torchx_kfp.local.conditions import compares_types, is_field_selector, verify_condition
 from torchx_kfp.local.containers import NO_CONTAINERS, Containers
 from torchx_kfp.local.kubernetes import GivenKeys
+from torchx_kfp.local.load import reading
 from torchx_kfp.local.names import StageNames, join_names
 from torchx_kfp.local.python_components import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.local.scopes import inner_names
@@ -25,6 +26,9 @@ _ON_KFP = "Run the pipeline on KFP"
 _STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 
+# Of an input or output: a file's name may have 255 bytes.
+_LONGEST_NAME = 100
+
 
 def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> None:
     """Raises UnsupportedPipelineError with everything in the pipeline that cannot run on this machine.
@@ -33,10 +37,11 @@ def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) 
         pipeline: the pipeline.
         containers: the stages that run in containers; the others are processes.
     """
-    problems = list(_pipeline_problems(pipeline))
-    for where, name, task, given in _walk(pipeline):
-        in_container = name in containers
-        problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given, in_container)]
+    with reading(f"The pipeline {pipeline.name!r}"):
+        problems = list(_pipeline_problems(pipeline))
+        for where, name, task, given in _walk(pipeline):
+            in_container = name in containers
+            problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given, in_container)]
     if problems:
         raise UnsupportedPipelineError(
             f"The pipeline {pipeline.name!r} cannot run on this machine, so nothing was started:\n"
@@ -52,18 +57,29 @@ def find_not_applied(
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
     """What the pipeline asks of Kubernetes that has no effect on this machine, each kind named once."""
+    with reading(f"The pipeline {pipeline.name!r}"):
+        return tuple(sorted(_not_applied(pipeline, arguments or {}, given or GivenKeys(), containers, environ)))
+
+
+def _not_applied(
+    pipeline: Pipeline,
+    arguments: Mapping[str, Any],
+    given: GivenKeys,
+    containers: Containers,
+    environ: Mapping[str, str],
+) -> set[str]:
     kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
     for _, name, task, _ in _walk(pipeline):
         component = pipeline.component_of(task)
-        kinds.update(kubernetes.missing_variables(component, given or GivenKeys(), arguments or {}, environ))
+        kinds.update(kubernetes.missing_variables(component, given, arguments, environ))
         if name in containers:
             mounted = [mount.target for mount in containers.mounts]
             kinds.update(kubernetes.not_applied_in_container(component, has_gpus=containers.has_gpus))
-            kinds.update(kubernetes.missing_mounts(component, given or GivenKeys(), arguments or {}, mounted))
+            kinds.update(kubernetes.missing_mounts(component, given, arguments, mounted))
         else:
             kinds.update(kubernetes.not_applied(component))
-            kinds.update(kubernetes.missing_folders(component, arguments or {}))
-    return tuple(sorted(kinds))
+            kinds.update(kubernetes.missing_folders(component, arguments))
+    return kinds
 
 
 def _walk(pipeline: Pipeline) -> Iterator[tuple[str, str, Task, frozenset[str]]]:
@@ -126,7 +142,7 @@ def _input_problems(task: Task, component: Component, given: frozenset[str]) -> 
 
 def _condition_problems(condition: str) -> Iterator[str]:
     try:
-        compile_condition(condition)
+        verify_condition(condition)
     except ValueError as error:
         if compares_types(condition):
             yield (
@@ -180,7 +196,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
     names = [("output", name) for name in (*component.outputs, *component.artifact_outputs)]
     for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
         # It is the name of a file in the stage's folder.
-        if name in ("", ".", "..") or "/" in name or "\0" in name:
+        if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name) > _LONGEST_NAME:
             yield f"has the {what} {name!r}, whose name cannot be a file's. Rename the {what}"
 
 

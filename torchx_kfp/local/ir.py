@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -28,8 +27,9 @@ from torchx_kfp.local.spec import (
     Task,
 )
 
-# 200 bytes leave room for what is added to a name.
-_NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,200}")
+# Pipelines in pipelines, and tasks in all of them.
+_DEEPEST = 50
+_MOST_TASKS = 100_000
 # The strategy of tasks that run whatever became of those before them.
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
@@ -75,9 +75,6 @@ class _Reader:
     def component(self, name: str, spec: dict[str, Any]) -> Component:
         inputs = spec.get("inputDefinitions") or {}
         outputs = spec.get("outputDefinitions") or {}
-        for kinds in (inputs, outputs):
-            for key in (*(kinds.get("parameters") or ()), *(kinds.get("artifacts") or ())):
-                _verify_name(key)
         dag = container = importer = None
         platform: dict[str, Any] = {}
         if "dag" in spec:
@@ -108,12 +105,6 @@ class _Reader:
             importer=importer,
             platform=platform,
         )
-
-
-def _verify_name(name: Any) -> None:
-    """Names of inputs and outputs become names of files."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (os.curdir, os.pardir):
-        raise MalformedError(f"{name!r} is not a name for an input or output")
 
 
 def _artifact_type(spec: dict[str, Any]) -> ArtifactType:
@@ -204,7 +195,7 @@ def _task(name: str, spec: dict[str, Any]) -> Task:
         component=spec["componentRef"]["name"],
         inputs=sources,
         depends_on=tuple(dict.fromkeys(depends_on)),
-        condition=trigger.get("condition") or None,
+        condition=str(trigger.get("condition") or "") or None,
         runs_always=trigger.get("strategy") == _ALWAYS,
         loop=_loop(spec),
         retry=_retry(spec.get("retryPolicy")),
@@ -289,6 +280,23 @@ def _verify(pipeline: Pipeline) -> None:
         uses[component.name] = {task.component for task in dag.tasks.values()}
         _refuse_circle({task.name: task.depends_on for task in dag.tasks.values()}, "tasks")
     _refuse_circle(uses, "components")
+    _refuse_too_many(pipeline, uses)
+
+
+def _refuse_too_many(pipeline: Pipeline, uses: Mapping[str, set[str]]) -> None:
+    """A few nested pipelines, each with the next one twice, are more tasks than any machine can count."""
+    components = {**pipeline.components, pipeline.root.name: pipeline.root}
+    depths: dict[str, int] = {}
+    tasks: dict[str, int] = {}
+    for name in TopologicalSorter(uses).static_order():
+        dag = components[name].dag
+        inner = [task.component for task in dag.tasks.values()] if dag is not None else []
+        depths[name] = 1 + max((depths[used] for used in inner), default=0)
+        tasks[name] = 1 + sum(tasks[used] for used in inner)
+        if depths[name] > _DEEPEST:
+            raise MalformedError(f"its pipelines are nested more than {_DEEPEST} levels deep")
+        if tasks[name] > _MOST_TASKS:
+            raise MalformedError(f"it has more than {_MOST_TASKS:,} tasks, with those of nested pipelines")
 
 
 def _refuse_circle(graph: Mapping[str, Any], what: str) -> None:

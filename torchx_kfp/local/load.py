@@ -7,21 +7,29 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Union
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
-from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.local.ir import MalformedError, read_pipeline
 from torchx_kfp.local.spec import Pipeline
 from torchx_kfp.sdk import quick_sdk
 
 PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
 
-# libyaml's loader is about ten times as fast; it is missing where PyYAML was built without it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: Bytes of a file, levels of lists and dicts in each other, and values in all. A pipeline that KFP takes has at most
+#: 1.5 MB, and some twenty levels.
+_LONGEST = 16 << 20
+_DEEPEST = 100
+_LARGEST = 1_000_000
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TOO_DEEP = f"it holds lists or dicts that are nested more than {_DEEPEST} levels deep"
 
 
 def load_pipeline(pipeline: PipelineLike) -> Pipeline:
@@ -53,7 +61,7 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
         with quick_sdk():
             function = dsl.pipeline(function)
     text = compile_text(function)
-    return pipeline_from_documents(_documents(text), repr(function), text)
+    return pipeline_from_documents(_documents(text, is_compiled=True), repr(function), text)
 
 
 def compile_text(function: Any, name: str = "") -> str:
@@ -73,7 +81,7 @@ def compile_text(function: Any, name: str = "") -> str:
         compiler.Compiler().compile(function, str(path))
         text = path.read_text(encoding="utf-8")
     try:
-        _documents(text)
+        _documents(text, is_compiled=True)
     except yaml.YAMLError as error:
         raise PipelineFileError(
             f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
@@ -84,7 +92,13 @@ def compile_text(function: Any, name: str = "") -> str:
 
 def _load_file(path: Path) -> Pipeline:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(_LONGEST + 1)
+        if len(data) > _LONGEST:
+            raise PipelineFileError(
+                f"The file {str(path)!r} is no compiled pipeline: it is larger than {_LONGEST >> 20} MiB."
+            )
+        text = data.decode("utf-8")
     except FileNotFoundError:
         raise PipelineFileError(
             f"There is no file {str(path)!r}. Give the path of a compiled pipeline, for example one that "
@@ -94,21 +108,101 @@ def _load_file(path: Path) -> Pipeline:
         raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
     try:
         documents = _documents(text)
-    except yaml.YAMLError as error:
+    except _TooMuch as error:
+        raise PipelineFileError(f"The file {str(path)!r} is no compiled pipeline: {error}.") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
+        # PyYAML lets through what Python says of dates, numbers and keys that are none.
         raise PipelineFileError(f"The file {str(path)!r} is not valid YAML: {error}") from None
-    except RecursionError:
-        raise PipelineFileError(
-            f"The file {str(path)!r} is no compiled pipeline: it holds lists or dicts that are nested too deep."
-        ) from None
     return pipeline_from_documents(documents, str(path), text)
 
 
-def _documents(text: str) -> list[Any]:
+def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
+    """The documents in YAML or JSON; text that KFP has just compiled needs no limits, and is read faster without."""
     # JSON is not quite YAML: PyYAML takes the number 1e-05 for text.
     if text.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError):
-            return [json.loads(text)]
-    return [document for document in yaml.load_all(text, Loader=_Loader) if document is not None]
+        try:
+            document = json.loads(text)
+        except RecursionError:
+            raise _TooMuch(_TOO_DEEP) from None
+        except ValueError:
+            pass
+        else:
+            _verify_depth(document)
+            return [document]
+    return [
+        document
+        for document in yaml.load_all(text, Loader=_FastLoader if is_compiled else _Loader)
+        if document is not None
+    ]
+
+
+def _verify_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (list(item.values()) if isinstance(item, dict) else item for item in level)
+        level = [part for items in inner if isinstance(items, list) for part in items if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise _TooMuch(_TOO_DEEP)
+
+
+class _TooMuch(ValueError):
+    """A file holds more than any pipeline does; the text goes on after "is no compiled pipeline:"."""
+
+
+class _Limited:
+    """Composes YAML's nodes, and raises _TooMuch where they nest too deep, or are too many with aliases written out."""
+
+    def __init__(self) -> None:
+        self._depth = self._total = 0
+        #: Of the nodes with an anchor that are whole.
+        self._sizes: dict[str, int] = {}
+
+    def compose_document(self) -> Any:
+        self._sizes = {}
+        return super().compose_document()  # type: ignore[misc]
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[attr-defined]
+        before = self._total
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self.anchors and event.anchor not in self._sizes:  # type: ignore[attr-defined]
+                raise _TooMuch(f"the alias *{event.anchor} stands inside of what it names")
+            self._total += self._sizes.get(str(event.anchor), 1)
+        else:
+            self._total += 1
+            self._depth += 1
+        if self._depth > _DEEPEST:
+            raise _TooMuch(_TOO_DEEP)
+        if self._total > _LARGEST:
+            raise _TooMuch(f"with its aliases written out it has more than {_LARGEST:,} values")
+        node = super().compose_node(parent, index)  # type: ignore[misc]
+        if not isinstance(event, yaml.AliasEvent):
+            self._depth -= 1
+            if event.anchor is not None:
+                self._sizes[event.anchor] = self._total - before
+        return node
+
+
+# libyaml's parser is many times as fast; it is missing where PyYAML was built without it. Its loader composes nodes in
+# C, where nothing can be limited or interrupted.
+_parser: Any = getattr(getattr(yaml, "cyaml", None), "CParser", None)
+if _parser is not None:
+
+    class _Loader(_Limited, Composer, _parser, SafeConstructor, Resolver):  # type: ignore[misc]
+        def __init__(self, stream: str) -> None:
+            _parser.__init__(self, stream)
+            Composer.__init__(self)
+            SafeConstructor.__init__(self)
+            Resolver.__init__(self)
+            _Limited.__init__(self)
+
+else:
+
+    class _Loader(_Limited, yaml.SafeLoader):  # type: ignore[no-redef]
+        def __init__(self, stream: str) -> None:
+            yaml.SafeLoader.__init__(self, stream)
+            _Limited.__init__(self)
 
 
 def pipeline_from_documents(documents: list[Any], path: str, text: str | None = None) -> Pipeline:
@@ -126,17 +220,26 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
     specs = [document for document in mappings if "root" in document and "pipelineInfo" in document]
     if len(specs) != 1:
         raise PipelineFileError(f"The file {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
-    platforms: dict[str, Any] = {}
-    for document in mappings:
-        platforms.update(document.get("platforms") or {})
-    try:
+    with reading(f"The file {path!r}"):
+        platforms: dict[str, Any] = {}
+        for document in mappings:
+            platforms.update(document.get("platforms") or {})
         pipeline = read_pipeline(specs[0], platforms.get("kubernetes") or {})
-    except (MalformedError, KeyError, TypeError, AttributeError, ValueError) as error:
-        what = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
-        raise PipelineFileError(
-            f"The file {path!r} is a damaged KFP v2 pipeline ({what}). Compile it again instead of editing it."
-        ) from None
     return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raises PipelineFileError, which names the pipeline so, where its parts are not in the form that KFP has."""
+    try:
+        yield
+    except TorchxKfpError:
+        raise
+    except (MalformedError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
+        raise PipelineFileError(
+            f"{what} is a damaged KFP v2 pipeline ({why}). Compile it again instead of editing it."
+        ) from error
 
 
 def _parts(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,18 +13,23 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.history import RunRecord
 from torchx_kfp.local.values import shorten
 
+#: Items that all loops of a run have at most, unless told otherwise: each is kept in memory.
+MAX_ITEMS = 10_000
+
 
 @dataclass(frozen=True)
 class Options:
     """How a run is run; a resumed one has them again.
 
-    ``grace`` and ``timeout`` are in seconds, ``directory`` is where stages run.
+    ``grace``, ``timeout`` and ``condition_time`` are in seconds, ``directory`` is where stages run.
     """
 
     parallelism: int
     grace: float
     timeout: float | None
     fail_fast: bool
+    max_items: int
+    condition_time: float
     directory: str
     workspace: str
     python_path: str
@@ -53,6 +58,17 @@ def options_of(record: RunRecord) -> Options:
             f"The run {record.run_id} cannot go on: {str(record.folder)!r} does not say with which {error.args[0]!r} "
             "it was run. Start a new run."
         ) from None
+
+
+def verify_limits(max_items: Any, condition_time: Any) -> None:
+    """Raises ArgumentError for limits that make no sense; None is none."""
+    if max_items is not None and (not isinstance(max_items, int) or max_items < 1):
+        raise ArgumentError(f"max_items must be an int, 1 or more, and is {shorten(max_items)}.")
+    is_time = isinstance(condition_time, (int, float)) and 0 < condition_time <= threading.TIMEOUT_MAX
+    if condition_time is not None and not is_time:
+        raise ArgumentError(
+            f"condition_time must be a number of seconds, more than 0, and is {shorten(condition_time)}."
+        )
 
 
 def verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any, timeout: Any) -> None:

@@ -39,6 +39,9 @@ class Settings:
     time_limit: float | None
     #: Whether the first failure ends the run.
     fail_fast: bool
+    #: Of all loops; and seconds for one condition.
+    max_items: int
+    condition_time: float
     #: In which stages run.
     directory: Path
     given: GivenKeys = field(default_factory=GivenKeys)

@@ -20,6 +20,7 @@ from torchx_kfp.local.bases import check_bases
 from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.local.cache import Cache
 from torchx_kfp.local.check import check_supported, find_not_applied
+from torchx_kfp.local.conditions import LONGEST
 from torchx_kfp.local.containers import Containers, choose_containers, verify_private
 from torchx_kfp.local.docker import DockerEngine, connect
 from torchx_kfp.local.engine import Processes
@@ -28,12 +29,19 @@ from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted
 from torchx_kfp.local.history import RunRecord, read_run
 from torchx_kfp.local.journal import Journal
 from torchx_kfp.local.kubernetes import GivenKeys, has_workspace, time_limit, verify_given
-from torchx_kfp.local.load import PipelineLike, load_pipeline
+from torchx_kfp.local.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.messages import messages
 from torchx_kfp.local.mounts import Mount, named_paths
 from torchx_kfp.local.names import indices_of, make_run_name, without_indices
-from torchx_kfp.local.options import Options, default_parallelism, options_of, verify_options
+from torchx_kfp.local.options import (
+    MAX_ITEMS,
+    Options,
+    default_parallelism,
+    options_of,
+    verify_limits,
+    verify_options,
+)
 from torchx_kfp.local.outline import positions
 from torchx_kfp.local.output import LineListener, LogPump, Terminal
 from torchx_kfp.local.prepare import Settings
@@ -65,6 +73,8 @@ def run(
     grace: float = GRACE,
     timeout: float | None = None,
     fail_fast: bool = False,
+    max_items: int = MAX_ITEMS,
+    condition_time: float = LONGEST,
     workspace: str | os.PathLike[str] | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
@@ -96,6 +106,8 @@ def run(
         timeout: seconds after which the run is ended, and has failed. Default: the pipeline's own limit, if it has one.
         fail_fast: ends the run at the first failure of a stage; exit tasks run all the same, and so does what ignores
             failures.
+        max_items: how many items all loops of the run may have together.
+        condition_time: seconds that the evaluation of a condition may take.
         workspace: folder that the stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
         secrets: keys and values of Kubernetes secrets, by the secret's name: variables of stages that take them.
         config_maps: those of config maps.
@@ -113,12 +125,14 @@ def run(
         SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
     """
     verify_options(arguments, output_dir, parallelism, grace, timeout)
+    verify_limits(max_items, condition_time)
     loaded = load_pipeline(pipeline)
     chosen = choose_containers(loaded, docker, mounts, named_paths(arguments or {}))
     check_supported(loaded, chosen)
-    values = complete_arguments(loaded, arguments or {})
     keys = GivenKeys(secrets or {}, config_maps or {})
-    verify_given(loaded.components.values(), keys, values, os.environ)
+    with reading(f"The pipeline {loaded.name!r}"):
+        values = complete_arguments(loaded, arguments or {})
+        verify_given(loaded.components.values(), keys, values, os.environ)
     check_bases(loaded, values, os.getcwd(), chosen.mounts)
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
@@ -127,6 +141,8 @@ def run(
         grace=grace,
         timeout=timeout,
         fail_fast=fail_fast,
+        max_items=max_items,
+        condition_time=condition_time,
         directory=os.getcwd(),
         workspace=os.path.abspath(workspace if workspace is not None else folder / "workspace"),
         python_path=os.environ.get("PYTHONPATH", ""),
@@ -166,6 +182,8 @@ def resume(
     grace: float | None = None,
     timeout: float | None = None,
     fail_fast: bool | None = None,
+    max_items: int | None = None,
+    condition_time: float | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
 ) -> RunResult:
@@ -177,7 +195,7 @@ def resume(
     Args:
         folder: the run's folder: see ``history.find_run``.
         parallelism: as in ``run``; what the run had before, where it is None, as are ``cache``, ``grace``,
-            ``timeout`` and ``fail_fast``.
+            ``timeout``, ``fail_fast``, ``max_items`` and ``condition_time``.
         cache: as in ``run``.
         on_event: as in ``run``; stages that do not run again have their ``StageFinished`` again.
         on_line: as in ``run``.
@@ -187,6 +205,8 @@ def resume(
         grace: as in ``run``.
         timeout: as in ``run``, from now on.
         fail_fast: as in ``run``.
+        max_items: as in ``run``.
+        condition_time: as in ``run``.
         secrets: as in ``run``: they are kept nowhere.
         config_maps: as in ``run``.
 
@@ -195,6 +215,7 @@ def resume(
         Others: as ``run``.
     """
     verify_options(None, folder, parallelism, 0 if grace is None else grace, timeout)
+    verify_limits(max_items, condition_time)
     path = Path(folder).absolute()
     read_run(path)  # or it is no run's folder
     with Journal.reopen(path, _warnings(stream)) as journal:
@@ -212,6 +233,8 @@ def resume(
             "grace": grace,
             "timeout": timeout,
             "fail_fast": fail_fast,
+            "max_items": max_items,
+            "condition_time": condition_time,
         }
         options = dataclasses.replace(options, **{name: value for name, value in given.items() if value is not None})
         if not os.path.isdir(options.directory):
@@ -291,6 +314,8 @@ def _execute(
         grace=options.grace,
         time_limit=options.timeout if options.timeout is not None else time_limit(pipeline.platform),
         fail_fast=options.fail_fast,
+        max_items=options.max_items,
+        condition_time=options.condition_time,
         directory=Path(options.directory),
         given=given,
         containers=containers,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
-from torchx_kfp.local.conditions import compile_condition
+from torchx_kfp.local.conditions import holds
 from torchx_kfp.local.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
 from torchx_kfp.local.kubernetes import volume_outputs, volume_task
 from torchx_kfp.local.memory import Memory
@@ -81,6 +81,10 @@ class Scheduler:
         self._settings = settings
         self._listener = listener
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        #: Whether nothing more shall begin: what takes long looks at it.
+        self._is_interrupted = False
+        #: Items of all loops so far.
+        self._items = 0
         self._ready: deque[Node] = deque()
         self._over: deque[Scope] = deque()
         #: Scopes that have begun and not ended, and nested pipelines that wait for another attempt.
@@ -110,7 +114,7 @@ class Scheduler:
         try:
             while True:
                 self._advance()
-                while self._stages.start_next():
+                while not self._is_interrupted and self._stages.start_next():
                     self._advance()
                 if root.remaining == 0:
                     return root
@@ -132,6 +136,7 @@ class Scheduler:
 
     def interrupt(self, number: int) -> None:
         """Ends the run. May be called from a signal handler; a second call ends the processes at once."""
+        self._is_interrupted = True
         self._happenings.put(number)
 
     def _next(self) -> Happening | None:
@@ -221,6 +226,7 @@ class Scheduler:
                 self._pass_over(node, State.SKIPPED, "was skipped: its condition is false")
                 return
             items = loop_items(node, self._settings.constants) if node.task.loop else []
+            self._count(items)
         except Exception as error:
             self._stages.fail(node, error)
             return
@@ -272,10 +278,19 @@ class Scheduler:
         self._stages.report(result)
         self._finish(node, State.SUCCEEDED, {**result.outputs, **result.artifacts})
 
+    def _count(self, items: Sequence[Any]) -> None:
+        self._items += len(items)
+        if self._items > self._settings.max_items:
+            raise ValueError(
+                f"loops over {len(items):,} items, and all loops of a run may have {self._settings.max_items:,}. Let "
+                "them have more with --max-items (max_items), or let one stage do several items"
+            )
+
     def _holds(self, node: Node) -> bool:
         condition = node.task.condition or ""
         try:
-            return compile_condition(condition)(parameters_of(with_defaults(node.component, node.inputs)))
+            parameters = parameters_of(with_defaults(node.component, node.inputs))
+            return holds(condition, parameters, self._settings.condition_time, lambda: not self._is_interrupted)
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
 
@@ -283,7 +298,7 @@ class Scheduler:
         progress, loop = node.loop, node.task.loop
         assert progress is not None
         assert loop is not None
-        while progress.may_start:
+        while progress.may_start and not self._is_interrupted:
             index = progress.started
             progress.started += 1
             inputs = {**with_defaults(node.component, node.inputs), loop.item_input: progress.items[index]}
