@@ -162,6 +162,15 @@ def test_results_are_drawn_over_what_the_loop_sweeps() -> None:
     assert "min 0.5 (t[2]) · max 1 (t[0]) · 1 iteration without a finite number" in over_rate.note
 
 
+def test_numbers_of_a_sequence_have_none_between_them() -> None:
+    for count in (2, 3, 7, 40):
+        stages = iterations([{"loss": 1 / (n + 1)} for n in range(count)], [{"width": 2 + n} for n in range(count)])
+        for plot in draw_plots(stages)[0].plots:
+            labels = [label for _, label in plot.x_ticks]
+            assert all(label.isdigit() for label in labels)
+            assert len(set(labels)) == len(labels) >= 2
+
+
 def test_every_state_has_its_rank_symbol_and_colour() -> None:
     states = {*map(str, State), RUNNING, WAITING, INTERRUPTED}
     assert set(WORST) == states

@@ -26,6 +26,7 @@ from torchx_kfp.local.names import indices_of, without_indices
 from torchx_kfp.local.outline import positions
 from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.spec import Pipeline
+from torchx_kfp.report.inputs import input_names, named
 
 #: A state that neither stages nor runs have in ``local``: of a stage that has not started.
 WAITING = "waiting"
@@ -112,7 +113,7 @@ def read_model(folder: Path, now: float | None = None) -> RunView:
         state=record.state,
         now=now,
         sessions=_sessions(events, now if record.state == RUNNING else None),
-        stages=tuple(_in_order(_stages(events, record.state, folder), spec)),
+        stages=tuple(_in_order(_named(_stages(events, record.state, folder), spec), spec)),
         arguments=first.arguments or record.arguments,
         options=record.options,
         not_applied=first.not_applied,
@@ -217,6 +218,14 @@ def _leave_unfinished(stages: Iterable[_Stage], state: str) -> None:
         stage.end_attempt(None, state)
         if stage.state in (RUNNING, WAITING):
             stage.state = state if stage.attempts else str(State.NOT_RUN)
+
+
+def _named(stages: Iterable[StageView], spec: Pipeline | None) -> Iterator[StageView]:
+    """The stages with their inputs under the pipeline's names."""
+    names = input_names(spec) if spec else {}
+    for stage in stages:
+        its = named(stage.result.inputs, names.get(stage.path, {}))
+        yield dataclasses.replace(stage, result=dataclasses.replace(stage.result, inputs=its))
 
 
 def _in_order(stages: Iterable[StageView], spec: Pipeline | None) -> list[StageView]:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError, TorchxKfpError
-from torchx_kfp.report import plots, show
+from torchx_kfp.report import artifacts, plots, show
+from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
 from torchx_kfp.report.lineage import by_task, find_reads
 from torchx_kfp.report.model import RunView
 from torchx_kfp.report.stages import Links, failures, sections
 from torchx_kfp.report.timeline import draw_timeline
+from torchx_kfp.report.tracked import read_tracked
 from torchx_kfp.tracking.atomic import write_file
 
 _HERE = Path(__file__).parent
@@ -62,9 +64,10 @@ def render(run: RunView, place: Path) -> str:
     """
     try:
         import jinja2
+        import markdown_it  # noqa: F401
         from markupsafe import Markup
     except ImportError as error:
-        raise TorchxKfpError('A report needs jinja2: pip install "torchx-kfp[report]".') from error
+        raise TorchxKfpError(f'A report needs {error.name}: pip install "torchx-kfp[report]".') from error
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
@@ -72,7 +75,7 @@ def render(run: RunView, place: Path) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.globals.update(show=show, symbols=SYMBOLS, plots=plots)
+    environment.globals.update(show=show, symbols=SYMBOLS, plots=plots, roc=artifacts)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
         **_content(run, place.resolve()),
@@ -88,6 +91,7 @@ def render(run: RunView, place: Path) -> str:
 
 def _content(run: RunView, place: Path) -> dict[str, Any]:
     links = Links(run, place)
+    tracked = read_tracked(run.stages)
     reads = find_reads(run.stages, run.run_id)
     return {
         "run": run,
@@ -97,7 +101,9 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "graph": draw_graph(run),
         "timeline": draw_timeline(run),
         "figures": plots.draw_plots(run.stages),
-        "sections": sections(run, reads, links),
+        "charts": draw_charts(run.stages, tracked),
+        "sections": sections(run, reads, links, tracked),
+        "unreadable": [*run.unreadable, *tracked.problems],
         "lineage": [(pair, found) for pair, found in by_task(reads).items()],
         "links": links,
         "folder": links.file(run.folder, str(run.folder)),

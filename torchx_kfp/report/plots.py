@@ -108,7 +108,7 @@ def swept_parameters(stages: Sequence[StageView]) -> list[str]:
 def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, float]], missing: int) -> Plot:
     ys = [value for _, value in found]
     # Iterations are counted; what is counted is not multiplied.
-    x_axis, y_axis = _Axis(xs, LEFT, WIDTH - RIGHT, over != "iteration"), _Axis(ys, HEIGHT - BOTTOM, TOP)
+    x_axis, y_axis = Axis(xs, LEFT, WIDTH - RIGHT, over != "iteration"), Axis(ys, HEIGHT - BOTTOM, TOP)
     places = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
     points, dots, line = [], "", ""
     if len(found) <= _SINGLE:
@@ -128,11 +128,13 @@ def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, 
     return Plot(result, over, points, dots, line, x_axis.ticks(), y_axis.ticks(), note)
 
 
-class _Axis:
+class Axis:
     """A scale from numbers to pixels: linear, or logarithmic where the numbers ask for it."""
 
     def __init__(self, values: Sequence[float], start: float, end: float, may_be_log: bool = True) -> None:
         low, high = min(values), max(values)
+        # Between two numbers of a sequence there is none.
+        self.whole = all(float(value).is_integer() for value in values)
         self.log = may_be_log and low > 1e-300 and high / low >= _LOG_FROM
         if self.log:
             low, high = math.log10(low), math.log10(high)
@@ -156,7 +158,7 @@ class _Axis:
         rough = self.high / 5 - self.low / 5
         if not 1e-300 < rough < 1e300:
             return [(self.place(value), f"{value:.3g}") for value in (self.low, self.high)]
-        step = _nice_step(rough)
+        step = _nice_step(max(rough, 1.0) if self.whole else rough)
         first = math.ceil(self.low / step)
         values = [(first + count) * step for count in range(12)]
         return [(self.place(value), _tick(value, step)) for value in values if value <= self.high]

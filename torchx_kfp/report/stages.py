@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.report import show
+from torchx_kfp.report.artifacts import ArtifactView, ArtifactViews, Link
 from torchx_kfp.report.graph import summary
 from torchx_kfp.report.lineage import Read
 from torchx_kfp.report.model import RunView, StageView
+from torchx_kfp.report.tracked import Tracked
+from torchx_kfp.tracking import Curve
 
 #: Lines of a failed stage's log in the page, for so many of them; of the others fewer.
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
 #: Columns of a loop's table; what is more is in the log and in the tracker.
 _MOST_COLUMNS = 12
-
-
-@dataclass(frozen=True)
-class Link:
-    """Something that can be opened; ``href`` is "" for what is not there, or cannot be opened by a browser."""
-
-    label: str
-    href: str
-
-
-@dataclass(frozen=True)
-class ArtifactView:
-    name: str
-    kind: str
-    link: Link
-    metadata: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,6 +42,9 @@ class Entry:
     outputs: Mapping[str, Any]
     results: Mapping[str, Any]
     artifacts: list[ArtifactView]
+    #: As the tracker has them: metadata of the run, and metrics of its steps.
+    metadata: Mapping[str, Any]
+    curves: Mapping[str, Curve]
     reads: list[Reading]
     read_by: list[Link]
     read_by_more: int
@@ -98,7 +86,7 @@ class Links:
     """Anchors of stages, and relative links from the report's folder."""
 
     def __init__(self, run: RunView, place: Path) -> None:
-        self._place = place
+        self._files = ArtifactViews(place, run.folder.parent)
         numbers: dict[str, int] = {}
         self.sections = {stage.path: numbers.setdefault(stage.path, len(numbers)) for stage in run.stages}
         self.anchors = {stage.name: f"s{number}" for number, stage in enumerate(run.stages)}
@@ -108,21 +96,14 @@ class Links:
 
     def file(self, path: Path, label: str) -> Link:
         """A file of this machine, if it is there."""
-        there = path.exists()
-        return Link(label, quote(os.path.relpath(path.absolute(), self._place)) if there else "")
+        return self._files.file(path, label)
 
-    def artifact(self, artifact: Artifact) -> Link:
-        """Where an artifact is; of URLs, those that a browser can open. No other scheme is linked."""
-        if artifact.is_here:
-            return self.file(Path(artifact.path), artifact.path) if artifact.path else Link("", "")
-        try:
-            opens = urlsplit(artifact.uri).scheme in ("http", "https")
-        except ValueError:
-            opens = False
-        return Link(artifact.uri, artifact.uri if opens else "")
+    def artifacts(self, made: Mapping[str, Artifact | list[Artifact]]) -> list[ArtifactView]:
+        """The artifacts of a stage."""
+        return self._files.of(made)
 
 
-def sections(run: RunView, reads: Iterable[Read], links: Links) -> list[Section]:
+def sections(run: RunView, reads: Iterable[Read], links: Links, tracked: Tracked) -> list[Section]:
     """The stages by their task, in the pipeline's order."""
     of_stage: dict[str, list[Read]] = {}
     readers: dict[str, dict[str, StageView]] = {}
@@ -132,7 +113,8 @@ def sections(run: RunView, reads: Iterable[Read], links: Links) -> list[Section]
             readers.setdefault(read.source.name, {})[read.stage.name] = read.stage
     groups: dict[str, list[Entry]] = {}
     for stage in run.stages:
-        entry = _entry(stage, of_stage.get(stage.name, []), list(readers.get(stage.name, {}).values()), links)
+        of_it = list(readers.get(stage.name, {}).values())
+        entry = _entry(stage, of_stage.get(stage.name, []), of_it, links, tracked)
         groups.setdefault(stage.path, []).append(entry)
     return [_section(path, entries, links) for path, entries in groups.items()]
 
@@ -158,7 +140,7 @@ def _last_lines(stage: StageView, count: int) -> list[str]:
         return [f"(the log cannot be read: {error.strerror})"]
 
 
-def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links: Links) -> Entry:
+def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links: Links, tracked: Tracked) -> Entry:
     result = stage.result
     results = dict(result.results or {})
     by_name: dict[str, list[Link]] = {}
@@ -176,11 +158,9 @@ def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links:
             if not (name == "run_id" and value == result.run_id) and not (name in results and results[name] == value)
         },
         results=results,
-        artifacts=[
-            ArtifactView(name, artifact.type.title.removeprefix("system."), links.artifact(artifact), artifact.metadata)
-            for name, made in result.artifacts.items()
-            for artifact in (made if isinstance(made, list) else [made])
-        ],
+        artifacts=links.artifacts(result.artifacts),
+        metadata=tracked.metadata(stage),
+        curves=tracked.history(stage),
         reads=[Reading(name, found[:_MOST_LINKS], max(0, len(found) - _MOST_LINKS)) for name, found in by_name.items()],
         read_by=[Link(reader.name, f"#{links.anchors[reader.name]}") for reader in readers[:_MOST_LINKS]],
         read_by_more=max(0, len(readers) - _MOST_LINKS),
@@ -196,7 +176,7 @@ def _section(path: str, entries: list[Entry], links: Links) -> Section:
     state, note = summary(entry.stage for entry in entries)
     if not entries[0].stage.indices:
         return Section(path, links.section(path), state, note, entries, is_loop=False)
-    ran = [entry for entry in entries if entry.stage.attempts]
+    ran = [entry for entry in entries if entry.stage.attempts or entry.stage.result.state.is_success]
     names = list(dict.fromkeys(name for entry in ran for name in entry.inputs))
     varies = [name for name in names if len({show.text(entry.inputs.get(name)) for entry in ran}) > 1]
     results = list(dict.fromkeys(name for entry in ran for name in entry.results))
@@ -210,7 +190,7 @@ def _section(path: str, entries: list[Entry], links: Links) -> Section:
         note,
         entries,
         is_loop=True,
-        constant={name: ran[0].inputs[name] for name in names if name not in varies},
+        constant={name: ran[0].inputs.get(name) for name in names if name not in varies},
         input_columns=[name for name in varies if name in shown],
         result_columns=[name for name in results if name in shown],
         output_columns=[name for name in outputs if name in shown],

@@ -1,0 +1,261 @@
+"""Artifacts as a page shows them: what KFP's UI renders is rendered, and everything has its metadata and a link.
+
+Users write the content of artifacts, and may mean harm. Markdown is rendered without HTML in it. HTML is shown in a
+frame that runs no script, asks no host for anything, and has another origin than the page.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import mimetypes
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from torchx_kfp.local.artifacts import Artifact, artifacts_in
+from torchx_kfp.report import show
+
+#: Bytes of an artifact that are shown in the page; larger ones are a link.
+MOST_BYTES = 1_000_000
+#: Classes of a confusion matrix that are drawn.
+_MOST_CLASSES = 60
+#: Where an artifact that is elsewhere has its place: KFP's own URI leads to a file that names it.
+_LOCATION = "location"
+#: The side of a ROC curve, and its margins: left and top, right and bottom.
+ROC_SIZE, ROC_MARGIN = 240.0, (40.0, 10.0, 10.0, 36.0)
+#: What a frame may do, beside what its attribute ``sandbox`` forbids: scripts, forms, windows, the page's own origin.
+_FRAME = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:\">"
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Something that can be opened; ``href`` is "" for what is not there, or cannot be opened by a browser."""
+
+    label: str
+    href: str
+    #: The type of what is there, and the whole path or URL where the label is shorter.
+    type: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number in a confusion matrix; ``share`` is its part of the row."""
+
+    text: str
+    title: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A confusion matrix: a row for each class that was true, a column for each that was predicted."""
+
+    classes: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+@dataclass(frozen=True)
+class Roc:
+    """A ROC curve as a path in a square, and what is said below it."""
+
+    line: str
+    points: list[tuple[float, float, str]]
+    ticks: list[tuple[float, float, str]]
+    note: str
+
+
+@dataclass(frozen=True)
+class ArtifactView:
+    """``markdown`` is HTML that is safe to show, ``frame`` the document of a frame; ``note`` says what is not shown."""
+
+    name: str
+    kind: str
+    link: Link
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    markdown: str = ""
+    frame: str = ""
+    matrix: Matrix | None = None
+    roc: Roc | None = None
+    note: str = ""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is more to see than a line."""
+        return bool(self.markdown or self.frame or self.matrix or self.roc)
+
+
+class ArtifactViews:
+    """Makes views of artifacts for a page.
+
+    Args:
+        place: the page's folder.
+        runs: the folder of all runs. Files elsewhere are linked, but not shown: people send the page around, and must
+            not send a private file along because a stage has named it as its artifact.
+    """
+
+    def __init__(self, place: Path, runs: Path) -> None:
+        self._place = place
+        self._runs = runs.resolve()
+
+    def of(self, made: Mapping[str, Artifact | list[Artifact]]) -> list[ArtifactView]:
+        """The views of a stage's artifacts."""
+        return [
+            self._view(name if len(found) == 1 else f"{name}[{number}]", artifact)
+            for name, found in ((name, artifacts_in(value)) for name, value in made.items())
+            for number, artifact in enumerate(found)
+        ]
+
+    def file(self, path: Path, label: str, type: str = "") -> Link:
+        """A file of this machine, if it is there."""
+        try:
+            href = quote(os.path.relpath(path.absolute(), self._place)) if path.exists() else ""
+        except OSError:
+            href = ""
+        return Link(label, href, type or mimetypes.guess_type(path.name)[0] or "", str(path))
+
+    def _view(self, name: str, artifact: Artifact) -> ArtifactView:
+        kind = artifact.type.title.removeprefix("system.")
+        metadata = {key: value for key, value in artifact.metadata.items() if key != "display_name"}
+        location = metadata.get(_LOCATION)
+        place = location if isinstance(location, str) and location else ""
+        markdown = frame = note = ""
+        if kind in ("Markdown", "HTML"):
+            content, note = self._content(artifact)
+            if content is not None and kind == "Markdown":
+                markdown = render_markdown(content)
+            elif content is not None:
+                frame = _FRAME + content
+                note = "Scripts and content from elsewhere are blocked here."
+        matrix, roc = read_matrix(metadata.get("confusionMatrix")), read_roc(metadata.get("confidenceMetrics"))
+        drawn = {"confusionMatrix": matrix, "confidenceMetrics": roc}
+        return ArtifactView(
+            name=name,
+            kind=kind,
+            link=self._link(name, artifact, place, {"Markdown": "text/markdown", "HTML": "text/html"}.get(kind, "")),
+            metadata={
+                key: value
+                for key, value in metadata.items()
+                if drawn.get(key) is None and not (place and key == _LOCATION)
+            },
+            markdown=markdown,
+            frame=frame,
+            matrix=matrix,
+            roc=roc,
+            note=note,
+        )
+
+    def _link(self, name: str, artifact: Artifact, location: str, type: str) -> Link:
+        """Where an artifact is; of URLs, those that a browser can open. No other scheme is linked."""
+        where = location or (artifact.path if artifact.is_here else artifact.uri)
+        if "://" in where:
+            try:
+                opens = urlsplit(where).scheme in ("http", "https")
+            except ValueError:
+                opens = False
+            return Link(where, where if opens else "", type)
+        path = Path(where)
+        return self.file(path, "open" if path.name == name else path.name or where, type) if where else Link("", "")
+
+    def _content(self, artifact: Artifact) -> tuple[str | None, str]:
+        """The text of the artifact's file; or None, and why it is not shown."""
+        if not artifact.is_here:
+            return None, "It is not on this machine."
+        try:
+            path = Path(artifact.path).resolve()
+            if not path.is_file():
+                return None, "It is not there any more."
+            if not path.is_relative_to(self._runs):
+                return None, "It is outside of the folder of runs, and not shown."
+            if path.stat().st_size > MOST_BYTES:
+                return None, f"It is larger than {MOST_BYTES // 1_000_000} MB, and not shown."
+            return path.read_text(encoding="utf-8", errors="replace"), ""
+        except (OSError, ValueError, RuntimeError) as error:
+            return None, f"It cannot be read: {getattr(error, 'strerror', None) or error}."
+
+
+def render_markdown(text: str) -> str:
+    """The text as HTML that is safe in a page: HTML in it is shown as text, and pictures from elsewhere are links."""
+    from markdown_it import MarkdownIt
+
+    markdown = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    plain = markdown.renderer.rules["image"]  # type: ignore[attr-defined]
+
+    def image(self: Any, tokens: Sequence[Any], number: int, options: Any, env: Any) -> str:
+        source = str(tokens[number].attrGet("src") or "")
+        if source.startswith("data:image/"):
+            return str(plain(tokens, number, options, env))
+        label = tokens[number].content or source
+        return f'<a href="{html.escape(source)}" rel="noreferrer">{html.escape(label)}</a>'
+
+    def link(self: Any, tokens: Sequence[Any], number: int, options: Any, env: Any) -> str:
+        tokens[number].attrSet("rel", "noreferrer")
+        return str(self.renderToken(tokens, number, options, env))
+
+    markdown.add_render_rule("image", image)
+    markdown.add_render_rule("link_open", link)
+    return str(markdown.render(text))
+
+
+def read_matrix(given: Any) -> Matrix | None:
+    """KFP's ``confusionMatrix``: a row for each true class, a column for each predicted one; None where it is none."""
+    try:
+        classes = [str(it["displayName"]) for it in given["annotationSpecs"]]
+        rows = [[float(value) for value in it["row"]] for it in given["rows"]]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    if not 0 < len(classes) <= _MOST_CLASSES or [len(row) for row in rows] != [len(classes)] * len(classes):
+        return None
+    if not all(math.isfinite(value) and value >= 0 for row in rows for value in row):
+        return None
+    return Matrix(classes, [(name, _cells(name, row, classes)) for name, row in zip(classes, rows, strict=True)])
+
+
+def _cells(name: str, row: Sequence[float], classes: Iterable[str]) -> list[Cell]:
+    total = max(sum(row), 1e-300)
+    shown = [int(value) if value.is_integer() else value for value in row]
+    return [
+        Cell(show.number(value), f"{name} taken for {other}: {show.number(value)} ({value / total:.1%})", value / total)
+        for other, value in zip(classes, shown, strict=True)
+    ]
+
+
+def read_roc(given: Any) -> Roc | None:
+    """KFP's ``confidenceMetrics`` as a curve; None where there is none."""
+    try:
+        points = sorted(
+            (float(it["falsePositiveRate"]), float(it["recall"]), float(it.get("confidenceThreshold", math.nan)))
+            for it in given
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return None
+    if len(points) < 2 or not all(0 <= x <= 1 and 0 <= y <= 1 for x, y, _ in points):
+        return None
+    area = sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1, _), (x2, y2, _) in pairwise(points))
+    left, top, right, bottom = ROC_MARGIN
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return round(left + x * (ROC_SIZE - left - right), 1), round(
+            ROC_SIZE - bottom - y * (ROC_SIZE - top - bottom), 1
+        )
+
+    # So many curves have a point for each of their data: a path shows as much as pixels do.
+    every = math.ceil(len(points) / 200)
+    shown = list(dict.fromkeys([*points[::every], points[-1]]))
+    return Roc(
+        line="M" + "L".join(f"{x} {y}" for x, y in (place(x, y) for x, y, _ in shown)),
+        points=[
+            (*place(x, y), f"false positive rate {x:.3g}, recall {y:.3g}" + (f", threshold {t:.3g}" if t == t else ""))
+            for x, y, t in (shown if len(shown) <= 60 else ())
+        ],
+        ticks=[(*place(share, share), f"{share:g}") for share in (0, 0.5, 1)],
+        note=f"area under the curve {area:.4f}" if points[0][0] == 0 and points[-1][0] == 1 else "",
+    )

@@ -1,0 +1,73 @@
+"""Inputs of stages under the names that their pipeline has for them.
+
+The component of a stage names inputs by their channels: ``threshold_float`` for the parameter ``threshold``, and
+``item_lr_float`` for the field ``lr`` of a loop's item. Inputs that a user has named, such as those of KFP's own
+components and aliases of what is read, keep their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torchx_kfp.adapter.names import output_name
+from torchx_kfp.local.outline import stages_in
+from torchx_kfp.local.spec import FromInput, FromTask, Pipeline, Source
+
+#: What ``adapter.inputs`` adds to the name of a channel.
+_ADDED = r"(_int|_float|_bool|_list|_dict)?(_\d+)?"
+_CHANNEL = "pipelinechannel--"
+_ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
+_FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
+
+#: A stage's input -> the pipeline's name for it; None for one that repeats what another one has.
+Names = Mapping[str, "str | None"]
+
+
+def input_names(pipeline: Pipeline) -> dict[str, Names]:
+    """For each task, by the name of its stages without indices."""
+    return {planned.name: _names(planned.task.inputs) for planned in stages_in(pipeline, pipeline.root)}
+
+
+def named(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """The inputs under these names; where two would have the same one and differ, as they are."""
+    found: dict[str, Any] = {}
+    for name, value in inputs.items():
+        wanted = names.get(name, name)
+        if wanted is None:
+            continue
+        if wanted in found and found[wanted] != value:
+            return dict(inputs)
+        found[wanted] = value
+    return found
+
+
+def _names(inputs: Mapping[str, Source]) -> Names:
+    # KFP hands a field of an item into a group inside of the loop only where the item goes along.
+    carried = {
+        source.name for name, source in inputs.items() if name.startswith("inner_") and isinstance(source, FromInput)
+    }
+    names: dict[str, str | None] = {}
+    for name, source in inputs.items():
+        derived, shown = _origin(source)
+        if derived and re.fullmatch(f"(inner_)?{re.escape(derived)}{_ADDED}", name):
+            alone = isinstance(source, FromInput) and not source.selector and source.name in carried
+            names[name] = None if alone else shown
+    return names
+
+
+def _origin(source: Source) -> tuple[str, str]:
+    """The name that the adapter derives for this source, and the one to be shown."""
+    if isinstance(source, FromTask):
+        name = f"{source.task}_{source.output}"
+    elif isinstance(source, FromInput):
+        name = source.name.removeprefix(_CHANNEL)
+    else:
+        return "", ""
+    item, field = _ITEM.fullmatch(name), _FIELD.search(source.selector)
+    if item is None:
+        return output_name(name), output_name(name)
+    if field is not None:
+        return output_name(f"item_{field['name']}"), field["name"]
+    return "item", f"item of {item['of']}" if item["of"] else "item"

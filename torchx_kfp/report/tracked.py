@@ -1,0 +1,59 @@
+"""What the tracker has of a run's stages beside what its folder has: metadata, and metrics of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.errors import TrackerError
+from torchx_kfp.report.model import StageView
+from torchx_kfp.tracking import History
+from torchx_kfp.tracking.metadata import read_metadata_of
+from torchx_kfp.tracking.steps import read_history_of
+from torchx_kfp.tracking.store import open_store
+
+#: Seconds for which a store that fails is tried again: somebody waits for the page.
+_PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """By tracker base and run id. ``problems`` are sentences about what could not be read."""
+
+    histories: Mapping[tuple[str, str], History] = field(default_factory=dict)
+    metadatas: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def history(self, stage: StageView) -> History:
+        """The curves that the stage has logged."""
+        return self.histories.get(_key(stage), History())
+
+    def metadata(self, stage: StageView) -> Mapping[str, Any]:
+        """What the stage has said of its run."""
+        return self.metadatas.get(_key(stage), {})
+
+
+def read_tracked(stages: Iterable[StageView]) -> Tracked:
+    """What the trackers of these stages have. A store that cannot be read leaves a sentence."""
+    run_ids: dict[str, list[str]] = {}
+    for stage in stages:
+        base, run_id = _key(stage)
+        if base and run_id:
+            run_ids.setdefault(base, []).append(run_id)
+    histories: dict[tuple[str, str], History] = {}
+    metadatas: dict[tuple[str, str], Mapping[str, Any]] = {}
+    problems: list[str] = []
+    for base, wanted in run_ids.items():
+        try:
+            store = open_store(base, _PATIENCE)
+            found = read_history_of(store, wanted, lambda error: problems.append(str(error)))
+            histories |= {(base, run_id): history for run_id, history in found.items()}
+            metadatas |= {(base, run_id): said for run_id, said in read_metadata_of(store, wanted).items()}
+        except TrackerError as error:
+            problems.append(f"Metrics of steps and metadata could not be read: {error}")
+    return Tracked(histories, metadatas, tuple(problems))
+
+
+def _key(stage: StageView) -> tuple[str, str]:
+    return stage.result.tracker_base or "", stage.result.run_id or ""
