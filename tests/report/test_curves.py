@@ -43,17 +43,18 @@ def python(name: str, *args: str) -> AppDef:
 
 
 @dsl.container_component
-def theirs(limit: float, item: str):
-    return dsl.ContainerSpec(image="busybox", command=["true"], args=[limit, item])
+def theirs(limit: float, item: str, stage: str):
+    return dsl.ContainerSpec(image="busybox", command=["true"], args=[limit, item, stage])
 
 
 @dsl.pipeline(name="named")
 def named(tracker_base: str, width: int = 3, threshold: float = 0.5, rates: list = [0.1, 0.5]):  # noqa: B006
     with dsl.ParallelFor([{"lr": 0.1}, {"lr": 0.2}]) as trial:
-        task_from_app(python("fields", f"{trial.lr}", f"{width}"), tracker_base=tracker_base)
+        fields = task_from_app(python("fields", f"{trial.lr}", f"{width}"), tracker_base=tracker_base)
+        task_from_app(python("again", "0.5", f"{width}"), tracker_base=tracker_base, reads=fields)
     with dsl.ParallelFor(rates) as rate:
         task_from_app(python("train", f"{rate}", f"{width}"), tracker_base=tracker_base)
-    theirs(limit=threshold, item="x")
+    theirs(limit=threshold, item="x", stage="y")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,9 @@ def test_inputs_have_the_names_of_the_pipeline(folder: Path) -> None:
     base = {"tracker_base": str(folder.parent / "results")}
     assert inputs["fields[1]"] == {"lr": 0.2, "width": 3, **base}
     assert inputs["train[1]"] == {"item of rates": 0.5, "width": 3, **base}
-    assert inputs["theirs"] == {"limit": 0.5, "item": "x"}, "names that a user has given"
+    assert inputs["again[0]"].pop("fields").startswith(f"{folder.name}/fields/")
+    assert inputs["again[0]"] == {"width": 3, **base}
+    assert inputs["theirs"] == {"limit": 0.5, "item": "x", "stage": "y"}, "names that a user has given"
 
 
 @pytest.mark.once
@@ -157,10 +160,12 @@ def test_metrics_of_steps_and_metadata_are_shown(folder: Path, visit: Visit) -> 
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         figures = browser.find_elements(By.CSS_SELECTOR, "#curves figure")
         captions = [" ".join(it.find_element(By.TAG_NAME, "figcaption").text.split()) for it in figures]
-        assert captions == ["train/loss of fields", "train/loss of train"]
-        legend = figures[1].find_elements(By.CSS_SELECTOR, ".legend li")
+        assert captions == ["train/loss of fields", "train/loss of again", "train/loss of train"]
+        legend = figures[-1].find_elements(By.CSS_SELECTOR, ".legend li")
         assert [entry.text for entry in legend] == ["train[0] 0.169492", "train[1] 0.0392157"]
-        colours = {path.value_of_css_property("stroke") for path in figures[1].find_elements(By.CSS_SELECTOR, ".curve")}
+        colours = {
+            path.value_of_css_property("stroke") for path in figures[-1].find_elements(By.CSS_SELECTOR, ".curve")
+        }
         assert len(colours) == 2
     legend[1].find_element(By.TAG_NAME, "a").click()
     row = browser.find_element(By.CSS_SELECTOR, "tr:target")
