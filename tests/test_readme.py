@@ -208,7 +208,8 @@ def test_the_stage_of_the_storage_page() -> None:
         compiler.Compiler().compile(pipeline, f"{folder}/pipeline.yaml")
         text = Path(folder, "pipeline.yaml").read_text()
     for word in (
-        "AWS_ENDPOINT_URL=http://minio-service.kubeflow:9000",
+        "AWS_ENDPOINT_URL=\n",
+        "http://minio-service.kubeflow:9000",
         "mlpipeline-minio-artifact",
         "AWS_SECRET_ACCESS_KEY",
     ):

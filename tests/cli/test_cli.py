@@ -38,6 +38,27 @@ def test_compile_to_stdout_and_to_a_file(call: Call, project: Path) -> None:
     assert (project / "two.yaml").read_text() == printed.stdout
 
 
+def test_compile_says_how_near_a_pipeline_comes_to_argos_limit(call: Call, project: Path) -> None:
+    source = """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import task_from_app
+
+@dsl.pipeline(name="many")
+def many(tracker_base: str = "/tmp/results") -> None:
+    with dsl.ParallelFor(list(range({}))) as item:
+        app = AppDef("train", roles=[Role("train", image="i", entrypoint="python", args=["-m", "train", f"{{item}}"])])
+        task_from_app(app, tracker_base=tracker_base)
+"""
+    for count, said in ((10, ""), (300, "300 stages, about 0.8 of the 1 MiB"), (700, "Warning: 700 stages need about")):
+        (project / "many.py").write_text(source.format(count))
+        done = call("compile", "many.py")
+        assert done.returncode == 0
+        assert done.stdout.startswith("# PIPELINE DEFINITION")
+        assert done.stderr.startswith(said)
+        assert bool(done.stderr) == bool(said)
+
+
 def test_compile_refuses_what_kfp_writes_wrongly(call: Call, project: Path) -> None:
     (project / "broken.py").write_text(
         "from kfp import dsl\n"

@@ -74,7 +74,7 @@ def task_from_app(
         cache: False: the stage runs each time, whatever an earlier execution has recorded.
         inline: False: the image has torchx-kfp, and the command does not carry the program that publishes.
         labels: True: the pod gets the labels that TorchX's Kubernetes scheduler sets (``torchx.pytorch.org/app-name``,
-            ``app.kubernetes.io/name`` and others), some 1.8 kB of the 1 MiB that Argo takes for a run. KFP and Argo
+            ``app.kubernetes.io/name`` and others), some 1.5 kB of the 1 MiB that Argo takes for a run. KFP and Argo
             label pods with the run and the workflow in any case; ``kubernetes.add_pod_label`` adds single ones.
         name: the stage's name, the AppDef's otherwise.
 

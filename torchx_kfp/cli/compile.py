@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from torchx_kfp.cli.output import print_text
+from torchx_kfp.cli.output import print_message, print_text
 from torchx_kfp.errors import PipelineFileError
 
 
@@ -17,11 +17,13 @@ def compile_command(target: str, output: str) -> None:
     """Compile the pipeline in a Python file to YAML.
 
     Upload the YAML in the KFP UI, with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
-    `torchx-kfp run`. NAME chooses among several pipelines of the file.
+    `torchx-kfp run`. NAME chooses among several pipelines of the file. A line says how near a large
+    pipeline comes to the 1 MiB that Argo takes for a run.
     """
     text = compile_pipeline(target)
     if output == "-":
         print_text(text)
+        _say_size(text)
         return
     try:
         Path(output).write_text(text, encoding="utf-8")
@@ -30,6 +32,14 @@ def compile_command(target: str, output: str) -> None:
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
         ) from error
     click.echo(f"Compiled {target} to {output}.", err=True)
+    _say_size(text)
+
+
+def _say_size(text: str) -> None:
+    from torchx_kfp.workflow import describe, measure
+
+    for remark in describe(measure(text)):
+        print_message(remark)
 
 
 def compile_pipeline(target: str) -> str:
