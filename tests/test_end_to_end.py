@@ -4,6 +4,7 @@
 # channels cannot read back, which is what is tested.
 # ruff: noqa: B006, UP006, UP035
 
+import dataclasses
 import functools
 import json
 import math
@@ -19,6 +20,7 @@ from tests.adapter.apps import compile_pipeline
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local import RunResult, State, run
+from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Records its arguments, one of its variables, and what the stages that it reads have recorded.
@@ -340,9 +342,9 @@ def test_outputs_in_conditions_arguments_fan_ins_and_nested_pipelines(tmp_path: 
             '{"loss": 1}',
             "true",
             1,
-            "torchx-kfp: result accuracy must be float in {run_id} with {{'loss': 1}}",
+            "torchx-kfp: train declares the result 'accuracy' as float and recorded loss",
         ),
-        ('{"accuracy": "x"}', "true", 1, "must be float in {run_id} with {{'accuracy': 'x'}}"),
+        ('{"accuracy": "x"}', "true", 1, "the result 'accuracy' as float and recorded 'x'"),
         ('{"accuracy": 1}', "echo no >&2; kill -9 $PPID", 137, "no"),
         ('{"accuracy": 1}', "echo no >&2; kill -TERM $PPID", 143, "no"),
     ],
@@ -354,7 +356,7 @@ def test_stages_that_fail(tmp_path: Path, results: str, then: str, code: int, la
     result = run_pipeline(pipeline, tmp_path)
     (stage,) = result.stages
     assert (stage.state, stage.exit_code, stage.outputs) == (State.FAILED, code, {})
-    assert last.format(run_id=stage.run_id) in stage.last_lines()[-1]
+    assert last in stage.last_lines()[-1]
     assert recorded(result, "train") == json.loads(results), "what was recorded is there"
 
 
@@ -370,6 +372,87 @@ def test_a_retry_publishes_what_it_recorded_itself(tmp_path: Path) -> None:
     assert (stage.state, stage.attempts, stage.outputs["accuracy"]) == (State.SUCCEEDED, 2, 0.5)
     assert stage.outputs["run_id"] == stage.run_id
     assert str(stage.run_id).endswith("-1") or stage.pod_name in str(stage.run_id)
+
+
+#: Records as its arguments say: results, and artifacts by name and path.
+REGISTER = """
+import json, sys
+from torchx_kfp.tracking import current_run
+run = current_run()
+run.put(json.loads(sys.argv[1]))
+for name, path in json.loads(sys.argv[2]).items():
+    run.add_artifact(name, path, rate=1e-7)
+"""
+
+
+def register(name: str, results: dict[str, Any], artifacts: dict[str, str]) -> AppDef:
+    arguments = ["-c", REGISTER, json.dumps(results), json.dumps(artifacts)]
+    return AppDef(name, [Role("role", image="image", entrypoint="python", args=arguments)])
+
+
+def test_the_runner_says_what_a_stage_declares_and_has_not_recorded(tmp_path: Path) -> None:
+    def pipeline(tracker_base: str) -> None:
+        task_from_app(
+            register("train", {"accuracy": 0.5, "loss": 1, "l2norm/mean": 2}, {"model": "s3://m/1"}),
+            tracker_base=tracker_base,
+            results={"acuracy": float, "loss": str, "l2norm/mean": float},
+            artifacts={"modle": dsl.Model},
+        )
+        task_from_app(register("none", {}, {}), tracker_base=tracker_base, results={"accuracy": float})
+
+    result = run_pipeline(pipeline, tmp_path)
+    reasons = {stage.name: stage.reason for stage in result.stages}
+    assert reasons == {
+        "train": "declares the result 'acuracy' as float and recorded accuracy, loss, l2norm/mean. "
+        "Did you mean 'accuracy'? It declares the result 'loss' as str and recorded 1. "
+        "It declares the artifact 'modle' and recorded model. Did you mean 'model'?",
+        "none": "declares the result 'accuracy' as float and recorded nothing",
+    }
+    with pytest.raises(StageFailedError) as caught:
+        result.raise_for_failure()
+    lines = str(caught.value).splitlines()
+    assert any(line.startswith("train declares the result 'acuracy'") and line.endswith("'model'?") for line in lines)
+    assert "none declares the result 'accuracy' as float and recorded nothing." in lines
+
+
+def test_an_application_that_fails_by_itself_is_not_blamed_for_what_it_has_not_recorded(tmp_path: Path) -> None:
+    def pipeline(tracker_base: str) -> None:
+        made = AppDef("train", [Role("role", image="image", entrypoint="sh", args=["-c", "exit 1"])])
+        task_from_app(made, tracker_base=tracker_base, results={"accuracy": float})
+
+    (stage,) = run_pipeline(pipeline, tmp_path).stages
+    assert stage.reason == "ended with exit code 1"
+
+
+@dsl.component(base_image="python:3.11")
+def describe(model: dsl.Input[dsl.Model]) -> str:
+    with open(model.path) as file:
+        return f"{model.metadata['location']} {model.metadata['rate']} {file.read()}"
+
+
+def test_an_artifact_that_is_elsewhere_is_handed_on_as_a_file_that_names_it(tmp_path: Path) -> None:
+    """As on a backend, where a component fails that takes an artifact of another storage."""
+
+    def pipeline(tracker_base: str) -> str:
+        train = task_from_app(
+            register("train", {"loss": 1e-7}, {"model": "s3://models/7"}),
+            tracker_base=tracker_base,
+            artifacts={"model": dsl.Model},
+        )
+        return describe(model=train.outputs["model"]).output
+
+    pipeline.__annotations__["return"] = str
+    result = run_pipeline(pipeline, tmp_path)
+    content = json.dumps({"path": "s3://models/7", "metadata": {"rate": 1e-7}})
+    assert result.outputs == {"Output": f"s3://models/7 1e-07 {content}"}
+    (train,) = [stage for stage in result.stages if stage.name == "train"]
+    model = train.artifacts["model"]
+    assert isinstance(model, Artifact)
+    assert model.location == "s3://models/7"
+    assert Path(model.uri).is_relative_to(result.folder / train.pod_name)
+    assert train.artifacts["metrics"].metadata == {"loss": "1e-07"}
+    assert train.artifacts["metrics"].facts == {"loss": 1e-7}
+    assert dataclasses.replace(train, results=None).measures == {"loss": 1e-7}, "also where the tracker is out of reach"
 
 
 @pytest.mark.s3

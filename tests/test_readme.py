@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.events import finished_stages
-from torchx_kfp import component_from_function, task_from_app
+from torchx_kfp import artifact_from_uri, component_from_function, task_from_app
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -76,7 +76,8 @@ def test_outputs_of_kfp(example: Path, threshold: str, state: str) -> None:
     assert outputs == {"accuracy": 0.93, "model_uri": "s3://models/7"}
     artifacts = evaluated["artifacts"]
     assert artifacts["metrics"]["metadata"] == {"accuracy": 0.93}
-    assert (artifacts["model"]["uri"], artifacts["model"]["metadata"]) == ("s3://models/7", {"framework": "torch"})
+    assert artifacts["model"]["metadata"] == {"framework": "torch", "location": "s3://models/7"}
+    assert json.loads(Path(artifacts["model"]["uri"]).read_text())["path"] == "s3://models/7"
     assert Path(artifacts["report"]["uri"]).read_text().endswith("93 % were right.")
     assert deploy["state"] == state
     if state == "succeeded":
@@ -197,12 +198,25 @@ def test_the_stage_of_the_storage_page() -> None:
     from kfp import compiler, dsl
     from torchx.specs import AppDef, Role
 
+    def deploy(model):  # type: ignore[no-untyped-def]
+        return dsl.ContainerSpec(image="busybox", command=["cat", model.path])
+
+    deploy.__annotations__["model"] = dsl.Input[dsl.Model]
+
     page = (README.parent / "docs" / "storage.md").read_text(encoding="utf-8")
-    (stage,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    examples = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names = {
+        **{value.__name__: value for value in (AppDef, Role, task_from_app, artifact_from_uri)},
+        "deploy": dsl.container_component(deploy),
+        "dsl": dsl,
+        "tracker_base": "s3://mlpipeline/results",
+        "train_app": AppDef("train", [Role("train", image="example.com/app:1", entrypoint="python")]),
+    }
 
     @dsl.pipeline(name="storage")
     def pipeline():  # type: ignore[no-untyped-def]
-        exec(stage, {"AppDef": AppDef, "Role": Role, "task_from_app": task_from_app})  # noqa: S102 - the page's own
+        for example in examples:
+            exec(example, names)  # noqa: S102 - the page's own
 
     with tempfile.TemporaryDirectory() as folder:
         compiler.Compiler().compile(pipeline, f"{folder}/pipeline.yaml")
@@ -212,5 +226,6 @@ def test_the_stage_of_the_storage_page() -> None:
         "http://minio-service.kubeflow:9000",
         "mlpipeline-minio-artifact",
         "AWS_SECRET_ACCESS_KEY",
+        "runtimeParameter: uri",
     ):
         assert word in text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchx_kfp.adapter import (
+        artifact_from_uri,
         component_from_app,
         component_from_function,
         component_spec_from_app,
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "__version__",
+    "artifact_from_uri",
     "component_from_app",
     "component_from_function",
     "component_spec_from_app",

@@ -15,9 +15,10 @@ The tracker base and the run id come from the environment (``protocol``). Withou
 recorded is published.
 
 Results become the files of output parameters. All numbers among them become the metadata of the artifact ``metrics``,
-which SPEC names first. Artifacts are reported in the file for the ExecutorOutput. A launcher of KFP takes no field in
-it that this message does not have (kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``); its ``artifacts``
-are the ExecutorInput's.
+which SPEC names first. KFP stores artifacts: a local path by its content, one that is elsewhere as a small JSON file
+with its ``path`` and ``metadata``, and the path as the metadata ``location``. They are reported in the file for the
+ExecutorOutput. A launcher of KFP takes no field in it that this message does not have (kubeflow/pipelines,
+``backend/src/v2/component/launcher_v2.go``); its ``artifacts`` are the ExecutorInput's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import sys
 
 TYPE_CHECKING = False
@@ -97,16 +99,42 @@ def end_leftovers(run_id: str, /) -> None:
         signal.sigtimedwait((), 0.1)  # sleeps
 
 
+def regular(path: str, local: bool = True, /) -> str:
+    """The path, which leads to a file, a folder or nothing: to read a FIFO or a device may never end."""
+    mode = stat.filemode(os.stat(path).st_mode)[0] if local and os.path.exists(path) else "-"
+    if mode not in "-d":
+        raise ValueError(f"{path} is a {({'p': 'FIFO', 's': 'socket'}).get(mode, 'device')}, not a file")
+    return path
+
+
 def write(path: str, text: str, /) -> None:
     """Write a file, and make its folder where it is missing."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "wb") as file:
+    with open(regular(path), "wb") as file:
         file.write(text.encode())
 
 
 def say(*words: object) -> None:
     """A line in the stage's log."""
     print("torchx-kfp:", *words, file=sys.stderr)
+
+
+def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
+    """What is said of a stage that has not recorded what it declares, or something else under that name.
+
+    Args:
+        what: ``result`` or ``artifact``.
+        name: its name.
+        recorded: what the stage has recorded, by name.
+        kind: the result's declared type.
+    """
+    import difflib
+
+    there = repr(recorded[name]) if name in recorded else ", ".join([*recorded][:20]) or "nothing"
+    hint = difflib.get_close_matches(name, () if name in recorded else recorded, 1)
+    return f"declares the {what} {name!r}{kind and ' as ' + kind} and recorded {there}" + "".join(
+        f". Did you mean {other!r}?" for other in hint
+    )
 
 
 def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, /) -> bool:
@@ -118,9 +146,14 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     import fsspec
 
     failed = False
+    stage = run_id.split("/")[-2:][0]
     store, root = fsspec.core.url_to_fs(base)
+
+    def read(path: str, **options: Any) -> Any:
+        return json.loads(store.cat_file(regular(path, hasattr(store, "local_file"))), **options)
+
     try:
-        results = json.loads(store.cat_file(f"{root}/{run_id}"))
+        results = read(f"{root}/{run_id}")
     except FileNotFoundError:
         results = {}
     metrics = {}
@@ -141,39 +174,48 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             write(outputs["parameters"][output]["outputFile"], result if kind == "str" else json.dumps(result))
         else:
             failed = True
-            say("result", name, "must be", kind, "in", run_id, "with", results)
+            say(stage, missing("result", name, results, kind))
 
     # The layout of ``tracking.entries``.
     folder = f"{root}/.torchx_kfp/artifacts/{run_id.replace('/', '%2F')}"
     entries = {}
     if len(spec["artifacts"]) > 1 and store.exists(folder):
         for file in sorted(store.ls(folder, False)):
-            entry = json.loads(store.cat_file(file), parse_constant=str)
+            entry = read(file, parse_constant=str)
             entries[entry["name"]] = entry
-    entries["metrics"] = {"path": "", "metadata": metrics}
     for (output, (_, name, shown)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
         artifact = outputs["artifacts"][output]["artifacts"][0]
-        if name not in entries:
+        if output == "metrics":
+            entry = {"path": "", "metadata": metrics}
+        elif name in entries:
+            entry = entries[name]
+        else:
             failed = True
-            say("artifact", name, "must be", "in", run_id, "with", *entries)
+            say(stage, missing("artifact", name, entries))
             continue
-        path = entries[name]["path"]
-        artifact["metadata"] = entries[name]["metadata"] or {}
+        path = entry["path"]
+        metadata = entry["metadata"] or {}
+        # KFP keeps six decimals of a number (MLMD's text of a double): 0 of 1e-7. As text it is whole.
+        artifact["metadata"] = {
+            key: repr(value) if type(value) is float and abs(float(f"{value:f}") - value) > abs(value) / 1000 else value
+            for key, value in metadata.items()
+        }
         # What KFP's UI shows goes by its content. Local files KFP has to keep itself.
-        if not shown and "://" in path:
-            # A launcher fails on s3:// and gs:// outside of its own bucket, and lets other names of them alone.
-            if "://" in artifact["uri"]:
-                path = path.replace("s3://", "s3a://").replace("gs://", "gcs://")
-            artifact["uri"] = path
-        elif path:
+        if path and (shown or "://" not in path or path.startswith(("file:", "local:"))):
             source, path = fsspec.core.url_to_fs(path)
             # One by one, or a name with brackets is a pattern.
             for file in source.find(path) or [path]:
-                copy = target + file[len(path) :]
+                copy = regular(target + file[len(path) :])
                 os.makedirs(os.path.dirname(copy), exist_ok=True)
-                source.get_file(file, copy)
-        else:  # KFP's local cache takes an artifact without a file for one that is gone
-            write(target, json.dumps(artifact["metadata"]))
+                source.get_file(regular(file, hasattr(source, "local_file")), copy)
+            continue
+        # What is elsewhere stays there: KFP hands on a file that names the place. Of another URI than its own a
+        # launcher fails, as its producer or as that of whatever takes it.
+        if path:
+            artifact["metadata"]["location"] = path
+            metadata = {"path": path, "metadata": metadata}
+        # KFP's local cache takes an artifact without a file for one that is gone.
+        write(target, json.dumps(metadata))
     write(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
     return failed
 

@@ -366,7 +366,7 @@ def test_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
 
 def test_what_results_add_to_a_stage() -> None:
     plain, carried = (len(stage(**options)) for options in ({}, {"results": {"accuracy": float}}))
-    assert carried - plain < 2_800, "bytes of YAML: the program, what is declared, outputs, a check for python3"
+    assert carried - plain < 3_300, "bytes of YAML: the program, what is declared, outputs, a check for python3"
 
 
 # publish_results

@@ -24,6 +24,7 @@
 """
 
 from torchx_kfp.adapter.authoring import (
+    artifact_from_uri,
     component_from_app,
     component_spec_from_app,
     container_from_app,
@@ -33,6 +34,7 @@ from torchx_kfp.adapter.authoring import (
 from torchx_kfp.adapter.functions import component_from_function
 
 __all__ = [
+    "artifact_from_uri",
     "component_from_app",
     "component_from_function",
     "component_spec_from_app",

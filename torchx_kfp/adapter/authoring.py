@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from torchx import specs
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.channels import contains_channel
 from torchx_kfp.adapter.names import is_input_name
-from torchx_kfp.adapter.outputs import METRICS, read_publication
+from torchx_kfp.adapter.outputs import METRICS, check_artifact_class, read_publication
 from torchx_kfp.adapter.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.adapter.reads import (
     RUN_ID,
@@ -23,6 +24,7 @@ from torchx_kfp.adapter.reads import (
     check_alias,
     read_sources,
     read_tracker_base,
+    read_uri,
     stage_of,
 )
 from torchx_kfp.adapter.references import Reference, parameter
@@ -175,6 +177,45 @@ def publish_results(
         secrets=secrets,
     )
     return emit.make_task(plan, tracker_base)
+
+
+def artifact_from_uri(
+    uri: object, artifact_class: type[dsl.Artifact] = dsl.Artifact, *, metadata: Mapping[str, object] | None = None
+) -> Any:
+    """What is at this place, as an artifact of KFP with that URI: for KFP's own components, and for KFP's lineage.
+
+    An artifact that a stage registers elsewhere has a URI of KFP's own, where a small file names the place. This one
+    has the place itself::
+
+        evaluated = task_from_app(app, tracker_base=tracker_base, results={"model_uri": str})
+        deploy(model=artifact_from_uri(evaluated.outputs["model_uri"], dsl.Model))
+
+    KFP downloads it before a component that takes it starts, with the credentials of the ConfigMap ``kfp-launcher``;
+    the component fails where they do not reach the place.
+
+    Args:
+        uri: such as ``s3://models/7``: an output, a parameter or a loop's item that is a string, or a constant.
+        artifact_class: ``dsl.Model``, ``dsl.Dataset`` or another class of artifacts.
+        metadata: constants that are said of it.
+
+    Returns:
+        The artifact, to be passed to a component.
+
+    Raises:
+        OutputsError: no class of artifacts, or metadata that is not constant.
+        ChannelError: the URI is text with a channel inside, or of another type than string.
+    """
+    _check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
+    check_artifact_class(artifact_class)
+    try:
+        json.dumps(metadata)
+    except (TypeError, ValueError, RecursionError):
+        constant = False
+    else:
+        constant = metadata is None or (isinstance(metadata, Mapping) and not contains_channel(dict(metadata)))
+    if not constant:
+        raise OutputsError(f"metadata of artifact_from_uri is {metadata!r}. It is a dict of constants that JSON holds.")
+    return emit.import_artifact(read_uri(uri), artifact_class, dict(metadata or {}))
 
 
 def component_from_app(

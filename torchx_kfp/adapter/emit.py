@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp import compiler, dsl, kubernetes
-from kfp.dsl import container_component_class
+from kfp.dsl import container_component_class, pipeline_context
 
 from torchx_kfp.adapter.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.names import output_name
@@ -68,6 +68,27 @@ def make_task(plan: StagePlan, tracker_base: object = None) -> dsl.PipelineTask:
     """The stage as a task of the pipeline that is being defined."""
     arguments = {name: planned.argument for name, planned in plan.inputs.items()}
     return _configure(_container_component(plan)(**arguments), plan, tracker_base)
+
+
+def import_artifact(uri: object, artifact_class: type[dsl.Artifact], metadata: dict[str, Any]) -> Any:
+    """The artifact at this URI.
+
+    KFP's importer takes a parameter of the pipeline that it is in, and on a backend no output of a task: it stands in a
+    pipeline of its own, whose parameter can be either.
+    """
+
+    def body(uri: Any) -> Any:
+        return dsl.importer(artifact_uri=uri, artifact_class=artifact_class, metadata=metadata).output
+
+    name = "artifact-from-uri"
+    function = _function(name, "An artifact by its URI", [_parameter("uri", str)], body, artifact_class)
+    # KFP refuses to define a pipeline while another one is being defined.
+    around, pipeline_context.Pipeline._default_pipeline = pipeline_context.Pipeline._default_pipeline, None
+    try:
+        component = dsl.pipeline(name=name)(function)
+    finally:
+        pipeline_context.Pipeline._default_pipeline = around
+    return component(uri=uri).output
 
 
 def component_yaml(plan: StagePlan) -> str:

@@ -97,6 +97,16 @@ def read_publication(
     )
 
 
+def check_artifact_class(kind: object) -> None:
+    """Refuse what is no class of artifacts.
+
+    Raises:
+        OutputsError: it is something else.
+    """
+    if not _is_artifact_type(kind):
+        raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {kind!r}.")
+
+
 def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...]:
     """The words that run ``torchx_kfp.publisher`` around the application that follows them.
 

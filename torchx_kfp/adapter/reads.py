@@ -14,7 +14,7 @@ from torchx_kfp.adapter.channels import channel_key, contains_channel, ir_type, 
 from torchx_kfp.adapter.references import Parts, Reference
 from torchx_kfp.adapter.scope import check_in_scope, is_in_loop
 from torchx_kfp.adapter.text import check_word, find_rewritten
-from torchx_kfp.errors import ReadsError, TrackerError
+from torchx_kfp.errors import ChannelError, ReadsError, TrackerError
 from torchx_kfp.tracking.store import check_tracker_base
 
 #: The output that carries a tracked stage's run id.
@@ -129,6 +129,28 @@ def read_tracker_base(tracker_base: object) -> Parts:
                 f"tracker_base is {tracker_base!r}; Argo or the kubelet would change {find_rewritten(part)!r} in it."
             )
     return parts
+
+
+def read_uri(uri: object) -> object:
+    """The URI of an artifact: a channel that is a string, or constant text.
+
+    Raises:
+        ChannelError: it is something else, is empty, or has a channel inside, which KFP does not fill in there.
+    """
+    parts = parse(uri, "uri") if isinstance(uri, str) and uri else ()
+    if len(parts) > 1:
+        raise ChannelError(
+            f"uri is {uri!r}, text with a pipeline channel inside, which KFP does not fill in there. Pass a channel "
+            "that is the whole URI: let the stage record it as a result."
+        )
+    argument = parts[0].argument if parts and isinstance(parts[0], Reference) else uri
+    if isinstance(argument, pipeline_channel.PipelineChannel):
+        if ir_type(argument) != "STRING":
+            raise ChannelError(f"uri is {_show(argument)} of type {ir_type(argument)}. It is a string.")
+        check_in_scope(argument, "uri")
+    elif not isinstance(argument, str) or not argument:
+        raise ChannelError(f"uri is {uri!r}. Pass a URI such as 's3://models/7', or a channel that is one.")
+    return argument
 
 
 def _default_alias(what: object) -> str:

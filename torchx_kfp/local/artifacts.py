@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,11 @@ from torchx_kfp.local.values import shorten
 _REPORT = {"parameters", "artifacts", "parameterValues", "parameter_values"}
 _CUSTOM_PATH = ("customPath", "custom_path")
 _ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
+
+#: The entry of the metadata that ``publisher`` makes for what is elsewhere.
+_LOCATION = "location"
+#: Above it six decimals do not change a number by one part in a thousand.
+_ROUNDED = 0.0005
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,17 @@ class Artifact:
         """Whether it is a file of this machine, rather than one on other storage."""
         return "://" not in self.path
 
+    @property
+    def location(self) -> str:
+        """Where the thing itself is, of an artifact whose file names another place (``publisher``); "" of others."""
+        place = self.metadata.get(_LOCATION)
+        return place if isinstance(place, str) and "://" in place else ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The metadata, where a number that KFP would round, and that is text for this reason, is a number again."""
+        return {name: _number(value) for name, value in self.metadata.items()}
+
     def as_message(self) -> dict[str, Any]:
         """KFP's RuntimeArtifact."""
         message = {
@@ -51,6 +68,15 @@ class Artifact:
             "metadata": dict(self.metadata),
         }
         return {**message, "customPath": self.custom_path} if self.custom_path else message
+
+
+def _number(value: Any) -> Any:
+    try:
+        number = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        return value
+    # Text that somebody has written is left alone, where it is not such a number as ``publisher`` writes it.
+    return number if repr(number) == value and abs(number) < _ROUNDED else value
 
 
 class ArtifactList(list[Artifact]):

@@ -19,6 +19,7 @@ from torchx_kfp.local.containers import MADE, ContainerPlan
 from torchx_kfp.local.engine import Engine, Processes, RunningStage, StartError, TimeLimit
 from torchx_kfp.local.left import read_outputs, read_run_id
 from torchx_kfp.local.output import Log, LogPump
+from torchx_kfp.local.recorded import describe_missing
 from torchx_kfp.local.transfer import UnavailableError, copy_here
 from torchx_kfp.local.venvs import InstallError, activate, provide_environment
 from torchx_kfp.tracking import FsspecResultTracker
@@ -146,10 +147,13 @@ class Execution:
         run_id, base = read_run_id(self.attempt), self.attempt.tracker_base
         if run_id is None or base is None:
             return outcome
-        results = None
+        results, reason = None, outcome.reason
         with contextlib.suppress(TrackerError):  # the stage has ended, and its results are shown and no more
-            results = FsspecResultTracker(base, patience=_RESULTS_PATIENCE).get(run_id)
-        return dataclasses.replace(outcome, run_id=run_id, results=results)
+            tracker = FsspecResultTracker(base, patience=_RESULTS_PATIENCE)
+            results = tracker.get(run_id)
+            if outcome.exit_code:
+                reason = describe_missing(self.attempt, tracker, run_id, results) or reason
+        return dataclasses.replace(outcome, reason=reason, run_id=run_id, results=results)
 
     def _execute(self) -> Outcome:
         attempt = self.attempt

@@ -48,7 +48,7 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
     lines = [f"{stage.name} {how} ({stage.duration:.1f} s)." if stage.attempts else f"{stage.name} {how}."]
     if verbose:
         artifacts = {
-            name: [item.uri for item in made] if isinstance(made, list) else made.uri
+            name: [item.location or item.uri for item in made] if isinstance(made, list) else made.location or made.uri
             for name, made in stage.artifacts.items()
         }
         lines += _values(stage.name, "output", {**stage.outputs, **artifacts})

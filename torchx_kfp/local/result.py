@@ -92,7 +92,7 @@ class StageResult:
             for made in self.artifacts.values()
             for artifact in artifacts_in(made)
             if artifact.type.title == _METRICS
-            for name, value in artifact.metadata.items()
+            for name, value in artifact.facts.items()
             if isinstance(value, (int, float, str)) and name != _DISPLAY_NAME
         }
         return {**numbers, **metrics, **(self.results or {})}
@@ -178,7 +178,8 @@ def describe_failure(result: RunResult) -> str:
     lines = [f"The run {result.run_id} failed: {how}."]
     for stage in failed[:_QUOTED]:
         attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
-        lines.append(f"{stage.name} {stage.reason}{attempts}.")
+        end = "" if stage.reason.endswith("?") else "."
+        lines.append(f"{stage.name} {stage.reason}{f'{attempts}.' if attempts else end}")
         tail = stage.last_lines()
         if tail:
             lines.append(f"  Its last lines, from {stage.log_file}:")

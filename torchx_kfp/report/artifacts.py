@@ -124,9 +124,8 @@ class ArtifactViews:
 
     def _view(self, name: str, artifact: Artifact) -> ArtifactView:
         kind = artifact.type.title.removeprefix("system.")
-        metadata = {key: value for key, value in artifact.metadata.items() if key != "display_name"}
-        location = metadata.get(_LOCATION)
-        place = location if isinstance(location, str) and location else ""
+        metadata = {key: value for key, value in artifact.facts.items() if key != "display_name"}
+        place = artifact.location
         markdown = frame = note = ""
         if kind in ("Markdown", "HTML"):
             content, note = self._content(artifact)

@@ -6,6 +6,7 @@ from kfp import dsl
 
 from tests.local.corpus import CONTAINERS, case
 from tests.local.corpus.parts import component, echo, read, write
+from torchx_kfp import artifact_from_uri
 
 #: A file that is there on every machine that runs the tests.
 HERE = Path(__file__).with_name("imported.txt")
@@ -80,3 +81,33 @@ def in_a_branch(x: int = 1):
 @case(artifacts={"Output": "imported\n"})
 def as_output() -> dsl.Dataset:
     return dsl.importer(artifact_uri=str(HERE), artifact_class=dsl.Dataset).output
+
+
+@case(outputs={"Output": "imported\n"})
+def artifact_from_an_output() -> str:
+    return read(data=artifact_from_uri(echo(text=str(HERE)).output, dsl.Dataset)).output
+
+
+@case(
+    arguments={"uri": "s3://bucket/x"},
+    outputs={"Output": "s3://bucket/x [('source', 'web')] Dataset"},
+)
+def artifact_from_a_parameter(uri: str) -> str:
+    return describe(data=artifact_from_uri(uri, dsl.Dataset, metadata={"source": "web"})).output
+
+
+@case(
+    stages={
+        "describe[0]": {"Output": "gs://bucket/a [] Dataset"},
+        "describe[1]": {"Output": "gs://bucket/b [] Dataset"},
+    },
+    local=CONTAINERS,
+)
+def artifacts_in_a_loop():
+    with dsl.ParallelFor(["gs://bucket/a", "gs://bucket/b"]) as uri:
+        describe(data=artifact_from_uri(uri, dsl.Dataset))
+
+
+@case(artifacts={"Output": "imported\n"})
+def artifact_of_a_constant() -> dsl.Dataset:
+    return artifact_from_uri(str(HERE), dsl.Dataset)
