@@ -318,6 +318,12 @@ def test_the_experiment(
         tracker._open.clear()
 
 
+def test_a_tracking_uri_in_the_home_folder(tmp_path: Path, experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert mlflow.create("~/mlruns")._client._client.tracking_uri == str(tmp_path / "mlruns")
+
+
 def test_without_a_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for config in (None, ""):

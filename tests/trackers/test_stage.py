@@ -312,3 +312,23 @@ def test_what_are_no_sources_is_left_out_of_the_lineage(tmp_path: Path, caplog: 
         path.write_text(content)
     assert backend.lineage("p/a/1").descendants == ("p/b/1",)
     assert caplog.text.count("Left out of the lineage: ") == 2
+
+
+def test_a_tracker_base_in_the_home_folder(tmp_path: Path) -> None:
+    """As TorchX's configuration or its variables have it, which no shell expands."""
+    code = (
+        "from torchx.tracker import AppRun; run = AppRun.run_from_env()\n"
+        "run.add_metadata(epochs=3); run.add_artifact('model', '~/model')"
+    )
+    environ = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "TORCHX_JOB_ID": "p1/train/e1",
+        "TORCHX_TRACKERS": "torchx_kfp",
+        "TORCHX_TRACKER_TORCHX_KFP_CONFIG": "~/results",
+    }
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environ, cwd=tmp_path, check=True)
+    tracker = StageTracker(tmp_path / "results")
+    assert tracker.metadata("p1/train/e1") == {"epochs": 3}
+    assert tracker.artifacts("p1/train/e1")["model"].path == str(tmp_path / "model")
+    assert not (tmp_path / "~").exists()

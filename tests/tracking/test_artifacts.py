@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -148,3 +152,65 @@ def test_what_is_no_artifact_is_named(tmp_path: Path, content: str) -> None:
     entry.write_text(content)
     with pytest.raises(CorruptResultError, match=rf"{entry} is no entry of artifacts: .*Something else wrote it"):
         run.artifacts()
+
+
+# Paths of this machine
+
+
+def test_a_path_where_nothing_is_is_said_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No error: a folder may be made later, or by another process of the stage."""
+    monkeypatch.chdir(tmp_path)
+    run = stage(tmp_path / "results")
+    (tmp_path / "there").mkdir()
+    for path in (str(tmp_path / "there"), "there", "s3://models/1", "", __file__, f"file://{__file__}"):
+        run.add_artifact("model", path)
+    assert caplog.messages == []
+    run.add_artifact("model", "modle.pt")
+    run.add_artifact("model", f"file://{tmp_path}/none")
+    run.add_artifact("model", f"{__file__}/none")
+    nothing = "and nothing is there yet"
+    assert caplog.messages == [
+        f"The artifact 'model' is registered at {place}. Write it before the stage ends."
+        for place in (
+            f"{tmp_path}/modle.pt, {nothing} (the current folder is {tmp_path})",
+            f"{tmp_path}/none, {nothing}",
+            f"{__file__}/none, {nothing}",
+        )
+    ]
+    assert run.artifacts()["model"].path == f"{__file__}/none"
+
+
+def test_it_is_said_in_an_application_that_configures_no_logging(tmp_path: Path) -> None:
+    code = "from torchx_kfp.tracking import current_run; current_run().add_artifact('model', '/no/model.pt')"
+    environ = protocol.encode(protocol.StageContext(str(tmp_path), "p1/train/e1"))
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert "'model' is registered at /no/model.pt, and nothing is there yet" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "socket"])
+@pytest.mark.parametrize("form", ["path", "url", "link"])
+def test_what_is_no_file_is_refused(tmp_path: Path, kind: str, form: str) -> None:
+    path = tmp_path / "it"
+    with socket.socket(socket.AF_UNIX) as bound:
+        if kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "socket":
+            bound.bind(str(path))
+        else:
+            path = Path("/dev/zero")
+        (tmp_path / "link").symlink_to(path)
+        named = {"path": str(path), "url": f"file://{path}", "link": str(tmp_path / "link")}[form]
+        run = stage(tmp_path / "results")
+        with pytest.raises(ResultRefusedError, match=rf"'model' is at .*(it|zero|link), which is a {kind}\. Register"):
+            run.add_artifact("model", named)
+    assert run.artifacts() == {}
+
+
+def test_a_path_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = stage("~/results")
+    run.add_artifact("model", "~/model")
+    assert run.artifacts()["model"].path == str(tmp_path / "model")
+    assert (tmp_path / "results" / ".torchx_kfp").is_dir()

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.storage
@@ -393,3 +394,47 @@ def test_a_link_to_itself_does_not_stop_a_listing(tmp_path: Path) -> None:
     tracker = FsspecResultTracker(tmp_path)
     tracker["a"] = {"x": 1}
     assert tracker.keys() == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "device", "socket"])
+def test_what_is_no_file_is_named_and_never_waited_for(tmp_path: Path, kind: str) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    path = tmp_path / "a" / "b"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        if kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "socket":
+            bound.bind(str(path))
+        else:
+            path.symlink_to("/dev/zero")
+        with pytest.raises(CorruptResultError, match=rf"a/b is a {kind}, not a file\. Something else made it"):
+            tracker.get("a/b")
+        with pytest.raises(CorruptResultError, match=f"is a {kind}"):
+            tracker.get_many(["a/b"])
+        found: list[CorruptResultError] = []
+        assert tracker.get_many(["a/b"], corrupt=found.append) == {}
+        assert len(found) == 1
+        assert dict(tracker.items()) == {}
+        tracker.update("a/b", accuracy=0.5)
+    assert tracker["a/b"] == {"accuracy": 0.5}, "as what else is no result, it is replaced"
+    assert os.path.isfile(path)
+    assert not path.is_symlink()
+
+
+def test_a_fifo_among_temporary_files_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / ".torchx_kfp").mkdir()
+    os.mkfifo(tmp_path / ".torchx_kfp" / "left")
+    tracker = FsspecResultTracker(tmp_path)
+    tracker["a"] = {"x": 1}
+    tracker["a"] = {"x": 2}
+    assert tracker["a"] == {"x": 2}
+
+
+def test_a_tracker_base_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for base in ("~/results", "file://~/results"):
+        FsspecResultTracker(base)["a"] = {"x": 1}
+    assert (tmp_path / "results" / "a").is_file()
+    with pytest.raises(TrackerError, match=r"'~nobody-of-that-name/x' begins with '~', and no home folder"):
+        FsspecResultTracker("~nobody-of-that-name/x")

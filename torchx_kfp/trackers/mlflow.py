@@ -323,6 +323,7 @@ def create(config: str | None = None) -> MlflowTracker:
     if _HOST.fullmatch(uri):
         raise TrackerError(f"The tracking URI {uri!r} of the tracker \"mlflow\" has no protocol. Write 'http://{uri}'.")
     name = os.environ.get(_EXPERIMENT_NAME)
+    uri = os.path.expanduser(uri)  # MLflow would make a folder named "~"
     return MlflowTracker(uri, name or DEFAULT_EXPERIMENT, None if name else os.environ.get(_EXPERIMENT_ID) or None)
 
 

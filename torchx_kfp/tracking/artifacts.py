@@ -6,14 +6,18 @@ KFP (``publisher``).
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.tracking.entries import ARTIFACTS, Entry, add_entry, no_entry, read_entries
+from torchx_kfp.tracking.files import special_kind
 from torchx_kfp.tracking.keys import shown
 from torchx_kfp.tracking.store import Store
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Artifact:
 
 def absolute(path: str) -> str:
     """The path, absolute where it is a local one: who reads it may be in another folder."""
-    return os.path.abspath(path) if path and "://" not in path else path
+    return os.path.abspath(os.path.expanduser(path)) if path and "://" not in path else path
 
 
 def add_artifact(
@@ -35,8 +39,12 @@ def add_artifact(
 ) -> None:
     """Register an artifact of the run; of several under one name, the last one counts.
 
+    A local path where nothing is yet is a warning in the log and no error: what makes it may come later, or be another
+    process of the stage.
+
     Raises:
-        ResultRefusedError: the name or path is no text, or JSON cannot hold the metadata. Nothing was written.
+        ResultRefusedError: the name or path is no text, the path leads to a FIFO, a socket or a device, or JSON cannot
+            hold the metadata. Nothing was written.
         TrackerError: the store failed.
     """
     if not isinstance(name, str) or not name:
@@ -46,8 +54,34 @@ def add_artifact(
         raise ResultRefusedError(
             f"The path of the artifact {name!r} is text: a local path or an fsspec URL. Got: {shown(text)}."
         )
+    _look_at(name, text)
     entry = {"name": name, "path": absolute(text), "metadata": None if metadata is None else dict(metadata)}
     add_entry(store, ARTIFACTS, run_id, entry, f"metadata of the artifact {name!r}")
+
+
+def _look_at(name: str, path: str) -> None:
+    """Say at once what is wrong with a local path: when the stage has ended, it is too late."""
+    path = path.removeprefix("file://")
+    place = absolute(path)
+    if not place or "://" in place:
+        return
+    try:
+        kind = special_kind(os.stat(place).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        from_here = "" if os.path.isabs(path) else f" (the current folder is {os.getcwd()})"
+        _logger.warning(
+            "The artifact %r is registered at %s, and nothing is there yet%s. Write it before the stage ends.",
+            name,
+            place,
+            from_here,
+        )
+    except (OSError, ValueError):  # no permission to look, or no path of this system
+        return
+    else:
+        if kind:
+            raise ResultRefusedError(
+                f"The artifact {name!r} is at {place}, which is a {kind}. Register a file, a folder or a URL."
+            )
 
 
 def read_artifacts(store: Store, run_id: str) -> dict[str, Artifact]:

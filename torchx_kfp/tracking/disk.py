@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
-from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking.atomic import remove_file, write_file
 from torchx_kfp.tracking.each import Concurrency, each
-from torchx_kfp.tracking.files import File
+from torchx_kfp.tracking.files import File, special_kind
 from torchx_kfp.tracking.keys import PRIVATE, shown
 from torchx_kfp.tracking.retry import retried
 
@@ -186,8 +187,27 @@ class DiskStore:
 
 
 def _read(path: bytes) -> bytes:
-    with open(path, "rb", buffering=0) as file:
+    try:
+        # A FIFO without a writer would be opened never.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            _refuse_special(path, os.stat(path).st_mode)
+        raise
+    with open(descriptor, "rb", buffering=0) as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        _refuse_special(path, mode)
         return file.read()
+
+
+def _refuse_special(path: bytes, mode: int) -> None:
+    if kind := special_kind(mode):
+        raise CorruptResultError(
+            f"{os.fsdecode(path)} is a {kind}, not a file. Something else made it: remove it, or use another tracker "
+            "base."
+        )
 
 
 def _walk(folder: bytes, prefix: bytes, left_out: Container[bytes]) -> Iterator[str]:

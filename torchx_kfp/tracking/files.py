@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import NamedTuple
 
 
@@ -11,3 +12,10 @@ class File(NamedTuple):
     key: str
     size: int
     modified: float
+
+
+def special_kind(mode: int) -> str:
+    """What a path leads to, by its mode, where it is neither file nor folder: to open or to read that may never end."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    return "FIFO" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"

@@ -194,11 +194,16 @@ class FsspecResultTracker(ResultTracker):
     def _fetch(
         self, keys: Iterable[str], corrupt: Callable[[CorruptResultError], object] | None
     ) -> Iterator[tuple[str, dict[str, Result]]]:
-        def read(key: str) -> tuple[str, bytes | None]:
-            return key, self._store.read(key)
+        def read(key: str) -> tuple[str, bytes | CorruptResultError | None]:
+            try:
+                return key, self._store.read(key)
+            except CorruptResultError as error:
+                return key, error
 
         for key, content in self._store.each(read, keys):
             try:
+                if isinstance(content, CorruptResultError):
+                    raise content
                 yield key, {} if content is None else decode_results(content, self._store.location(key))
             except CorruptResultError as error:
                 if corrupt is None:

@@ -20,7 +20,7 @@ from torchx_kfp.errors import (
     TrackerError,
     UnknownAliasError,
 )
-from torchx_kfp.tracking.artifacts import Artifact, add_artifact, read_artifacts
+from torchx_kfp.tracking.artifacts import Artifact, absolute, add_artifact, read_artifacts
 from torchx_kfp.tracking.batch import Batch
 from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
 from torchx_kfp.tracking.keys import key_text, shown
@@ -192,12 +192,13 @@ class Run:
         """Register a file or folder that this run has made.
 
         Where the stage declares it (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes an artifact of
-        KFP: by its URL, or stored by KFP where it is a local path; HTML and Markdown by their content, for the UI to
-        show. ``metadata`` goes along.
+        KFP, and ``metadata`` goes along. KFP stores a local path; a URL stays where it is, and KFP stores a small file
+        that names it; HTML and Markdown go by their content, for the UI to show.
 
         Args:
             name: under which the stage declares it, and others find it.
-            path: local path or fsspec URL; empty where the metadata is all, as for ``dsl.ClassificationMetrics``.
+            path: local path or fsspec URL; empty where the metadata is all, as for ``dsl.ClassificationMetrics``. Where
+                nothing is yet at a local path, a warning is logged.
             metadata: what JSON can hold.
 
         Raises:
@@ -207,7 +208,7 @@ class Run:
         self._refuse_others("registers artifacts", "add_artifact")
         add_artifact(self._tracker.store, self.id, name, path, metadata)
         for tracker in self._further:
-            tracker.add_artifact(name, os.fspath(path), metadata)
+            tracker.add_artifact(name, absolute(os.fspath(path)), metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
         """The artifacts that this run has registered, by name.

@@ -62,6 +62,11 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
         TrackerError: the base is empty, of an unknown protocol, or needs a package that is not installed.
     """
     base = check_tracker_base(tracker_base)
+    if base.startswith("~") and os.path.expanduser(base) == base:
+        raise TrackerError(
+            f"The tracker base {base!r} begins with '~', and no home folder of that user is known here. Write the "
+            f"whole path, or './{base}' if a directory of that name is meant."
+        )
     if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not patience >= 0:
         raise ValueError(f"patience is a number of seconds, 0 or more. Got: {patience!r}.")
     try:
