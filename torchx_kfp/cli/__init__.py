@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 import torchx_kfp
-from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.cli.output import print_message
+from torchx_kfp.errors import StageFailedError, TorchxKfpError
 
 __all__ = ["main"]
 
@@ -56,11 +57,12 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except TorchxKfpError as error:
             if ctx.params.get("traceback"):
-                traceback.print_exc()
-            click.echo(f"Error: {error}", err=True)
+                print_message(traceback.format_exc())
+            # The end of a stage's log has its colours.
+            print_message(f"Error: {error}", colours=isinstance(error, StageFailedError))
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
+            print_message("Interrupted.")
             ctx.exit(130)
 
 

@@ -31,7 +31,7 @@ def compile_command(target: str, output: str) -> None:
         raise PipelineFileError(
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
         ) from error
-    click.echo(f"Compiled {target} to {output}.", err=True)
+    print_message(f"Compiled {target} to {output}.")
     _say_size(text)
 
 

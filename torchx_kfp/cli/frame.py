@@ -7,7 +7,6 @@ next; the rest is a line of counts.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,10 @@ from rich.text import Text
 
 from torchx_kfp.cli.output import show_results
 from torchx_kfp.cli.progress import LINES, Group, Phase, Progress, Stage, Task
+from torchx_kfp.terminal import REPLACEMENT, clean
 
+#: Line ends and tabs, and joiners, whose width depends on the terminal.
+_IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
 #: Failed iterations of a loop that have a row.
 _FAILED = 3
 #: The rank of what is less to look at.
@@ -79,7 +81,7 @@ def frame(progress: Progress, width: int, height: int, now: float, *, ascii_only
     rest = _choose(rows, room)
     rows = [row for row in rows if row.shown]
     tails = _tails(rows, room - len(rows) - bool(rest))
-    labels = [_label(row, symbols) for row in rows]
+    labels = [_cleaned(_label(row, symbols)) for row in rows]
     widest = max((label.cell_len for label in labels), default=0)
     column = min(widest, max(16, width * 2 // 5))
     lines = [_header(progress, now)]
@@ -99,6 +101,7 @@ def frame(progress: Progress, width: int, height: int, now: float, *, ascii_only
         lines.append(
             Text.assemble((f"{'...' if ascii_only else '⋯'} {sum(rest.values()):,} more: ", "dim"), _counts(rest))
         )
+    lines = [_cleaned(line) for line in lines]
     for line in lines:
         line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
     return lines[:height]
@@ -166,19 +169,19 @@ def _detail(stage: Stage, now: float) -> Text:
     if stage.phase is Phase.RETRYING:
         left = round(stage.retry_at - now)
         when = f"in {left} s" if left > 0 else "is next"
-        return Text(_plain(f"attempt {stage.attempt + 1} {when}: {stage.reason}"), "yellow")
+        return Text(f"attempt {stage.attempt + 1} {when}: {stage.reason}", "yellow")
     if result is None or stage.phase.is_active:
         return Text(attempt, "yellow")
     if result.state.is_success:
         cached = ("cached  ", "dim") if stage.phase is Phase.CACHED else ""
         # Numbers first: texts are long, and what is behind them would not be seen.
         results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
-        return Text.assemble(cached, (attempt, "dim"), _plain(show_results(results)))
+        return Text.assemble(cached, (attempt, "dim"), (show_results(results)))
     if not result.attempts:
-        return Text(_plain(result.reason.removeprefix("was ")), "dim")
+        return Text(result.reason.removeprefix("was "), "dim")
     style = "red" if stage.phase is Phase.FAILED else ""
     attempts = (f" ({result.attempts} attempts)", "yellow") if result.attempts > 1 else ""
-    return Text.assemble((_plain(result.reason), style), attempts)
+    return Text.assemble((result.reason, style), attempts)
 
 
 def _rank(phase: Phase, ended_at: float) -> tuple[int, float]:
@@ -264,24 +267,18 @@ def _loop_time(task: Task, now: float) -> str:
 def _output(line: str) -> Text:
     """A line of a stage's output in its colours, and without what would take a place other than its own."""
     # In one line: rich takes whatever Python does for the end of one.
-    text = Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines()))
-    if any(_moves(character) for character in text.plain):
-        kept = Text()
-        for place, character in enumerate(text.plain):
-            if not _moves(character):
-                kept.append_text(text[place])
-        text = kept
+    text = _cleaned(Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines())))
     text.stylize_before("dim")
     return text
 
 
-def _plain(text: str) -> str:
-    return "".join(" " if character in "\n\t" else character for character in text if not _moves(character))
-
-
-def _moves(character: str) -> bool:
-    # Controls, and characters of format such as those that turn the direction of writing.
-    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+def _cleaned(text: Text) -> Text:
+    """The text in one line, with a sign for each character that would do something else than to be shown."""
+    if not text.plain.isprintable():
+        text = text.copy()
+        # Nor a joiner, whose width depends on the terminal: each sign has the place of what it stands for.
+        text.plain = clean(text.plain).translate(_IN_A_LINE)
+    return text
 
 
 def _clock(seconds: float) -> str:

@@ -25,6 +25,7 @@ from torchx_kfp.cli.progress import Progress
 from torchx_kfp.local.events import Event, PipelineRetried, RunStarted
 from torchx_kfp.local.messages import messages
 from torchx_kfp.local.output import Terminal
+from torchx_kfp.terminal import clean
 
 #: Seconds between two pictures while something happens, and while nothing does but time.
 INTERVAL, IDLE = 0.2, 1.0
@@ -121,7 +122,7 @@ class LiveView:
     def say(self, text: str) -> None:
         """Puts a text above the picture, where it stays."""
         with self._lock:
-            self._said.append(text)
+            self._said.append(clean(text, colours=True))
             self._changed = True
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import click
 
 from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.terminal import clean, escape_json, is_unsafe
 
 _PROGRAM = "torchx-kfp"
 #: Of a curve in one line, from below.
@@ -57,7 +58,7 @@ def symbol(character: str, otherwise: str) -> str:
 def print_json(value: Any) -> None:
     """The value as JSON on stdout; numbers that JSON has not are text, ``"NaN"``."""
     # Escapes only where stdout, or UTF-8 itself, cannot have a character as it is.
-    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    text = escape_json(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
     print_text(text if encodable(text) == text else json.dumps(plain(value), indent=2, allow_nan=False))
 
 
@@ -65,14 +66,14 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table as CSV on stdout, with numbers, NaN and infinities spelled so that pandas reads them back."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(_csv_cell, columns))
     writer.writerows([_csv_cell(value) for value in row] for row in rows)
     print_text(text.getvalue())
 
 
 def print_text(text: str) -> None:
-    """The text on stdout, with escapes for what its encoding has not."""
-    _echo(encodable(text.removesuffix("\n")) + "\n")
+    """The text on stdout, clean, with escapes for what its encoding has not."""
+    _echo(encodable(clean(text.removesuffix("\n"), colours=True)) + "\n")
 
 
 def print_bytes(data: bytes) -> None:
@@ -89,9 +90,9 @@ def _echo(what: str | bytes) -> None:
         raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
 
 
-def print_message(text: str) -> None:
-    """A message on stderr."""
-    click.echo(text, err=True)
+def print_message(text: str, *, colours: bool = False) -> None:
+    """A message on stderr, clean; with the colours that it quotes from a log, if it does."""
+    click.echo(clean(text, colours=colours), err=True)
 
 
 def encodable(text: str) -> str:
@@ -160,8 +161,10 @@ def show_moment(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what would move a terminal's cursor."""
-    return text if text.isprintable() else repr(text)[1:-1]
+    """The text in one line, as it stands in a cell: escapes for what is unsafe in a terminal, and for line ends."""
+    if text.isprintable():
+        return text
+    return "".join(repr(each)[1:-1] if each in "\n\t" or is_unsafe(each) else each for each in text)
 
 
 def is_number(value: Any) -> bool:
@@ -183,8 +186,11 @@ def counted(number: int, noun: str) -> str:
 def _csv_cell(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
-    if value is None or isinstance(value, str):
-        return value or ""
+    if isinstance(value, str):
+        # CSV has no escapes: those of Python.
+        return "".join(repr(each)[1:-1] if is_unsafe(each) else each for each in value)
+    if value is None:
+        return ""
     return json.dumps(value) if isinstance(value, bool | Mapping | list) else repr(value)
 
 

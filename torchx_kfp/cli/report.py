@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from torchx_kfp.cli.output import print_text
+
 
 @click.command("report")
 @click.argument("run")
@@ -24,4 +26,4 @@ def report_command(run: str, output: str | None, output_dir: str) -> None:
     folder = find_run(output_dir, run).absolute()
     path = Path(output) if output else folder / "report.html"
     write_report(read_model(folder), path)
-    click.echo(path)
+    print_text(str(path))

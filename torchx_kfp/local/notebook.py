@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from torchx_kfp.local.output import without_controls
 from torchx_kfp.local.values import shorten
+from torchx_kfp.terminal import clean
 
 if TYPE_CHECKING:
     from torchx_kfp.local.result import RunResult, StageResult
@@ -36,4 +36,4 @@ def _row(tag: str, cells: tuple[str, ...]) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(without_controls(text))
+    return escape(clean(text))

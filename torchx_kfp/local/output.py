@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import select
 import selectors
 import threading
@@ -14,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TextIO, TypeAlias
+
+from torchx_kfp.terminal import clean
 
 #: A longer line is shown in pieces of this many bytes.
 _LINE_LIMIT = 1 << 16
@@ -24,22 +25,13 @@ _UNFINISHED = 1 << 10
 
 #: Is called with a stage's name and a line that it has printed, as a terminal may show it.
 LineListener: TypeAlias = Callable[[str, str], None]
-# Control characters but the tab, and escape sequences other than colours.
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(line: bytes) -> str:
     """The line as a terminal may show it: colours stay, what could do something else to the terminal does not."""
     text = line.decode("utf-8", "replace").rstrip("\r")
     # A progress bar writes over its line: show what would be left of it.
-    return _UNPRINTABLE.sub(_replace, text.rsplit("\r", 1)[-1])
-
-
-def without_controls(text: str) -> str:
-    """A message that quotes what others have written, without what could do something to a terminal."""
-    return _CONTROLS.sub("\ufffd", text)
+    return clean(text.rsplit("\r", 1)[-1], colours=True)
 
 
 class Terminal:
@@ -53,8 +45,8 @@ class Terminal:
         self.error: OSError | ValueError | None = None
 
     def write_lines(self, lines: list[str]) -> None:
-        """Writes them in one piece, so that lines never mix."""
-        self.write("".join(f"{line}\n" for line in lines))
+        """Writes them in one piece, so that lines never mix, without what could do something to a terminal."""
+        self.write("".join(f"{clean(line, colours=True)}\n" for line in lines))
 
     def write(self, text: str) -> None:
         """Writes the text in one piece."""
@@ -140,10 +132,6 @@ class Log:
 def _pieces(line: bytes) -> list[bytes]:
     """The line in pieces of the longest that is shown at once; the same ones, however it came in."""
     return [line[start : start + _LINE_LIMIT] for start in range(0, len(line), _LINE_LIMIT)] or [b""]
-
-
-def _replace(match: re.Match[str]) -> str:
-    return match.group() if match.group().endswith("m") else "\ufffd"
 
 
 class LogPump:

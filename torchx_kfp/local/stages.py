@@ -18,10 +18,11 @@ from torchx_kfp.local.execution import Execution, Outcome
 from torchx_kfp.local.keys import input_key
 from torchx_kfp.local.memory import Memory
 from torchx_kfp.local.names import PodNames
-from torchx_kfp.local.output import LogPump, without_controls
+from torchx_kfp.local.output import LogPump
 from torchx_kfp.local.prepare import Settings, cache_key_of, prepare_attempt
 from torchx_kfp.local.result import StageResult, State
 from torchx_kfp.local.scopes import Node, with_defaults
+from torchx_kfp.terminal import clean
 
 #: An attempt that has ended, or the number of a signal.
 Happening: TypeAlias = tuple[Execution, Outcome] | int
@@ -124,7 +125,7 @@ class Stages:
 
     def report(self, result: StageResult, *, kept: bool = False) -> None:
         """Takes down how a stage has ended, or that it does not run."""
-        result = dataclasses.replace(result, reason=without_controls(result.reason))
+        result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
         self._listener(StageFinished(result, kept=kept))
 
@@ -165,7 +166,7 @@ class Stages:
         node.reason = outcome.reason
         if outcome.reason and retry is not None and stage.tries <= retry.count:
             delay = retry.delay(stage.tries)
-            self._listener(StageRetried(node.name, stage.attempt, without_controls(outcome.reason), delay))
+            self._listener(StageRetried(node.name, stage.attempt, clean(outcome.reason), delay))
             self._retrying[stage] = None
             self._later(delay, lambda: self._try_again(stage))
             return
