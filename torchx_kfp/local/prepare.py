@@ -11,6 +11,7 @@ from typing import Any
 
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.code import CodeFiles, TooManyFiles
+from torchx_kfp.local.commands import fill_in
 from torchx_kfp.local.containers import MADE, NO_CONTAINERS, Containers
 from torchx_kfp.local.engine import Engine, Processes
 from torchx_kfp.local.environment import RUN_MARK, stage_mark
@@ -79,7 +80,7 @@ def cache_key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
         installed = [local_state(install) for install in python.installs] if python is not None else []
         path = {**settings.environ, **environ}.get("PYTHONPATH", "")
         try:
-            files = code.of(words, path)
+            files = code.of(fill_in(words), path)
         except TooManyFiles:
             return ""
         surroundings = ["process", str(settings.directory), sys.prefix, sys.version, files, installed]

@@ -1,0 +1,67 @@
+"""Commands of tracked stages, with the values that travel in an input: the same as what the script makes of them."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kfp import dsl
+
+from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
+from tests.adapter.engines import container_of
+from torchx_kfp import task_from_app
+from torchx_kfp.local import run
+from torchx_kfp.local.commands import fill_in
+
+WORDS = st.lists(st.sampled_from([*HOSTILE, *PLAIN, "--lr", "0.1", "app.train", "a b"]), max_size=8)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=WORDS, reads=st.integers(0, 2), options=st.sampled_from([{}, {"ui_metadata": {}}]), value=st.text("a $\\"))
+def test_the_application_is_what_it_is_given(
+    words: list[str], reads: int, options: dict[str, Any], value: str, tmp_path: Path
+) -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        tasks = [task_from_app(make_app(f"read {number}"), tracker_base=tracker_base) for number in range(reads)]
+        app = make_app("show", entrypoint="printf", args=["%s\\0", *words], env={"A": value})
+        task_from_app(app, tracker_base=tracker_base, reads=tasks, **options)
+
+    container = container_of(
+        compile_pipeline(pipeline),
+        "show",
+        inputs={"tracker_base": "/tmp/results", "reads": "r/a/1", "reads_2": "r/b/2"},
+        outputs={"run_id": str(tmp_path / "run_id")},
+        artifacts={"mlpipeline_ui_metadata": str(tmp_path / "ui")} if options else {},
+    )
+    filled = fill_in(container.argv())
+    assert filled[filled.index("printf") :] == ["printf", "%s\\0", *words]
+    assert filled[filled.index("printf") - 1] == f"A={value}"
+    done = container.run()
+    assert (done.returncode, done.stdout) == (0, b"".join(word.encode() + b"\0" for word in words or [""]))
+
+
+@pytest.mark.parametrize("words", [[], ["-ec"], ["sh", "-ec", "x"], ["sh", "-ec", "x", "torchx-kfp-1"], ["env", "a=b"]])
+def test_other_commands_stay(words: list[str]) -> None:
+    assert fill_in(words) == words
+
+
+def test_a_changed_module_makes_a_stage_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``-m app`` is found, though the name of the module is in an input."""
+    monkeypatch.chdir(tmp_path)
+    module = tmp_path / "changing.py"
+    app = make_app(entrypoint=sys.executable, args=["-m", "changing", "--lr", "0.1"])
+
+    @dsl.pipeline(name="pipeline")
+    def pipeline(tracker_base: str = str(tmp_path / "results")) -> None:
+        task_from_app(app, tracker_base=tracker_base)
+
+    states = []
+    for text in ("print(1)", None, "print('another')"):
+        if text is not None:
+            module.write_text(text)
+        result = run(pipeline, output_dir="runs", stream=io.StringIO())
+        states += [str(stage.state) for stage in result.stages]
+    assert states == ["succeeded", "cached", "succeeded"]
