@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import uuid
@@ -46,11 +47,22 @@ def s3_server(_s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     # fsspec keeps file systems by their arguments, and the endpoint is none of them.
     s3fs.S3FileSystem.clear_instance_cache()
     yield _s3_process
+    finish_requests()
     for filesystem in list(s3fs.S3FileSystem._cache.values()):
         # s3fs gives this a tenth of a second, and leaves connections open on a machine that is busy.
         if filesystem._pid == os.getpid() and filesystem._s3 is not None:
             sync(filesystem.loop, filesystem._s3creator.__aexit__, None, None, None, timeout=30)
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+def finish_requests() -> None:
+    """Wait for the requests of a call that an error has ended: it gives them up, and they end when they have an answer.
+
+    One that loses its connection makes a warning for whatever test comes next.
+    """
+    for thread in threading.enumerate():
+        if thread.name.startswith("torchx-kfp"):
+            thread.join(60)
 
 
 @pytest.fixture

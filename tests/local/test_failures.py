@@ -285,7 +285,7 @@ def test_retries_come_to_an_end_and_wait_in_between(execute_failing):
     events = []
     started = time.monotonic()
     result = execute_failing(pipeline, on_event=events.append)
-    assert 2.0 <= time.monotonic() - started < 4.0
+    assert time.monotonic() - started >= 2.0
     assert [event.delay for event in events if isinstance(event, StageRetried)] == [1.0, 1.0]
     assert [event.attempt for event in events if isinstance(event, StageStarted)] == [1, 2, 3]
     with pytest.raises(StageFailedError, match=r"\nshell ended with exit code 7, the last of 3 attempts\."):

@@ -22,6 +22,9 @@ from torchx_kfp.local.signals import ending_signals
 
 pytestmark = pytest.mark.once
 
+#: Seconds after which a runner hangs. It takes one, or ten on a machine that has ten processes for each CPU.
+HANGS = 200
+
 RUNNER = (
     "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=float(sys.argv[3]))"
 )
@@ -51,7 +54,7 @@ def start(tmp_path):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -88,7 +91,7 @@ def test_no_process_survives_a_signal(start, tmp_path, number, code):
     pids = read_pids(tmp_path)
     assert all(alive(pid) for pid in pids)
     runner.send_signal(number)
-    _, stderr = runner.communicate(timeout=30)
+    _, stderr = runner.communicate(timeout=HANGS)
     assert runner.returncode == code
     assert [pid for pid in pids if alive(pid)] == []
     assert f"was ended by {signal.Signals(number).name}.\n" in stderr
@@ -119,7 +122,7 @@ open({str(tmp_path / "saved")!r}, "w").write(str(count))
 
     runner = start(pipeline, 1)
     runner.send_signal(signal.SIGTERM)
-    runner.communicate(timeout=30)
+    runner.communicate(timeout=HANGS)
     assert (tmp_path / "saved").read_text() == "1"
     assert not any(alive(pid) for pid in read_pids(tmp_path))
 
@@ -142,12 +145,11 @@ time.sleep(300)
     def pipeline():
         shell(script=wrapped)
 
-    runner = start(pipeline, 1)
-    started = time.monotonic()
+    # Longer than the test may take: it does not wait for the end of it.
+    runner = start(pipeline, 1, grace=1000.0)
     runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=30)
+    runner.communicate(timeout=HANGS)
     assert (tmp_path / "saved").exists()
-    assert time.monotonic() - started < 8
 
 
 def test_a_second_signal_kills_at_once(start, tmp_path):
@@ -167,7 +169,7 @@ while True: time.sleep(1)
     wait_for((tmp_path / "asked").exists)
     assert runner.poll() is None
     runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=30)
+    runner.communicate(timeout=HANGS)
     assert runner.returncode == -signal.SIGINT
     assert not alive(*read_pids(tmp_path))
 
@@ -181,7 +183,7 @@ def test_nothing_starts_after_a_signal(start, tmp_path):
 
     runner = start(pipeline, 1)
     runner.send_signal(signal.SIGTERM)
-    runner.communicate(timeout=30)
+    runner.communicate(timeout=HANGS)
     assert not (tmp_path / "second").exists()
     assert len(read_pids(tmp_path)) == 1
 
@@ -200,7 +202,7 @@ def test_a_run_inside_of_a_stage_ends_with_it(start, tmp_path):
 
     runner = start(outer, 1, grace=2.0)
     runner.send_signal(signal.SIGINT)
-    runner.communicate(timeout=30)
+    runner.communicate(timeout=HANGS)
     assert not alive(*read_pids(tmp_path))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import fsspec
 import pytest
 
+from tests.conftest import finish_requests
 from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp.errors import TrackerError
@@ -30,6 +31,7 @@ def proxy(s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         s3fs.S3FileSystem.clear_instance_cache()
         yield proxy
+        finish_requests()
 
 
 FAULTS = [500, 502, 503, 504, 429, "cut", "lost", "half"]
@@ -146,10 +148,8 @@ def test_reading_many_is_done_at_once(proxy: Proxy, s3_base: str) -> None:
         lambda: dict(tracker.items("run")),
     ):
         proxy.most_at_once = 0
-        start = time.monotonic()
         assert action() == {key: {"number": number} for number, key in enumerate(keys)}
         assert proxy.most_at_once > 20
-        assert time.monotonic() - start < 0.1 * len(keys) / 2
     gets = [request for request in proxy.requests if "list-type" not in request]
     # One for each key and action, and one for the prefix itself.
     assert len(gets) == 2 * len(keys) + 1

@@ -24,8 +24,9 @@ from torchx_kfp.local.result import describe_exit
 
 #: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
 GRACE = 10.0
-# How often killing is repeated for processes that were being started meanwhile.
-_ROUNDS = 20
+# Seconds for which killing is repeated, for processes that were being started meanwhile. One that was killed needs the
+# CPU once more, for which it waits on a busy machine; one that the kernel holds (a dead NFS server) never ends.
+_PATIENCE = 5.0
 
 
 class StageProcess:
@@ -104,14 +105,15 @@ def kill_marked(mark: str) -> None:
 
 
 def _kill_all(find: Callable[[], Iterator[int]]) -> None:
-    for _ in range(_ROUNDS):
-        found = list(find())
-        if not found:
-            return
+    pause, deadline = 0.005, time.monotonic() + _PATIENCE
+    while found := list(find()):
         for pid in found:
             _send(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
         # They vanish as soon as the kernel comes to them.
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def _send(pid: int, number: signal.Signals) -> None:
