@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import hashlib
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +18,8 @@ import pytest
 from tests.containers.images import (
     BUSYBOX_IMAGE,
     HOST_IMAGE,
+    OWN_CHANGES,
+    OWN_IMAGE,
     UnusableHostError,
     busybox_root,
     host_changes,
@@ -57,11 +59,18 @@ def _connect() -> docker.DockerClient:
 def docker_client() -> Iterator[docker.DockerClient]:
     """A client of this machine's Docker engine."""
     client = _connect()
-    with_images = [(BUSYBOX_IMAGE, busybox_root, []), (HOST_IMAGE, host_root, host_changes())]
+    with_images = [
+        (BUSYBOX_IMAGE, busybox_root, []),
+        (HOST_IMAGE, host_root, host_changes()),
+        (OWN_IMAGE, busybox_root, OWN_CHANGES),
+    ]
     try:
-        for name, root, changes in with_images:
-            repository, tag = name.split(":")
-            client.api.import_image_from_data(root(), repository, tag, changes)
+        with _alone(client):
+            for name, root, changes in with_images:
+                # Not twice: an image that is made again has another id, by which the cache knows it.
+                if not client.images.list(name):
+                    repository, tag = name.split(":")
+                    client.api.import_image_from_data(root(), repository, tag, changes)
         yield client
     except UnusableHostError as error:
         _missing(str(error))
@@ -77,7 +86,14 @@ def kfp_docker_runner(docker_client: docker.DockerClient, tmp_path: Path) -> Ite
     """
     root = tmp_path / "pipeline-root"
     root.mkdir()
-    engine = hashlib.sha256(os.environ.get("DOCKER_HOST", "").encode()).hexdigest()[:16]
-    with Path(tempfile.gettempdir(), f"torchx-kfp-tests-{engine}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _alone(docker_client):
         yield KfpDockerRunner(docker_client, root)
+
+
+@contextlib.contextmanager
+def _alone(client: docker.DockerClient) -> Iterator[None]:
+    """Waits for other processes that do this with the same engine, wherever they have their temporary files."""
+    engine = hashlib.sha256(str(client.info()["ID"]).encode()).hexdigest()[:16]
+    with Path("/tmp", f"torchx-kfp-tests-{engine}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

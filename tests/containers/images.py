@@ -8,15 +8,14 @@ no harm in other images: only the host's image looks where they put the userland
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
-
-BUSYBOX_IMAGE = "torchx-kfp-test/busybox:latest"
-HOST_IMAGE = "torchx-kfp-test/host:latest"
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUSYBOX = Path("/bin/busybox")
@@ -109,3 +108,17 @@ class _Root:
         entry = tarfile.TarInfo(name)
         entry.type, entry.mode, entry.size, entry.linkname = kind, mode, len(content), target
         self._entries.append((entry, content))
+
+
+def image_name(name: str, content: bytes, changes: Sequence[str] = ()) -> str:
+    """The name of an image that has this content: one of another clone may be in the same engine."""
+    digest = hashlib.sha256(b"\0".join([content, *map(str.encode, changes)])).hexdigest()
+    return f"torchx-kfp-test/{name}:{digest[:16]}"
+
+
+_BUSYBOX = BUSYBOX.read_bytes() if BUSYBOX.exists() else b""
+BUSYBOX_IMAGE = image_name("busybox", _BUSYBOX)
+HOST_IMAGE = image_name("host", host_root(), host_changes())
+#: An image with an entrypoint, a command and a variable of its own, whose user is not root.
+OWN_CHANGES = ['ENTRYPOINT ["echo", "own"]', 'CMD ["its-command"]', "ENV OWN=its-own", "USER 1234:1234"]
+OWN_IMAGE = image_name("own", _BUSYBOX, OWN_CHANGES)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY, busybox_root, host_mounts
+from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, REPOSITORY, host_mounts
 from tests.pipelines import regenerate
 from torchx_kfp import local, task_from_app
 from torchx_kfp.local import RunResult, remove_containers
@@ -27,9 +28,6 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.once
 
-#: An image with an entrypoint, a command and a variable of its own, whose user is not root.
-OWN_IMAGE = "torchx-kfp-test/own:latest"
-OWN_CHANGES = ['ENTRYPOINT ["echo", "own"]', 'CMD ["its-command"]', "ENV OWN=its-own", "USER 1234:1234"]
 MOUNTS = [f"{source}:{target}:ro" for source, target in host_mounts().items()]
 
 #: Records a result as an image without Python does.
@@ -41,8 +39,6 @@ echo "{\"user\": $(id -u)}" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
 
 @pytest.fixture(scope="session")
 def engine(docker_client: docker.DockerClient) -> docker.DockerClient:
-    repository, tag = OWN_IMAGE.split(":")
-    docker_client.api.import_image_from_data(busybox_root(), repository, tag, OWN_CHANGES)
     return docker_client
 
 
@@ -359,8 +355,9 @@ def running(folder: Path, engine: docker.DockerClient) -> list[Any]:
 
 
 def test_what_a_killed_runner_leaves_is_removed(engine):
+    killed = f"killed-{uuid.uuid4()}"
     for _ in range(2):
-        engine.api.start(engine.api.create_container(BUSYBOX_IMAGE, ["sleep", "300"], labels={RUN_LABEL: "killed"}))
-    assert remove_containers("another") == 0
-    assert remove_containers("killed") == 2
-    assert containers_of(engine, "killed") == []
+        engine.api.start(engine.api.create_container(BUSYBOX_IMAGE, ["sleep", "300"], labels={RUN_LABEL: killed}))
+    assert remove_containers(f"{killed}-not") == 0
+    assert remove_containers(killed) == 2
+    assert containers_of(engine, killed) == []
