@@ -49,7 +49,7 @@ def test_all_are_exported() -> None:
 
 def test_exit_codes() -> None:
     codes = {cls.__name__: cls.exit_code for cls in every()}
-    wrong_calls = {"UnsupportedPipelineError", "PipelineFileError", "ArgumentError"}
+    wrong_calls = {"UnsupportedPipelineError", "PipelineFileError", "ArgumentError", "UnknownRunError"}
     assert {name for name, code in codes.items() if code == 2} == wrong_calls
     assert set(codes.values()) == {1, 2}
 

@@ -19,6 +19,7 @@
         ├── UnsupportedPipelineError  the pipeline asks for what cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
         ├── ArgumentError             the pipeline's arguments are wrong
+        │   └── UnknownRunError           there is no such run, or several fit
         ├── ContainerEngineError      no engine for containers answers
         ├── StageFailedError          a stage of the run failed
         └── StageNotFoundError        a run's result has no such stage
@@ -54,6 +55,7 @@ __all__ = [
     "TrackerError",
     "UnknownAliasError",
     "UnknownOutputError",
+    "UnknownRunError",
     "UnsupportedPipelineError",
 ]
 
@@ -144,6 +146,10 @@ class ArgumentError(LocalRunError, ValueError):
     """The arguments do not fit the pipeline's parameters."""
 
     exit_code = 2
+
+
+class UnknownRunError(ArgumentError, LookupError):
+    """There is no run of this name, or it fits several."""
 
 
 class ContainerEngineError(LocalRunError):

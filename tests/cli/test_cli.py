@@ -318,11 +318,11 @@ REFUSED = {
         "Error: There is no directory 'nowhere'. A tracker base is a directory, or a URL such as",
     ),
     ("results", "some", "run-2"): (
-        1,
+        2,
         "Error: Nothing is recorded of 'run-2' under 'some'. Runs that are there: run-1.\n",
     ),
     ("results", "s4://bucket"): (1, "s4"),
-    ("results", "some", "../x"): (1, "Error: "),
+    ("results", "some", "../x"): (2, "Error: Nothing is recorded of '../x'"),
     ("unknown",): (2, "Error: No such command 'unknown'."),
 }
 

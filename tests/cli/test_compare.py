@@ -167,13 +167,13 @@ REFUSED = {
     ("base", ONE, ONE): (2, f"Error: The run '{ONE}' is given twice. Give different runs.\n"),
     ("base", ONE, "digits-20260101"): (2, f"Error: The run '{ONE}' is given twice. Give different runs.\n"),
     ("base", ONE, "digits"): (
-        1,
+        2,
         f"Error: 'digits' is the beginning of 2 runs under 'base': {ONE}, {TWO}. Give more of",
     ),
-    ("base", ONE, "x"): (1, f"Error: Nothing is recorded of 'x' under 'base'. Runs that are there: {ONE}, {TWO}.\n"),
-    ("base", ONE, ""): (1, "Error: '' is the beginning of 2 runs under 'base'"),
+    ("base", ONE, "x"): (2, f"Error: Nothing is recorded of 'x' under 'base'. Runs that are there: {ONE}, {TWO}.\n"),
+    ("base", ONE, ""): (2, "Error: Nothing is recorded of '' under 'base'."),
     ("nowhere", "a", "b"): (1, "Error: There is no directory 'nowhere'."),
-    ("empty", "a", "b"): (1, "Error: There are no results under 'empty'."),
+    ("empty", "a", "b"): (2, "Error: There are no results under 'empty'."),
 }
 
 

@@ -237,13 +237,13 @@ def test_dot_means_nothing_but_text() -> None:
 REFUSED = {
     ("base",): (2, "Error: Missing argument 'RUN'.\n"),
     ("base", "nope"): (
-        1,
+        2,
         "Error: Nothing is recorded of 'nope' under 'base'. Runs that are there: a-1, alone, b-1, ring, s3://datasets/",
     ),
-    ("base", "a"): (1, "Error: 'a' is the beginning of 2 runs under 'base': a-1, alone. Give more of it.\n"),
+    ("base", "a"): (2, "Error: 'a' is the beginning of 2 runs under 'base': a-1, alone. Give more of it.\n"),
     ("nowhere", "a"): (1, "Error: There is no directory 'nowhere'."),
     ("empty", "a"): (
-        1,
+        2,
         "Error: There are no results under 'empty'. Is it the tracker base that the pipeline ran with?",
     ),
     ("base", "a-1", "--format", "svg"): (2, "'svg' is not one of 'tree', 'mermaid', 'dot', 'json'."),

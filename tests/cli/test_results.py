@@ -241,15 +241,15 @@ def test_results_with_the_names_of_columns(call: Call, project: Path) -> None:
 #: Words behind `results` -> exit code and message.
 REFUSED = {
     ("base", "c"): (
-        1,
+        2,
         "Error: Nothing is recorded of 'c' under 'base'. Runs that are there: a-1, a-2, b-1, local_cwd:/",
     ),
-    ("base", "a"): (1, "Error: 'a' is the beginning of 2 runs under 'base': a-1, a-2. Give more of it.\n"),
+    ("base", "a"): (2, "Error: 'a' is the beginning of 2 runs under 'base': a-1, a-2. Give more of it.\n"),
     ("base", "a-1/nope"): (
-        1,
+        2,
         "Nothing is recorded of 'a-1/nope' under 'base'. Run ids that are there: a-1/prepare/p, a-1/train/t0, a-1/t",
     ),
-    ("base", ""): (1, "Error: The key '' is empty"),
+    ("base", ""): (2, "Error: Nothing is recorded of '' under 'base'."),
     ("file",): (1, "Error: 'file' is not a directory. Name the directory that the pipeline ran with.\n"),
     ("empty",): (1, "Error: There are no results under 'empty'. Is it the tracker base that the pipeline ran with?\n"),
     ("nope://x",): (1, "Error: The tracker base 'nope://x' cannot be used: Protocol not known: nope."),

@@ -79,7 +79,7 @@ def test_json(call: Call, base: str) -> None:
 
 def test_several_or_none(call: Call, base: str) -> None:
     done = call("show", "base", "a-1/train")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "Error: 'a-1/train' has 2 runs of stages under 'base': a-1/train/t1, a-1/train/t2. Give the run id of one.\n"
     )

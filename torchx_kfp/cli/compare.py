@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.cli.chosen import Chosen, choose, nothing, say_cached
+from torchx_kfp.cli.local_runs import output_dir_option
 from torchx_kfp.cli.output import is_number, print_csv, print_json, print_message, print_text, show_value, sparkline
-from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, read
+from torchx_kfp.cli.runs import open_tracker, parts, read
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.steps import History
 
-_RESULT, _METADATA = "result", "metadata"
+_RESULT, _METADATA, _CACHED = "result", "metadata", "cached"
 #: Of what was logged for each step: the value of the last one, the smallest and the largest.
 _STEPS = ("last", "min", "max")
 
@@ -35,7 +37,7 @@ class Row:
     @property
     def changed(self) -> bool:
         """Whether the runs differ in it."""
-        return any(not _same(values, self.values[0]) for values in self.values[1:])
+        return self.kind != _CACHED and any(not _same(values, self.values[0]) for values in self.values[1:])
 
     @property
     def difference(self) -> int | float | None:
@@ -55,13 +57,15 @@ class Row:
 @click.argument("tracker_base")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Leave out what is the same in all runs.")
+@output_dir_option
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
 )
-def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, form: str) -> None:
+def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, output_dir: str, form: str) -> None:
     """Compare what runs have recorded under TRACKER_BASE: results, metrics of steps and metadata, side by side.
 
-    RUN is a run of a pipeline, the run id of one stage, or the beginning of one.
+    RUN is a run of a pipeline, the run id of one stage, the beginning or end of one, or "latest". Of a run on this
+    machine, stages that were cached have the results that they were given.
 
     \b
     torchx-kfp compare s3://bucket/results \\
@@ -80,30 +84,46 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, for
     tracker = open_tracker(tracker_base)
     known = sorted({*tracker.keys(), *run_ids(tracker.store)})
     if not known:
-        raise nothing(tracker_base)
-    keys = {run: chosen(run, known, tracker_base) for run in runs}
-    labels = [_label(run, found[0]) for run, found in keys.items()]
-    again = next((run for run in keys if list(keys.values()).count(keys[run]) > 1 or runs.count(run) > 1), None)
+        raise nothing(tracker_base, runs[0])
+    chosen = [choose(run, known, tracker, output_dir) for run in runs]
+    labels = [one.name for one in chosen]
+    again = next((label for label in labels if labels.count(label) > 1), None)
     if again is not None:
-        raise click.UsageError(f"The run {_label(again, keys[again][0])!r} is given twice. Give different runs.")
-    wanted = [key for found in keys.values() for key in found]
+        raise click.UsageError(f"The run {again!r} is given twice. Give different runs.")
+    keys = [one.keys for one in chosen]
+    wanted = list(dict.fromkeys(key for found in keys for key in found))
     results, metadata = read(tracker, wanted), read_metadata_of(tracker.store, wanted)
     history = read_history_of(tracker.store, wanted)
     rows = [
-        *_rows(list(keys.values()), _RESULT, results),
-        *_step_rows(list(keys.values()), history),
-        *_rows(list(keys.values()), _METADATA, metadata),
+        *_rows(keys, _RESULT, results),
+        *_step_rows(keys, history),
+        *_rows(keys, _METADATA, metadata),
+        *_cached_rows(chosen),
     ]
     stages = dict.fromkeys(row.stage for row in rows)
     rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
     if not rows:
         print_message("The runs are the same." if changed else "The runs have recorded nothing.")
+    for one in chosen:
+        say_cached(one)
     {"json": _print_json, "csv": _print_csv, "table": _print_table}[form](labels, rows)
 
 
-def _label(run: str, key: str) -> str:
-    """What the user has named, in full: a pipeline run, a stage of one, or a run id."""
-    return "/".join(key.split("/")[: run.rstrip("/").count("/") + 1])
+def _cached_rows(chosen: Sequence[Chosen]) -> list[Row]:
+    """Of each stage that was cached in one of the runs, from which runs in which."""
+    stages = dict.fromkeys(parts(key).get("stage", "") for one in chosen for key in one.cached.values())
+    return [
+        Row(
+            stage,
+            _CACHED,
+            "state",
+            tuple(
+                tuple(real.partition("/")[0] for real, key in one.cached.items() if parts(key).get("stage") == stage)
+                for one in chosen
+            ),
+        )
+        for stage in stages
+    ]
 
 
 def _rows(keys: Sequence[Sequence[str]], kind: str, values: Mapping[str, Mapping[str, Any]]) -> list[Row]:
@@ -167,11 +187,14 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
     cells = [
         [
             row.stage,
-            row.name if row.kind == _RESULT else f"{row.name} ({row.kind})",
+            row.name if row.kind in (_RESULT, _CACHED) else f"{row.name} ({row.kind})",
             *(
                 " ".join(filter(None, [curve, _show(values, show_value)]))
                 for values, curve in zip_longest(row.values, row.curves, fillvalue="")
+                if row.kind != _CACHED
             ),
+            # From which run is said on stderr: the name would take the place of values.
+            *(("cached" if values else "") for values in row.values if row.kind == _CACHED),
             *([_signed(row.difference)] if differing else []),
         ]
         for row in rows

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.cli.chosen import choose, nothing, say_cached
 from torchx_kfp.cli.graphs import artifact_label, dot, mermaid, runs_of, without_links_among
+from torchx_kfp.cli.local_runs import output_dir_option
 from torchx_kfp.cli.output import (
     counted,
     print_json,
@@ -21,7 +23,7 @@ from torchx_kfp.cli.output import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.cli.runs import chosen, nothing, open_tracker, pipeline_run, read
+from torchx_kfp.cli.runs import open_tracker, pipeline_run, read
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -42,6 +44,7 @@ _RESULTS, _PATH = 60, 40
 @click.command("lineage", short_help="Show what a run was made of, and what of it.")
 @click.argument("tracker_base")
 @click.argument("run")
+@output_dir_option
 @click.option(
     "--format",
     "form",
@@ -50,10 +53,11 @@ _RESULTS, _PATH = 60, 40
     show_default=True,
     help="Output: text, a graph for Mermaid or Graphviz, or all that is known.",
 )
-def lineage_command(tracker_base: str, run: str, form: str) -> None:
+def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
     """Show what RUN was made of and what was made of it, over all pipelines that use TRACKER_BASE.
 
-    RUN is the run id of one stage, a run of a pipeline (all of its stages), or the beginning of one.
+    RUN is the run id of one stage, a run of a pipeline (all of its stages), the beginning or end of one, or "latest".
+    Of a run on this machine, what its cached stages were given counts as well.
 
     \b
     torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
@@ -74,8 +78,10 @@ def lineage_command(tracker_base: str, run: str, form: str) -> None:
     named = (source.run_id for found in sources.values() for source in found)
     known = sorted({*recorded, *runs_with_entries(tracker.store), *named})
     if not known:
-        raise nothing(tracker_base)
-    lineage = trace(chosen(run, known, tracker_base), sources, lambda wanted: read_artifacts_of(tracker.store, wanted))
+        raise nothing(tracker_base, run)
+    chosen = choose(run, known, tracker, output_dir)
+    say_cached(chosen)
+    lineage = trace(chosen.keys, sources, lambda wanted: read_artifacts_of(tracker.store, wanted))
     if not lineage.links:
         print_message(
             f"Nothing is known of what {run!r} was made of, and of what was made of it. "

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.cli.chosen import Chosen, RunsHere, choose, nothing, say_cached
+from torchx_kfp.cli.local_runs import output_dir_option
 from torchx_kfp.cli.output import (
     counted,
     is_number,
@@ -20,9 +24,9 @@ from torchx_kfp.cli.output import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.cli.runs import chosen, nothing, open_tracker, parts, pipeline_run, read, say_if_misplaced
+from torchx_kfp.cli.runs import open_tracker, parts, pipeline_run, read, say_if_misplaced
 from torchx_kfp.cli.where import OWN, matching, unknown_name
-from torchx_kfp.errors import MissingResultsError
+from torchx_kfp.errors import KeyRefusedError, MissingResultsError
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     help="Sort by this result, then by the next; -NAME: largest first.",
 )
 @click.option("--where", "expressions", metavar="EXPRESSION", multiple=True, help="Only runs for which this holds.")
+@output_dir_option
 @click.option(
     "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
 )
@@ -51,12 +56,14 @@ def results_command(
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
     expressions: tuple[str, ...],
+    output_dir: str,
     form: str,
 ) -> None:
     """Show what stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
 
-    RUN is a run of a pipeline, the run id of one stage, or the beginning of one. Without it and without options, the
-    runs that have results are listed.
+    RUN is a run of a pipeline, the run id of one stage, the beginning or end of one, or "latest". Without it and
+    without options, the runs that have results are listed. Of a run on this machine, stages that were cached are shown
+    with the results that they were given.
 
     \b
     torchx-kfp results s3://bucket/results --stage train \\
@@ -69,9 +76,10 @@ def results_command(
     JSON is run id -> results; CSV has the columns run_id, run, stage and execution before those of the results.
     """
     tracker = open_tracker(tracker_base)
-    keys = _keys(tracker, run)
+    chosen = _chosen(tracker, run, output_dir)
+    keys = list(chosen.keys)
     if run is None and form == "table" and not (stages or sorts or expressions):
-        _list_runs(keys)
+        _list_runs(keys, RunsHere(output_dir, tracker_base, frozenset(keys)))
         say_if_misplaced(tracker_base, keys)
         return
     found: Results = read(tracker, _of_stages(keys, stages))
@@ -83,39 +91,63 @@ def results_command(
         found = _sorted(found, sort)
     if not found:
         print_message(f"None of {counted(len(keys), 'run id')} is left over.")
-    {"json": print_json, "csv": _print_csv, "table": _print_table}[form](found)
+    say_cached(chosen)
+    if form == "table":
+        _print_table(found, chosen.cached)
+    else:
+        {"json": print_json, "csv": _print_csv}[form](found)
 
 
-def _keys(tracker: FsspecResultTracker, run: str | None) -> list[str]:
+def _chosen(tracker: FsspecResultTracker, run: str | None, output_dir: str) -> Chosen:
     # What is below the name is listed first: a base may have many other runs.
-    keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
-    if keys:
-        return keys
+    keys: list[str] = []
+    with contextlib.suppress(KeyRefusedError):  # a name that no run can have, such as '..'
+        keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
+    # What a cached stage was given lies elsewhere.
+    if keys and run is not None and not _is_here(run, output_dir):
+        return Chosen(run.rstrip("/"), tuple(keys))
     known = tracker.keys()
     if not known:
         from torchx_kfp.tracking.entries import run_ids
 
         others = run_ids(tracker.store)
         if not others:
-            raise nothing(tracker.tracker_base)
+            raise nothing(tracker.tracker_base, run)
         raise MissingResultsError(
             f"There are no results under {tracker.tracker_base!r}, but metadata, artifacts or sources of "
             f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
         )
-    if run is None:
-        return known
-    return chosen(run, known, tracker.tracker_base)
+    return Chosen("", tuple(known)) if run is None else choose(run, known, tracker, output_dir)
 
 
-def _list_runs(keys: Iterable[str]) -> None:
+def _is_here(run: str, output_dir: str) -> bool:
+    return Path(output_dir, run.partition("/")[0]).is_dir()
+
+
+def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
     from torchx_kfp.cli.tables import print_table
 
     stages: dict[str, list[str]] = {}
     for key in keys:
         run = pipeline_run(key)
         stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0])
-    rows = [(run, str(len(names)), " ".join(filter(None, dict.fromkeys(names)))) for run, names in stages.items()]
-    print_table(("run", "with results", "stages"), rows, right=("with results",))
+    cached: dict[str, int] = {}
+    for run in reversed(list(here.folders)):
+        handed_on = here.handed_on(run)
+        if handed_on:
+            cached[run] = len(handed_on)
+            stages.setdefault(run, []).extend(key.split("/")[1] for key in handed_on)
+    rows = [
+        (
+            run,
+            str(len(names) - cached.get(run, 0)),
+            *([str(cached.get(run, 0))] if cached else []),
+            " ".join(filter(None, dict.fromkeys(names))),
+        )
+        for run, names in stages.items()
+    ]
+    columns = ("run", "with results", *(["cached"] if cached else []), "stages")
+    print_table(columns, rows, right=("with results", "cached"))
 
 
 def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
@@ -173,14 +205,19 @@ def _print_csv(found: Results) -> None:
     print_csv(["run_id", *own, *names], rows)
 
 
-def _print_table(found: Results) -> None:
+def _print_table(found: Results, cached: Mapping[str, str]) -> None:
     from torchx_kfp.cli.tables import fits, print_table
 
-    runs = {parts(key).get("run") for key in found}
+    # What was cached stands in the run that it was cached in.
+    names_here = {key: cached.get(key, key) for key in found}
+    runs = {parts(name).get("run") for name in names_here.values()}
     run = runs.pop() if len(runs) == 1 else None
     label = "stage/execution" if run else "run id"
     above = f"Run {run}" if run else ""
-    ids = [key[len(run) + 1 :] if run else key for key in found]
+    ids = [
+        (name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
+        for key, name in names_here.items()
+    ]
     names = list(dict.fromkeys(name for results in found.values() for name in results))
     # Each name in a column takes three places at least: no need to measure a table of hundreds.
     if (width := terminal_width()) is None or 4 * len(names) < width:

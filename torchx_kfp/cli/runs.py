@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from torchx_kfp.cli.output import counted, listed, print_message, printable
-from torchx_kfp.errors import CorruptResultError, MissingResultsError, TrackerError
+from torchx_kfp.cli.output import counted, print_message, printable
+from torchx_kfp.errors import CorruptResultError, TrackerError
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result
@@ -39,60 +38,6 @@ def open_tracker(base: str) -> FsspecResultTracker:
         if not os.path.isdir(folder):
             raise TrackerError(f"{base!r} is not a directory. Name the directory that the pipeline ran with.")
     return tracker
-
-
-def chosen(run: str, known: Collection[str], base: str) -> list[str]:
-    """The keys among the known ones that the user means.
-
-    Args:
-        run: a pipeline run, a run id, or the beginning of one: each of its names may be cut short, where that leaves
-            one that fits.
-        known: all keys, sorted.
-        base: the tracker base, for messages.
-
-    Raises:
-        MissingResultsError: there is none, or the beginning is not unique.
-    """
-    found = list(known)
-    done = ""
-    for part in run.rstrip("/").split("/"):
-        names = dict.fromkeys(_next(key, done) for key in found)
-        fitting = [part] if part in names else [name for name in names if name and name.startswith(part)]
-        if not fitting:
-            raise _unknown(run.rstrip("/"), known, base)
-        if len(fitting) > 1:
-            raise MissingResultsError(
-                f"{run!r} is the beginning of {len(fitting):,} runs under {base!r}: "
-                f"{listed(done + name for name in fitting)}. Give more of it."
-            )
-        found = [key for key in found if _next(key, done) == fitting[0]]
-        done += f"{fitting[0]}/"
-    return found
-
-
-def _next(key: str, done: str) -> str | None:
-    """The name that follows in the key; None where it has no more."""
-    return key[len(done) :].partition("/")[0] if len(key) >= len(done) else None
-
-
-def _unknown(run: str, known: Collection[str], base: str) -> MissingResultsError:
-    """The error for a run that is not there: it names those that are, the most similar first."""
-    # Of a pipeline run that is there, its own stages are of more use than other runs.
-    folder = f"{run.partition('/')[0]}/"
-    inside = [key for key in known if key.startswith(folder)] if "/" in run else []
-    there = inside or list(dict.fromkeys(map(pipeline_run, known)))
-    near = difflib.get_close_matches(run, there[:2000], n=_SHOWN, cutoff=0.0) if len(there) > _SHOWN else there
-    return MissingResultsError(
-        f"Nothing is recorded of {run!r} under {base!r}. {'Run ids' if inside else 'Runs'} that are there: "
-        f"{listed([*near, *(name for name in there if name not in set(near))])}."
-    )
-
-
-def nothing(base: str) -> MissingResultsError:
-    """The error for a base that has no results at all."""
-    return MissingResultsError(
-        f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?"
-    )
 
 
 def pipeline_run(key: str) -> str:

@@ -7,21 +7,25 @@ from typing import Any
 
 import click
 
+from torchx_kfp.cli.chosen import choose, nothing, say_cached
+from torchx_kfp.cli.local_runs import output_dir_option
 from torchx_kfp.cli.output import counted, listed, print_json, printable, show_moment, show_value, sparkline
-from torchx_kfp.cli.runs import chosen, nothing, open_tracker, read
-from torchx_kfp.errors import MissingResultsError
+from torchx_kfp.cli.runs import open_tracker, read
+from torchx_kfp.errors import UnknownRunError
 
 
 @click.command("show")
 @click.argument("tracker_base")
 @click.argument("run")
+@output_dir_option
 @click.option(
     "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
 )
-def show_command(tracker_base: str, run: str, form: str) -> None:
+def show_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
     """Show all that is known of RUN: its start, results, metrics of steps, metadata, artifacts and what it reads.
 
-    RUN is the run id of one stage, or the beginning of one.
+    RUN is the run id of one stage, the beginning or end of one, or such as "latest/train". Of a cached stage of a run
+    on this machine, what it was given is shown.
 
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
@@ -36,10 +40,11 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
     tracker = open_tracker(tracker_base)
     known = sorted({*tracker.keys(), *run_ids(tracker.store)})
     if not known:
-        raise nothing(tracker_base)
-    run_id, *others = chosen(run, known, tracker_base)
+        raise nothing(tracker_base, run)
+    chosen = choose(run, known, tracker, output_dir)
+    run_id, *others = chosen.keys
     if others:
-        raise MissingResultsError(
+        raise UnknownRunError(
             f"{run!r} has {len(others) + 1:,} runs of stages under {tracker_base!r}: {listed([run_id, *others])}. Give "
             "the run id of one."
         )
@@ -64,6 +69,7 @@ def show_command(tracker_base: str, run: str, form: str) -> None:
         "sources": [vars(source) for source in read_sources(tracker.store, run_id)],
         "started": vars(start) if (start := read_starts(tracker.store, [run_id]).get(run_id)) else None,
     }
+    say_cached(chosen)
     if form == "json":
         print_json(found)
     else:

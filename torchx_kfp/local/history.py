@@ -12,15 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.errors import ArgumentError
+from torchx_kfp.errors import ArgumentError, UnknownRunError
 from torchx_kfp.local.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, decode
 from torchx_kfp.local.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
+from torchx_kfp.local.names import LATEST, fitting
 from torchx_kfp.local.result import StageResult, State
 
 #: States of a run besides those in which it can end: it is running, and its process was killed.
 RUNNING, INTERRUPTED = "running", "interrupted"
-#: The name of the newest run.
-LATEST = "latest"
 # Runs that a message lists.
 _SHOWN = 5
 # Runs that a wrong name is compared with.
@@ -226,7 +225,7 @@ def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
             f"There are no runs in {str(output_dir)!r}: {error.strerror}. Name the folder that they were run with "
             "(--output-dir)."
         ) from None
-    return sorted(folders, key=lambda folder: (_created(folder, _read_request(folder, [])), folder.name), reverse=True)
+    return sorted(folders, key=lambda folder: (created(folder), folder.name), reverse=True)
 
 
 def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
@@ -237,32 +236,32 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         name: its run id, the beginning or the end of one if no other run's is alike, ``latest``, or the folder's path.
 
     Raises:
-        ArgumentError: there is none, or several.
+        UnknownRunError: there is none, or several.
     """
     if os.sep in name and _is_run(Path(name)):
         return Path(name)
     folders = {folder.name: folder for folder in find_runs(output_dir)}
     if not folders:
-        raise ArgumentError(
+        raise UnknownRunError(
             f"There are no runs in {str(output_dir)!r}. Name the folder that they were run with (--output-dir)."
         )
     if name in folders:
         return folders[name]
     if name == LATEST:
         return next(iter(folders.values()))
-    fitting = [run for run in folders if name and (run.startswith(name) or run.endswith(name))]
-    if len(fitting) == 1:
-        return folders[fitting[0]]
-    if fitting:
-        raise ArgumentError(
-            f"{name!r} fits {len(fitting):,} runs in {str(output_dir)!r}: {_listed(fitting)}. Give more of the one "
+    found = fitting(name, list(folders))
+    if len(found) == 1:
+        return folders[found[0]]
+    if found:
+        raise UnknownRunError(
+            f"{name!r} fits {len(found):,} runs in {str(output_dir)!r}: {_listed(found)}. Give more of the one "
             "that is meant."
         )
     # Of an id, mostly the beginning is written.
     beginnings = {run[: len(name)]: run for run in reversed(list(folders)[:_COMPARED])}
     near = difflib.get_close_matches(name, beginnings, n=1) if name else []
     meant = f" Did you mean {beginnings[near[0]]!r}?" if near else ""
-    raise ArgumentError(
+    raise UnknownRunError(
         f"There is no run {name!r} in {str(output_dir)!r}.{meant} Runs that are there, the newest first: "
         f"{_listed(list(folders))}."
     )
@@ -288,6 +287,11 @@ def _read_request(folder: Path, corrupt: list[str]) -> dict[str, Any]:
         corrupt.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
         return {}
     return request
+
+
+def created(folder: Path) -> float:
+    """When the run in the folder was started, in seconds since the epoch."""
+    return _created(folder, _read_request(folder, []))
 
 
 def _created(folder: Path, request: Mapping[str, Any]) -> float:

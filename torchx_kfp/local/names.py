@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 # A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
 _LONGEST = 200
 _INDICES = re.compile(r"\[[\d,]+\]")
+#: The name by which a user means the newest run.
+LATEST = "latest"
+# Names that a message shows, and with how many a wrong one is compared.
+_SHOWN, _COMPARED = 5, 2000
 _GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
 
 
@@ -27,6 +32,21 @@ def plain(text: str) -> str:
 def is_group_name(task: str) -> bool:
     """Whether KFP made this task to hold the branches of one ``dsl.If``, or the tasks in a ``dsl.ExitHandler``."""
     return _GROUPS.fullmatch(task) is not None
+
+
+def fitting(name: str, known: Sequence[str]) -> list[str]:
+    """What a user may mean by a name: that itself, or all that begin with it, or else all that end with it."""
+    if name in known or not name:
+        return [name] if name else []
+    return [found for found in known if found.startswith(name)] or [found for found in known if found.endswith(name)]
+
+
+def nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The names in the order in which a message lists them: the most similar ones first, if there are many."""
+    if len(known) <= _SHOWN:
+        return list(known)
+    near = difflib.get_close_matches(name, known[:_COMPARED], n=_SHOWN, cutoff=0.0)
+    return [*near, *(found for found in known if found not in set(near))]
 
 
 class StageNames:
