@@ -1,6 +1,7 @@
 """Metrics of steps in the report, and inputs under the names that the pipeline has for them."""
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -148,6 +149,13 @@ def test_a_tracker_that_is_gone_leaves_a_page_with_a_sentence(folder: Path, tmp_
     page = (tmp_path / "page.html").read_text()
     assert "Metrics of steps and metadata could not be read: The tracker base &#39;gone://base&#39;" in page
     assert 'id="curves"' not in page
+
+
+@pytest.mark.once
+def test_where_the_stages_ran(folder: Path, tmp_path: Path) -> None:
+    write_report(read_model(folder), tmp_path / "page.html")
+    shown = f"<dt>ran on</dt><dd><code>{os.uname().nodename}</code>"
+    assert (tmp_path / "page.html").read_text().count(shown) == 6
 
 
 @pytest.mark.browser

@@ -15,6 +15,7 @@ from torchx_kfp.report.lineage import Read
 from torchx_kfp.report.model import RunView, StageView
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.tracking import Curve
+from torchx_kfp.tracking.starts import Start
 
 #: Lines of a failed stage's log in the page, for so many of them; of the others fewer.
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
@@ -42,7 +43,8 @@ class Entry:
     outputs: Mapping[str, Any]
     results: Mapping[str, Any]
     artifacts: list[ArtifactView]
-    #: As the tracker has them: metadata of the run, and metrics of its steps.
+    #: As the tracker has them: the record of the start, metadata of the run, and metrics of its steps.
+    start: Start | None
     metadata: Mapping[str, Any]
     curves: Mapping[str, Curve]
     reads: list[Reading]
@@ -159,6 +161,7 @@ def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links:
         },
         results=results,
         artifacts=links.artifacts(result.artifacts),
+        start=tracked.start(stage),
         metadata=tracked.metadata(stage),
         curves=tracked.history(stage),
         reads=[Reading(name, found[:_MOST_LINKS], max(0, len(found) - _MOST_LINKS)) for name, found in by_name.items()],

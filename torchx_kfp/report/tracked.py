@@ -1,4 +1,4 @@
-"""What the tracker has of a run's stages beside what its folder has: metadata, and metrics of steps."""
+"""What the tracker has of a run's stages beside what its folder has: starts, metadata, and metrics of steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.report.model import StageView
 from torchx_kfp.tracking import History
 from torchx_kfp.tracking.metadata import read_metadata_of
+from torchx_kfp.tracking.starts import Start, read_starts
 from torchx_kfp.tracking.steps import read_history_of
 from torchx_kfp.tracking.store import open_store
 
@@ -24,6 +25,11 @@ class Tracked:
     histories: Mapping[tuple[str, str], History] = field(default_factory=dict)
     metadatas: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    starts: Mapping[tuple[str, str], Start] = field(default_factory=dict)
+
+    def start(self, stage: StageView) -> Start | None:
+        """When and where the stage has started: of a cached one, when its results were made."""
+        return self.starts.get(_key(stage))
 
     def history(self, stage: StageView) -> History:
         """The curves that the stage has logged."""
@@ -43,6 +49,7 @@ def read_tracked(stages: Iterable[StageView]) -> Tracked:
             run_ids.setdefault(base, []).append(run_id)
     histories: dict[tuple[str, str], History] = {}
     metadatas: dict[tuple[str, str], Mapping[str, Any]] = {}
+    starts: dict[tuple[str, str], Start] = {}
     problems: list[str] = []
     for base, wanted in run_ids.items():
         try:
@@ -50,9 +57,10 @@ def read_tracked(stages: Iterable[StageView]) -> Tracked:
             found = read_history_of(store, wanted, lambda error: problems.append(str(error)))
             histories |= {(base, run_id): history for run_id, history in found.items()}
             metadatas |= {(base, run_id): said for run_id, said in read_metadata_of(store, wanted).items()}
+            starts |= {(base, run_id): start for run_id, start in read_starts(store, wanted).items()}
         except TrackerError as error:
             problems.append(f"Metrics of steps and metadata could not be read: {error}")
-    return Tracked(histories, metadatas, tuple(problems))
+    return Tracked(histories, metadatas, tuple(problems), starts)
 
 
 def _key(stage: StageView) -> tuple[str, str]:
