@@ -65,6 +65,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "MissingResultsError",
         "LocalRunError",
         "StageFailedError",
+        "StageNotFoundError",
     }
 
 
