@@ -3,11 +3,13 @@
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
 import gc
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 import uuid
 from collections.abc import Callable
@@ -28,6 +30,8 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.once
 
+#: What is said of a command that is not there.
+NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and what the application calls"
 MOUNTS = [f"{source}:{target}:ro" for source, target in host_mounts().items()]
 
 #: Records a result as an image without Python does.
@@ -170,7 +174,7 @@ def test_how_containers_end(execute):
     pulled = reasons.pop("missing")
     assert reasons == {
         "shell": "was ended by signal 11 (SIGSEGV)",
-        "shell-2": "ended with exit code 127",
+        "shell-2": f"ended with exit code 127: {NEEDS}",
         "shell-3": "was ended by signal 9 (SIGKILL): it was out of memory (its limit is 16 MB)",
         "missing-2": "could not be started: the image 'torchx-kfp-test/missing:1' is not here, and its image pull "
         "policy is Never. Build or pull it",
@@ -361,3 +365,21 @@ def test_what_a_killed_runner_leaves_is_removed(engine):
     assert remove_containers(f"{killed}-not") == 0
     assert remove_containers(killed) == 2
     assert containers_of(engine, killed) == []
+
+
+def test_an_image_without_a_shell(
+    execute: Callable[..., RunResult], engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    image = "torchx-kfp-test/empty:latest"
+    root = io.BytesIO()
+    with tarfile.open(fileobj=root, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    engine.api.import_image_from_data(root.getvalue(), *image.split(":"))
+
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        app = AppDef("app", [Role("role", image=image, entrypoint="anything")])
+        task_from_app(app, tracker_base=tracker_base)
+
+    result = execute(pipeline, {"tracker_base": str(tmp_path / "results")})
+    assert result["app"].reason == (f"ended with exit code 127: {NEEDS}")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from kfp import dsl, kubernetes
+from torchx.specs import AppDef, Role
 
 from tests.local.components import shell
-from torchx_kfp import protocol
+from torchx_kfp import protocol, task_from_app
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.local.environment import RUN_MARK, stage_environment
 
@@ -118,6 +119,17 @@ def test_settings_of_kubernetes_are_named_once(execute):
         "the variable NS (from the pod's metadata.namespace)",
         "tolerations",
     )
+
+
+def test_only_what_the_author_has_set_is_named(execute, tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        app = AppDef("app", [Role("role", image="image", entrypoint="true")])
+        task_from_app(app, tracker_base=tracker_base)
+
+    events = []
+    execute(pipeline, {"tracker_base": str(tmp_path / "results")}, on_event=events.append)
+    assert events[0].not_applied == ()
 
 
 def test_every_setting_of_the_installed_kfp_kubernetes_is_known():

@@ -13,7 +13,7 @@ import pytest
 from kfp import dsl
 
 from tests.local.components import produce, python, shell, text_of, write
-from torchx_kfp.errors import StageFailedError
+from torchx_kfp.errors import ArgumentError, StageFailedError
 from torchx_kfp.local import StageRetried, StageStarted, State, load_pipeline
 
 
@@ -372,3 +372,28 @@ def test_a_failed_root_input_is_reported_with_the_stage(execute_failing):
     stages = by_name(execute_failing(pipeline, {"text": "{}"}))
     assert re.search(r"that is not a list: '\{\}'$", stages["make"].reason)
     assert stages["text-of-int"].state is State.NOT_RUN
+
+
+@dsl.container_component
+def script():
+    return dsl.ContainerSpec(image="image", command=["env", "A=b", "python", "train.py"])
+
+
+@dsl.pipeline
+def runs_a_script():
+    script()
+
+
+def test_a_script_that_is_elsewhere(execute_failing, execute, tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (there / "train.py").write_text("import sys; sys.exit(2 if 'fail' in sys.argv else 0)")
+    monkeypatch.chdir(here)
+    failed = execute_failing(runs_a_script)
+    assert failed["script"].reason == (
+        f"ended with exit code 2: there is no 'train.py' in {here}, where stages run; --directory names another folder"
+    )
+    execute(runs_a_script, directory=there)
+    with pytest.raises(ArgumentError, match=r"directory must be a folder.* 'nowhere'"):
+        execute(runs_a_script, directory="nowhere")

@@ -48,6 +48,7 @@ KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its man
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure; exit tasks still run.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with a run that has failed, was ended, or was killed.")
 @click.option("--no-cache", is_flag=True, help="Run stages also where an earlier run has done the same.")
+@click.option("--directory", metavar="DIR", help="Where stages run and find their scripts.  [default: the current one]")
 @click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")
 @click.option("--secret", "secrets", metavar="NAME=PATH", multiple=True, help=f"A Kubernetes secret: {KEYS}.")
 @click.option("--config-map", "config_maps", metavar="NAME=PATH", multiple=True, help="A config map, like --secret.")
@@ -76,6 +77,7 @@ def run_command(
     fail_fast: bool,
     resumed: str | None,
     no_cache: bool,
+    directory: str | None,
     workspace: str | None,
     secrets: tuple[str, ...],
     config_maps: tuple[str, ...],
@@ -111,6 +113,7 @@ def run_command(
     options |= {name: value for name, value in limits.items() if value is not None}
     if resumed is not None:
         started_with = {"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace}
+        started_with["--directory"] = directory
         _refuse_with_resume({**started_with, "--docker": stages, "--mount": mounts})
         folder = find_run(output_dir or OUTPUT_DIR, resumed)
         pipeline = load_pipeline(read_run(folder).pipeline_file)
@@ -125,7 +128,7 @@ def run_command(
             # Containers get folders that the user has named, and not the pipeline.
             arguments.update(base)
         options |= {"output_dir": output_dir, "workspace": workspace, "cache": not no_cache}
-        options |= {"fail_fast": fail_fast}
+        options |= {"fail_fast": fail_fast, "directory": directory}
         options |= {"docker": chosen_stages(stages), "mounts": mounts}
         start = partial(run, pipeline, arguments, **options)
     watch = choose_watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # Docker and Podman call it so where it is not installed.
 _INITS = ("docker-init", "catatonit", "container-init")
 _MEGABYTE = 10**6
+#: A shell's exit code for a command that is not there, and what is said of it: a stage's command begins with these.
+_NOT_FOUND = 127
+_NEEDS = "an image needs sh, env and mkdir, and what the application calls"
 # A container is not made with less; what asks for less in a pipeline would not start there, either.
 _LEAST_MEMORY = 6 * 1024**2
 
@@ -77,6 +80,8 @@ class ContainerStage:
         """What is said about a container that ended with this code."""
         limit = self._plan.limits.memory
         limited = f" (its limit is {limit / _MEGABYTE:.0f} MB)" if limit else ""
+        if code == _NOT_FOUND:
+            return f"{describe_exit(code)}: its image lacks a command; {_NEEDS}"
         if self._out_of_memory:
             return f"{describe_exit(code)}: it was out of memory{limited}"
         if code == -signal.SIGKILL and limit and not self._stopped:
@@ -109,9 +114,9 @@ class ContainerStage:
                 if has_init and any(name in str(error) for name in _INITS):
                     self._engine.has_init = False
                     continue
-                raise StartError(
-                    f"could not be started in the image {self._plan.image!r}: {explain(error)}", _shell_code(error)
-                ) from None
+                code = _shell_code(error)
+                why = f"{explain(error)}; {_NEEDS}" if code == _NOT_FOUND else explain(error)
+                raise StartError(f"could not be started in the image {self._plan.image!r}: {why}", code) from None
 
     def _start(self, has_init: bool) -> str:
         plan = self._plan
@@ -233,7 +238,7 @@ def _shell_code(error: Exception) -> int | None:
     """The exit code that a shell has for a command that cannot be started."""
     text = str(error)
     if "not found" in text or "no such file" in text:
-        return 127
+        return _NOT_FOUND
     return 126 if "permission denied" in text else None
 
 

@@ -29,6 +29,9 @@ from torchx_kfp.local.spec import Component
 
 RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
 
+_POD_METADATA = "podMetadata"
+#: Of the labels by which TorchX's Kubernetes scheduler, and this project, say what a pod is.
+_OWN_LABELS = ("app.kubernetes.io/", "torchx.pytorch.org/")
 _NOT_APPLIED = {
     "enabledSharedMemory": "shared memory sizes",
     "imagePullPolicy": "image pull policies",
@@ -36,7 +39,7 @@ _NOT_APPLIED = {
     "nodeAffinity": "node affinities",
     "nodeSelector": "node selectors",
     "podAffinity": "pod affinities",
-    "podMetadata": "pod labels and annotations",
+    _POD_METADATA: "pod labels and annotations",
     "securityContext": "security contexts",
     "tolerations": "tolerations",
 }
@@ -225,7 +228,7 @@ def _is_memory(volume: Mapping[str, Any]) -> bool:
 
 def not_applied(component: Component) -> list[str]:
     """Kinds of settings of this component that have no effect on a process of this machine."""
-    kinds = [text for key, text in _NOT_APPLIED.items() if component.platform.get(key)]
+    kinds = [text for key, text in _NOT_APPLIED.items() if _is_set(component, key)]
     if component.container is not None and component.container.resources:
         kinds.append("cpu, memory and accelerator limits")
     return kinds + _of_all(component)
@@ -237,11 +240,20 @@ def not_applied_in_container(component: Component, *, has_gpus: bool = False) ->
     ``has_gpus``: whether containers can be given GPUs.
     """
     settings = {key: text for key, text in _NOT_APPLIED.items() if key not in _OF_CONTAINERS}
-    kinds = [text for key, text in settings.items() if component.platform.get(key)]
+    kinds = [text for key, text in settings.items() if _is_set(component, key)]
     resources = component.container.resources if component.container is not None else {}
     if resources.get("accelerator") and not has_gpus:
         kinds.append("accelerator limits")
     return kinds + _of_all(component)
+
+
+def _is_set(component: Component, key: str) -> bool:
+    """Whether the author has set it; labels that every stage of an AppDef has are nobody's wish."""
+    setting = component.platform.get(key)
+    if key != _POD_METADATA or not setting:
+        return bool(setting)
+    labels = setting.get("labels") or {}
+    return bool(setting.get("annotations")) or any(not label.startswith(_OWN_LABELS) for label in labels)
 
 
 def _of_all(component: Component) -> list[str]:

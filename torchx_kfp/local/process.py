@@ -11,7 +11,9 @@ follows the thread that started a process, and ends it with that.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -27,6 +29,9 @@ GRACE = 10.0
 # Seconds for which killing is repeated, for processes that were being started meanwhile. One that was killed needs the
 # CPU once more, for which it waits on a busy machine; one that the kernel holds (a dead NFS server) never ends.
 _PATIENCE = 5.0
+#: Python's exit code for a script that it cannot open, among other things.
+_USAGE = 2
+_PYTHON = re.compile(r"python[\d.]*")
 
 
 class StageProcess:
@@ -56,6 +61,7 @@ class StageProcess:
         finally:
             os.close(write_end)
         self.pipe = read_end
+        self._command, self._directory = command, directory
         self._mark = environ.get(RUN_MARK, "").rpartition(":")[2]
         self._lock = threading.Lock()
         self._stop_at: float | None = None
@@ -90,13 +96,27 @@ class StageProcess:
 
     def describe(self, code: int) -> str:
         """What is said about a process that ended with this code."""
-        return describe_exit(code)
+        script = _missing_script(self._command, self._directory) if code == _USAGE else None
+        if script is None:
+            return describe_exit(code)
+        return (
+            f"{describe_exit(code)}: there is no {script!r} in {self._directory}, where stages run; --directory names "
+            "another folder"
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         with self._lock:
             if self._process.returncode is None:
                 for pid in (self._process.pid, *_session(self._process.pid)):
                     _send(pid, number)
+
+
+def _missing_script(command: Sequence[str], directory: Path) -> str | None:
+    """The script that Python was to run and did not find, if it was given one below the directory."""
+    for program, word in itertools.pairwise(command):
+        if _PYTHON.fullmatch(os.path.basename(program)) and word.endswith(".py"):
+            return None if (directory / word).exists() else word
+    return None
 
 
 def kill_marked(mark: str) -> None:

@@ -75,13 +75,14 @@ def run(
     fail_fast: bool = False,
     max_items: int = MAX_ITEMS,
     condition_time: float = LONGEST,
+    directory: str | os.PathLike[str] | None = None,
     workspace: str | os.PathLike[str] | None = None,
     secrets: Given | None = None,
     config_maps: Given | None = None,
 ) -> RunResult:
     """Runs a compiled pipeline on this machine.
 
-    Each stage is a process in the current directory and environment, where ``python`` is the running interpreter.
+    Each stage is a process in ``directory`` and the current environment, where ``python`` is the running interpreter.
     A stage that fails ends the stages that depend on it; the others finish. A signal (Ctrl-C) ends all processes.
     What happens is recorded in the run's folder as it does (see ``journal``), and ``resume`` goes on from there.
 
@@ -108,6 +109,7 @@ def run(
             failures.
         max_items: how many items all loops of the run may have together.
         condition_time: seconds that the evaluation of a condition may take.
+        directory: folder in which stages run, where they find their scripts. Default: the current directory.
         workspace: folder that the stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
         secrets: keys and values of Kubernetes secrets, by the secret's name: variables of stages that take them.
         config_maps: those of config maps.
@@ -126,6 +128,9 @@ def run(
     """
     verify_options(arguments, output_dir, parallelism, grace, timeout)
     verify_limits(max_items, condition_time)
+    place = os.path.abspath(directory if directory is not None else os.curdir)
+    if not os.path.isdir(place):
+        raise ArgumentError(f"directory must be a folder, in which stages run, and is {str(directory)!r}.")
     loaded = load_pipeline(pipeline)
     chosen = choose_containers(loaded, docker, mounts, named_paths(arguments or {}))
     check_supported(loaded, chosen)
@@ -133,7 +138,7 @@ def run(
     with reading(f"The pipeline {loaded.name!r}"):
         values = complete_arguments(loaded, arguments or {})
         verify_given(loaded.components.values(), keys, values, os.environ)
-    check_bases(loaded, values, os.getcwd(), chosen.mounts)
+    check_bases(loaded, values, place, chosen.mounts)
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
     options = Options(
@@ -143,7 +148,7 @@ def run(
         fail_fast=fail_fast,
         max_items=max_items,
         condition_time=condition_time,
-        directory=os.getcwd(),
+        directory=place,
         workspace=os.path.abspath(workspace if workspace is not None else folder / "workspace"),
         python_path=os.environ.get("PYTHONPATH", ""),
         cache=cache,
