@@ -4,11 +4,12 @@
 
 Both pipelines have the same tasks, inputs, outputs, commands and pod settings, and component names of their own: KFP's
 cost grows faster than quadratically where one name is used again and again. A third one leaves the pod settings away,
-to show what these cost: the labels that TorchX's Kubernetes scheduler sets are a quarter of the YAML.
+to show what these cost.
 
 At the end, how the time grows to 1,000 and 2,000 stages as ``torchx-kfp compile`` compiles them, and as KFP does.
 """
 
+import functools
 import statistics
 import sys
 import tempfile
@@ -60,24 +61,20 @@ COMMAND = [
 
 
 def component_by_hand(number: int) -> Any:
-    command = [f"stage-{number}" if word == "stage-1" else word for word in COMMAND]
+    def first(stage: str, tracker_base: str, lr: float, run_id: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="example/app:1", command=COMMAND)
 
-    def first(tracker_base: str, lr: float, run_id: dsl.OutputPath(str)):
-        return dsl.ContainerSpec(image="example/app:1", command=command)
-
-    def later(tracker_base: str, lr: float, previous: str, run_id: dsl.OutputPath(str)):
-        return dsl.ContainerSpec(image="example/app:1", command=command)
+    def later(stage: str, tracker_base: str, lr: float, previous: str, run_id: dsl.OutputPath(str)):
+        return dsl.ContainerSpec(image="example/app:1", command=COMMAND)
 
     function = later if number else first
     function.__name__ = f"stage-{number}"
-    return dsl.container_component(function)
+    return functools.partial(dsl.container_component(function), stage=f"stage-{number}")
 
 
 def with_pod_settings(task: dsl.PipelineTask) -> dsl.PipelineTask:
     for name, path in PLAN.field_paths.items():
         kubernetes.use_field_path_as_env(task, name, path)
-    for name, value in PLAN.labels.items():
-        kubernetes.add_pod_label(task, name, value)
     return task
 
 
