@@ -30,6 +30,8 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str
         directory: in which its stages run.
         mounts: of its containers; a base in one of them is another folder here.
 
+    A base that this process has no credentials for is left to its stages: their AppDefs or secrets may have them.
+
     Raises:
         TrackerError: a base cannot be written or read. A file that cannot be removed is no error.
     """
@@ -42,9 +44,20 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str
             store.write(_PROBE, b"{}")
             store.read(_PROBE)
         except TrackerError as error:
+            if _lacks_credentials(error):
+                continue
             raise TrackerError(f"No result could be recorded under the tracker base {base!r}: {error}") from error
         with contextlib.suppress(TrackerError):
             store.remove(_PROBE)
+
+
+def _lacks_credentials(error: BaseException | None) -> bool:
+    """Whether the store's driver found no credentials at all: botocore's and google-auth's words for it."""
+    while error is not None:
+        if type(error).__name__ in ("NoCredentialsError", "DefaultCredentialsError"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[str]:
