@@ -95,11 +95,11 @@ def test_the_wheel_has_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         declared = archive.read(f"torchx_kfp-{torchx_kfp.__version__}.dist-info/entry_points.txt").decode()
     console, trackers = (
-        "[console_scripts] torchx-kfp = torchx_kfp.cli:main",
+        "[console_scripts] torchx-kfp = torchx_kfp.__main__:main",
         "[torchx.tracker] mlflow = torchx_kfp.trackers.mlflow:create torchx_kfp = torchx_kfp.trackers.stage:create",
     )
     assert " ".join(declared.split()) == f"{console} {trackers}"
-    assert callable(EntryPoint("torchx-kfp", "torchx_kfp.cli:main", "console_scripts").load())
+    assert callable(EntryPoint("torchx-kfp", "torchx_kfp.__main__:main", "console_scripts").load())
     # Installed beside the interpreter that runs this.
     shown = run(Path(sysconfig.get_path("scripts"), "torchx-kfp"), "--help")
     assert shown.returncode == 0, shown.stderr

@@ -1,5 +1,18 @@
-"""``python -m torchx_kfp``: the program without its script."""
+"""The program ``torchx-kfp``, and ``python -m torchx_kfp``."""
 
-from torchx_kfp.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Runs the command line. Ctrl-C ends it with one line also while it is imported."""
+    try:
+        from torchx_kfp.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted.\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,6 +31,7 @@ command line returns for the error: 2 for a wrong call, 1 for everything else.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 __all__ = [
@@ -60,10 +61,23 @@ __all__ = [
 ]
 
 
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of the disk is used up",
+    errno.EFBIG: "the file is larger than a limit allows (ulimit -f)",
+}
+
+
 class TorchxKfpError(Exception):
     """The root of torchx-kfp's exceptions."""
 
     exit_code = 1
+
+
+def explain(error: OSError) -> str:
+    """What the system says, with the path; a disk without room is called that."""
+    what = _NO_ROOM.get(error.errno or 0) or error.strerror or str(error)
+    return f"{what}: {error.filename}" if error.filename else what
 
 
 class AppDefError(TorchxKfpError, ValueError):

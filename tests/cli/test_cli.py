@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -404,3 +405,15 @@ def test_output_that_cannot_be_written(call: Call, project: Path) -> None:
     assert done.stderr.splitlines()[0] == "Error: The output cannot be written: No space left on device."
     assert "Traceback" not in done.stderr
     assert done.returncode != 0
+
+
+def test_an_interrupt_while_the_program_is_imported_is_one_line(tmp_path):
+    """Seen: a traceback of forty lines, out of whatever was being imported."""
+    (tmp_path / "click.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "torchx_kfp", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted.\n")

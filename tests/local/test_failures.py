@@ -4,8 +4,10 @@
 # ruff: noqa: UP006, UP035
 
 import dataclasses
+import io
 import os
 import re
+import subprocess
 import time
 from typing import Dict, List
 
@@ -14,7 +16,7 @@ from kfp import dsl
 
 from tests.local.components import produce, python, shell, text_of, write
 from torchx_kfp.errors import ArgumentError, StageFailedError
-from torchx_kfp.local import StageRetried, StageStarted, State, load_pipeline
+from torchx_kfp.local import StageRetried, StageStarted, State, load_pipeline, run
 
 
 def by_name(result):
@@ -352,6 +354,58 @@ def test_what_has_left_the_stages_session_does_not_reach_the_next_stage(execute,
     execute(pipeline, parallelism=2)
     # Those of other stages are left alone.
     assert (tmp_path / "end").exists()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_process_that_has_left_everything_behind(execute, tmp_path, is_killed):
+    """Neither the stage's session nor its environment: seen to survive the run."""
+    pid_file = tmp_path / "pid"
+    leave = f"setsid env -i sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300'"
+    script = f"(cd /; {leave} > /dev/null 2>&1 < /dev/null &) ; until [ -s {pid_file} ]; do sleep 0.02; done"
+
+    @dsl.pipeline
+    def pipeline():
+        shell(script=f"{script}{'; kill -KILL $$' if is_killed else ''}")
+
+    if is_killed:
+        with pytest.raises(StageFailedError):
+            execute(pipeline)
+    else:
+        execute(pipeline)
+    assert not alive(int(pid_file.read_text()))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of 512 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_called_that(small_disk, tmp_path):
+    stream = io.StringIO()
+
+    @dsl.container_component
+    def copied(elsewhere: str, data: dsl.Output[dsl.Dataset]):
+        report = '{"artifacts": {"data": {"artifacts": [{"customPath": "\'$1\'"}]}}}'
+        script = f"head -c 2000000 /dev/zero >$1; printf %s '{report}' >$2"
+        return dsl.ContainerSpec(
+            image="busybox", command=["sh", "-c", script, "sh", elsewhere, "{{$.outputs.output_file}}"]
+        )
+
+    @dsl.pipeline
+    def pipeline(elsewhere: str):
+        first = copied(elsewhere=elsewhere)
+        shell(script="yes | head -c 2000000; echo end").ignore_upstream_failure().after(first)
+
+    result = run(pipeline, {"elsewhere": str(tmp_path / "big")}, output_dir=small_disk, stream=stream)
+    reasons = {stage.name: stage.reason for stage in result.stages}
+    assert "the disk is full" in reasons["copied"]
+    assert "shell | torchx-kfp: the log ends here: the disk is full: " in stream.getvalue()
 
 
 def _has(pid: int, run_id: str) -> bool:

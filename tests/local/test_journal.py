@@ -210,8 +210,8 @@ def test_a_full_disk_does_not_end_the_run(tmp_path):
     assert done.returncode == 0, done.stderr
     (folder,) = find_runs(tmp_path / "runs")
     assert done.stderr == (
-        f"What happens in this run cannot all be recorded in {folder}: File too large. It goes on; it may look "
-        "unfinished later, and what is not recorded runs again if it is resumed.\n"
+        f"What happens in this run cannot all be recorded in {folder}: the file is larger than a limit allows (ulimit "
+        "-f). It goes on; it may look unfinished later, and what is not recorded runs again if it is resumed.\n"
     )
     events = (folder / "events.jsonl").read_bytes()
     assert 0 < len(events) < limit

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchx_kfp.local.process import starting
+
 #: Seconds that a condition may take unless told otherwise.
 LONGEST = 10.0
 #: Characters of a condition. Those that KFP compiles have some hundred.
@@ -120,14 +122,15 @@ class _Evaluator:
         if self._process is None:
             self._owner = os.getpid()
             # A session of its own: what ends this process lets it finish what it has to do.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _PROGRAM, *sys.path],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                start_new_session=True,
-            )
+            with starting:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _PROGRAM, *sys.path],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    bufsize=0,
+                    start_new_session=True,
+                )
             self._read(self._process, _START, is_wanted)
         return self._process
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp import protocol
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.containers import MADE, ContainerPlan
 from torchx_kfp.local.engine import Engine, Processes, RunningStage, StartError, TimeLimit
@@ -138,6 +138,8 @@ class Execution:
     def _run(self) -> None:
         try:
             outcome = self._recorded(self._execute())
+        except OSError as error:
+            outcome = Outcome(reason=f"could not be run: {explain(error)}")
         except Exception as error:  # a thread's exception would be lost, and the run would wait for ever
             outcome = Outcome(reason=f"could not be run: {type(error).__name__}: {error}")
         self._done(self, outcome)

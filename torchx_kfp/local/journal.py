@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchx_kfp.errors import ArgumentError
+from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.local.events import Event, decode, encode
 
 #: Version of ``run.json``. One is added where a reader of the old form would go wrong.
@@ -163,7 +163,7 @@ class Journal:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             if not self._warned:
                 self._warned = True
-                reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+                reason = explain(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 self._warn(
                     f"What happens in this run cannot all be recorded in {self.folder}: {reason}. It goes on; it may "
                     "look unfinished later, and what is not recorded runs again if it is resumed."

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp.errors import explain
 from torchx_kfp.local import beneath
 from torchx_kfp.local.artifacts import Artifact, read_report
 from torchx_kfp.local.transfer import is_remote
@@ -99,7 +100,8 @@ def _store(attempt: Attempt, artifact: Artifact) -> Artifact:
         if root is None and stored.path.startswith(os.path.join(attempt.made, "")):
             beneath.verify_content(stored.path)
     except (OSError, beneath.UnfitFileError) as error:
-        raise ValueError(f"left the artifact {artifact.name!r} so that it cannot be used: {error}") from None
+        why = explain(error) if isinstance(error, OSError) else error
+        raise ValueError(f"left the artifact {artifact.name!r} so that it cannot be used: {why}") from None
     return stored
 
 

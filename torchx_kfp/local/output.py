@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TextIO, TypeAlias
 
+from torchx_kfp.errors import explain
 from torchx_kfp.terminal import clean
 
 #: A longer line is shown in pieces of this many bytes.
@@ -104,16 +105,19 @@ class Log:
 
     def feed(self, data: bytes) -> list[str]:
         """Keeps the data, and returns the lines, as a terminal may show them, that are complete with it."""
+        said: list[str] = []
         if self._file is not None:
             try:
-                self._file.write(data)
-            except OSError:
+                _write_whole(self._file, data)
+            except OSError as error:
                 # A full disk must not end the run: the process goes on, unlogged.
+                said = [f"torchx-kfp: the log ends here: {explain(error)}: {self._file.name}"]
                 self._file.close()
                 self._file = None
         *lines, rest = (self._rest + data).split(b"\n")
         *early, self._rest = _pieces(rest)
-        return [printable(piece) for line in lines for piece in _pieces(line)] + [printable(piece) for piece in early]
+        shown = [printable(piece) for line in lines for piece in _pieces(line)] + [printable(piece) for piece in early]
+        return said + shown
 
     @property
     def unfinished(self) -> str:
@@ -127,6 +131,13 @@ class Log:
             self._file.close()
         rest, self._rest = self._rest, b""
         return [printable(rest)] if rest else []
+
+
+def _write_whole(file: BinaryIO, data: bytes) -> None:
+    # The last that a full disk takes may be a part of it.
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _pieces(line: bytes) -> list[bytes]:

@@ -1,19 +1,23 @@
 """Processes of stages: each is the leader of a session of its own, and ends with everything that it started.
 
 A stage is what a container would be: when its first process has ended, what that left behind is killed. It is known
-by its session, and by the stage's mark in its environment if it has left that.
+by its session; by the stage's mark in its environment if it has left that; and if it has cleared that, too, by a mark
+in a limit that every process inherits and none has a use for: for how long it may keep a CPU with a real-time
+priority (RLIMIT_RTTIME; the mark is some ten thousand years).
 
-Two things survive that would not in a container: a process that has left the session and cleared its environment, and
-all of them when the runner itself is killed (SIGKILL). The kernel's help against the latter (PR_SET_PDEATHSIG)
-follows the thread that started a process, and ends it with that.
+What survives is a process that has left the session, cleared its environment and changed that limit, and all of them
+when the runner itself is killed (SIGKILL), until the run is resumed or canceled. The kernel's help against the latter
+(PR_SET_PDEATHSIG) follows the thread that started a process, and ends it with that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import re
+import resource
 import signal
 import subprocess
 import threading
@@ -32,6 +36,10 @@ _PATIENCE = 5.0
 #: Python's exit code for a script that it cannot open, among other things.
 _USAGE = 2
 _PYTHON = re.compile(r"python[\d.]*")
+# Set in the limits of all stages, and in nobody else's: in microseconds.
+_LIMIT = 1 << 58
+#: Held while a process is started: this process's own limit has a mark for as long as a stage is being started.
+starting = threading.Lock()
 
 
 class StageProcess:
@@ -46,15 +54,16 @@ class StageProcess:
         """
         read_end, write_end = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(environ),
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                start_new_session=True,
-            )
+            with _marked_limit(environ.get(RUN_MARK, "")):
+                self._process = subprocess.Popen(
+                    command,
+                    env=dict(environ),
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=write_end,
+                    stderr=write_end,
+                    start_new_session=True,
+                )
         except BaseException:
             os.close(read_end)
             raise
@@ -121,7 +130,7 @@ def _missing_script(command: Sequence[str], directory: Path) -> str | None:
 
 def kill_marked(mark: str) -> None:
     """Ends every process that has the mark of a run, or of a stage, in its environment, but this one."""
-    _kill_all(lambda: _marked(f"{RUN_MARK}=".encode(), mark.encode()))
+    _kill_all(lambda: itertools.chain(_marked(f"{RUN_MARK}=".encode(), mark.encode()), _limited(mark)))
 
 
 def _kill_all(find: Callable[[], Iterator[int]]) -> None:
@@ -165,6 +174,43 @@ def _marked(prefix: bytes, mark: bytes) -> Iterator[int]:
 def _is_marked(environ: bytes, prefix: bytes, mark: bytes) -> bool:
     values = (item.removeprefix(prefix) for item in environ.split(b"\0") if item.startswith(prefix))
     return any(mark in value.split(b":") for value in values)
+
+
+@contextlib.contextmanager
+def _marked_limit(mark: str) -> Iterator[None]:
+    """What is started inside has the mark in its limit from the first moment on, and hands it on."""
+    *_, run_id, stage = ("", *mark.split(":"))
+    if not stage or not hasattr(resource, "prlimit"):
+        yield
+        return
+    with starting:
+        soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if hard == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (_LIMIT | _limit_of(run_id)[0] | _limit_of(stage)[1], hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (soft, hard))
+
+
+def _limit_of(mark: str) -> tuple[int, int]:
+    """What a run's id, and a stage's mark, are in the limit: bits 30 to 57, and the 30 below."""
+    number = int.from_bytes(hashlib.sha256(mark.encode("utf-8", "surrogateescape")).digest()[:8], "big")
+    return (number % 2**28) << 30, number % 2**30
+
+
+def _limited(mark: str) -> Iterator[int]:
+    """The living processes that have the mark of a run, or of a stage, in their limit."""
+    if not hasattr(resource, "prlimit"):
+        return
+    run, part = _limit_of(mark)
+    wanted = (_LIMIT | part, ~(2**58 - 2**30)) if "/" in mark else (_LIMIT | run, ~(2**30 - 1))
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            soft, _ = resource.prlimit(pid, resource.RLIMIT_RTTIME)
+            # One of this process's own session may have been started by another thread at that moment.
+            if soft & wanted[1] == wanted[0] and os.getsid(pid) != os.getsid(0) and _is_alive(pid):
+                yield pid
 
 
 def _processes() -> Iterator[int]:
