@@ -152,18 +152,15 @@ def test_a_retry_has_a_run_id_of_its_own(tmp_path: Path) -> None:
 
 
 def test_fan_ins(tmp_path: Path) -> None:
-    def pipeline(tracker_base: str, empty: List[int] = []) -> None:
+    def pipeline(tracker_base: str) -> None:
         stage = functools.partial(task_from_app, tracker_base=tracker_base)
         with dsl.ParallelFor(["c", "a", "b"]) as letter, dsl.ParallelFor([1, 2]) as number:
             trial = stage(app("trial", f"{letter}{number}"))
-        with dsl.ParallelFor(empty) as number:
-            none = stage(app("none", f"{number}"))
         one, two = stage(app("one", "1")), stage(app("two", "2"))
         stage(
             app("read"),
             reads={
                 "trials": dsl.Collected(trial.outputs["run_id"]),
-                "none": dsl.Collected(none.outputs["run_id"]),
                 "listed": [two, one],
                 "one": one,
             },
@@ -172,7 +169,6 @@ def test_fan_ins(tmp_path: Path) -> None:
     result = run_pipeline(pipeline, tmp_path)
     assert json.loads(recorded(result, "read")["read"]) == {
         "trials": [json.dumps([f"{letter}{number}"]) for letter in "cab" for number in (1, 2)],
-        "none": [],
         "listed": ['["2"]', '["1"]'],
         "one": '["1"]',
     }

@@ -29,7 +29,7 @@ def attack(script: str, out: dsl.OutputPath(str), data: dsl.Output[dsl.Dataset],
     return dsl.ContainerSpec(
         image=BUSYBOX_IMAGE,
         command=["sh", "-c", 'eval "$0"'],
-        args=[dsl.ConcatPlaceholder([names, script]), out, data.path, "{{$.outputs.output_file}}", secret, report],
+        args=[f"{names}{script}", out, data.path, "{{$.outputs.output_file}}", secret, report],
     )
 
 

@@ -12,7 +12,9 @@ from kfp import compiler, dsl
 
 from torchx_kfp.local import Artifact
 
-MAKE = 'printf %s "$3" >"$1"; printf %s "$4" >"$2"'
+#: Leaves the path of the report, which is in the executor input, in a variable.
+REPORT = """p=${2#*'"outputFile":"'}; p=${p%%'"'*}; """
+MAKE = REPORT + 'printf %s "$3" >"$1"; printf %s "$4" >"$p"'
 
 
 @dsl.container_component
@@ -20,7 +22,7 @@ def make(model: dsl.Output[dsl.Model], content: str = "weights", report: str = "
     return dsl.ContainerSpec(
         image="busybox",
         command=["sh", "-c", MAKE, "sh"],
-        args=[model.path, "{{$.outputs.output_file}}", content, report],
+        args=[model.path, "{{$}}", content, report],
     )
 
 
@@ -28,8 +30,8 @@ def make(model: dsl.Output[dsl.Model], content: str = "weights", report: str = "
 def show(model: dsl.Input[dsl.Model], out: dsl.OutputPath(str)):
     return dsl.ContainerSpec(
         image="busybox",
-        command=["sh", "-c", 'printf "%s|%s|%s|" "$2" "$(cat "$3")" "$4" >"$1"', "sh"],
-        args=[out, model.uri, model.path, model.metadata],
+        command=["sh", "-c", 'printf "%s|%s|%s" "$2" "$(cat "$3")" "$4" >"$1"', "sh"],
+        args=[out, model.uri, model.path, "{{$}}"],
     )
 
 
@@ -59,20 +61,37 @@ def test_an_artifact_is_handed_on(execute):
     assert (artifact.type.title, artifact.metadata) == ("system.Model", {"epochs": 3, "name": "é"})
     assert Path(artifact.uri).read_text() == "weights"
     assert artifact.uri.startswith(str(result.folder))
-    assert shown.outputs["out"] == f'{artifact.uri}|weights|{{"epochs":3,"name":"é"}}|'
+    uri, content, executor_input = shown.outputs["out"].split("|")
+    assert (uri, content) == (artifact.uri, "weights")
+    (read,) = json.loads(executor_input)["inputs"]["artifacts"]["model"]["artifacts"]
+    assert read["metadata"] == {"epochs": 3, "name": "é"}
+
+
+def test_metadata_is_handed_on_as_the_backend_keeps_it(execute):
+    """A list and a dict lie in a dict of their own, a bool is a number, and six decimals are left."""
+
+    @dsl.pipeline
+    def pipeline():
+        metadata = {"list": [1], "dict": {"a": 1}, "bool": True, "small": 1.23456789e-3, "text": "x"}
+        show(model=make(report=report(metadata=metadata)).outputs["model"])
+
+    _, shown = execute(pipeline).stages
+    (read,) = json.loads(shown.outputs["out"].split("|")[2])["inputs"]["artifacts"]["model"]["artifacts"]
+    kept = {"list": {"list": [1]}, "dict": {"struct": {"a": 1}}, "bool": 1, "small": 0.001235, "text": "x"}
+    assert read["metadata"] == kept
 
 
 def test_an_artifact_on_other_storage(execute):
     @dsl.pipeline
     def pipeline():
-        made = make(report=report(uri="s3://models/1", metadata={"epochs": 3}))
+        made = make(report=report(uri="abfs://models/1", metadata={"epochs": 3}))
         show_uri(model=made.outputs["model"])
 
     _, shown = execute(pipeline).stages
     uri, epochs, executor_input = shown.outputs["out"].split("|")
-    assert (uri, epochs) == ("s3://models/1", "3")
+    assert (uri, epochs) == ("abfs://models/1", "{{$.inputs.artifacts['model'].metadata['epochs']}}")
     (artifact,) = json.loads(executor_input)["inputs"]["artifacts"]["model"]["artifacts"]
-    assert artifact["uri"] == "s3://models/1"
+    assert artifact["uri"] == "abfs://models/1"
     assert artifact["type"] == {"schemaTitle": "system.Model", "schemaVersion": "0.0.1"}
 
 
@@ -84,6 +103,7 @@ def test_an_artifact_on_other_storage(execute):
         (report(ur1="x"), "is not what a launcher of KFP takes: the artifact 'model' has the unknown field 'ur1'"),
         (report(metadata={"loss": float("nan")}), "is not JSON: it holds NaN, which JSON has not"),
         (report(metadata=[1]), "has metadata of the artifact 'model' that is no object: [1]"),
+        (report(metadata={"none": None}), "has null as 'none' in the metadata of the artifact 'model'"),
         ("[1]", "is not what a launcher of KFP takes: it is [1], and no object"),
         ('{"artifacts": {"other": {}}}', "has the artifact 'other', which the component does not declare"),
     ],
@@ -103,8 +123,8 @@ def test_parameters_in_a_report(execute):
     def both(number: dsl.OutputPath(int), text: dsl.OutputPath(str)):
         return dsl.ContainerSpec(
             image="busybox",
-            command=["sh", "-c", 'printf x >"$1"; printf %s "$3" >"$2"', "sh"],
-            args=[text, "{{$.outputs.output_file}}", '{"parameterValues": {"number": 3}}', number],
+            command=["sh", "-c", REPORT + 'printf x >"$1"; printf %s "$3" >"$p"', "sh"],
+            args=[text, "{{$}}", '{"parameterValues": {"number": 3}}', number],
         )
 
     @dsl.pipeline

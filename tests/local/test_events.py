@@ -156,6 +156,7 @@ def test_the_form():
         "not_applied": [],
         "arguments": {},
         "resumed": False,
+        "differs": [],
         "version": VERSION,
     }
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_text, resolve_value
+from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_constant, resolve_text, unknown_placeholders
 
 X = "{{$.inputs.parameters['x']}}"
 FACTS = Facts(
     parameters={"x": "X", "n": 3, "l": [1, "a"], "trap": "{{$.inputs.parameters['x']}} {{$}}"},
-    constants={"pipeline_job_name": "job"},
+    workspace="/work",
     unset=frozenset({"opt"}),
     output_files={"out": "/o/out"},
     executor_output="/o/executor.json",
@@ -30,8 +30,10 @@ FACTS = Facts(
         ("{{$.inputs.parameters['opt']}}", ""),
         ("{{$.inputs.parameters['unknown']}}", "{{$.inputs.parameters['unknown']}}"),
         ("{{$.outputs.parameters['out'].output_file}}", "/o/out"),
+        ("{{$.workspace_path}}/x", "/work/x"),
         ("{{$.outputs.output_file}}", "/o/executor.json"),
-        ("{{$.pipeline_job_name}}!", "job!"),
+        ("{{$.pipeline_job_name}}", "{{$.pipeline_job_name}}"),
+        ("{{$.inputs.artifacts['data'].metadata['k']}}", "{{$.inputs.artifacts['data'].metadata['k']}}"),
         ("{{$.unknown}} {{workflow.name}}", "{{$.unknown}} {{workflow.name}}"),
     ],
 )
@@ -40,14 +42,35 @@ def test_text(text, resolved):
 
 
 def test_the_executor_input_is_json():
+    """Placeholders in its values are filled in once, as the launcher does it."""
     assert json.loads(resolve_text("{{$}}", FACTS)) == {
-        "inputs": {"parameterValues": dict(FACTS.parameters)},
+        "inputs": {"parameterValues": {**FACTS.parameters, "trap": "X {{$}}"}},
         "outputs": {"parameters": {"out": {"outputFile": "/o/out"}}, "outputFile": "/o/executor.json"},
     }
 
 
 def test_constants_are_resolved_inside_of_lists_and_dicts():
-    assert resolve_value([X, {"k": [X, 1.5, None]}], FACTS) == ["X", {"k": ["X", 1.5, None]}]
+    assert resolve_constant([X, {"k": [X, 1.5, None]}], FACTS, {}) == ["X", {"k": ["X", 1.5, None]}]
+
+
+@pytest.mark.parametrize(
+    ("value", "resolved"),
+    [
+        ("{{$.pipeline_job_name}}", "job"),
+        ("{{$.pipeline_job_name}}!", "{{$.pipeline_job_name}}!"),
+        (["{{$.pipeline_job_name}}"], ["{{$.pipeline_job_name}}"]),
+        ("{{$.pipeline_root}}", "{{$.pipeline_root}}"),
+    ],
+)
+def test_facts_about_the_run_are_whole_constants(value, resolved):
+    assert resolve_constant(value, FACTS, {"pipeline_job_name": "job"}) == resolved
+
+
+def test_placeholders_that_no_launcher_knows():
+    known = [X, "{{$}}", "{{$.workspace_path}}", "{{$.outputs.parameters['o'].output_file}}"]
+    known += ["{{$.inputs.artifacts['a'].uri}}", '{{$.outputs.artifacts["a"].path}}']
+    unknown = ["{{$.inputs.artifacts['a'].metadata['k']}}", "{{$.pipeline_task_name}}", "{{$.outputs.output_file}}"]
+    assert unknown_placeholders(" ".join((*known, *unknown))) == unknown
 
 
 def test_structured_placeholders():

@@ -1,14 +1,11 @@
 """What cannot run on this machine is refused by name, in these words, before anything is started."""
 
 # The oldest kfp that is supported knows typing's names of generic types only.
-# ruff: noqa: UP006, UP035
-
-from typing import Dict, List
 
 import pytest
 from kfp import dsl
 
-from tests.local.components import ir, shell, text_of, write
+from tests.local.components import ir, shell, write
 from torchx_kfp.errors import (
     UnsupportedPipelineError,
 )
@@ -16,14 +13,14 @@ from torchx_kfp.local import run
 from torchx_kfp.local.load import pipeline_from_documents
 
 
-def refusal(pipeline, tmp_path):
+def refusal(pipeline, tmp_path, why="fails on KFP"):
     """The message, without its first line; and nothing was started."""
     with pytest.raises(UnsupportedPipelineError) as error:
         run(pipeline, output_dir=tmp_path / "runs", quiet=True)
     assert not (tmp_path / "runs").exists()
     assert error.value.exit_code == 2
     first, *lines = str(error.value).splitlines()
-    assert first == "The pipeline 'pipeline' cannot run on this machine, so nothing was started:"
+    assert first == f"The pipeline 'pipeline' {why}, so nothing was started:"
     return [line.removeprefix("- ") for line in lines]
 
 
@@ -37,7 +34,7 @@ def test_images_own_commands(tmp_path):
     def pipeline():
         no_command(x="a")
 
-    assert refusal(pipeline, tmp_path) == [
+    assert refusal(pipeline, tmp_path, "cannot run on this machine") == [
         "task 'no-command' has no command, so it runs what the image 'busybox' starts by itself, and images "
         "are not used "
         "here. Give the component a command, or run the stage in its image (--docker).",
@@ -84,7 +81,7 @@ def test_channels_in_variables_and_loop_items(tmp_path):
             write(x=item.k)
 
     lost = "holds the channel 'x' as text that KFP has not filled in. Pass it as an argument of its own."
-    assert refusal(pipeline, tmp_path) == [f"task {name!r} {lost}" for name in ("for-loop-2", "for-loop-4", "shell")]
+    assert refusal(pipeline, tmp_path) == [f"task 'for-loop-2' (and 'for-loop-4', 'shell') {lost}"]
 
 
 @pytest.mark.parametrize(
@@ -151,10 +148,6 @@ def test_conditions_across_types(tmp_path, compare, condition):
             "spec['components']['comp-write']['outputDefinitions']['parameters']['../x'] = {'parameterType': 'STRING'}",
             "task 'for-loop-2/write' has the output '../x', whose name cannot be a file's. Rename the output.",
         ),
-        (
-            "spec['root']['inputDefinitions']['artifacts'] = {'data': {}}",
-            "the pipeline takes an artifact ('data'). Run the pipeline on KFP.",
-        ),
     ],
 )
 def test_what_other_compilers_may_write(tmp_path, change, message):
@@ -162,14 +155,23 @@ def test_what_other_compilers_may_write(tmp_path, change, message):
     platform = {}
     exec(change, {"spec": documents[0], "platform": platform})  # noqa: S102 - the changes above
     documents.append({"platforms": {"kubernetes": platform}})
-    assert refusal(pipeline_from_documents(documents, "p.yaml"), tmp_path) == [message]
+    pipeline = pipeline_from_documents(documents, "p.yaml")
+    assert refusal(pipeline, tmp_path, "cannot run on this machine") == [message]
 
 
-def test_an_unknown_loop_item_type_is_reported(execute_failing):
-    @dsl.pipeline
-    def pipeline(rows: List[Dict[str, str]]):
-        with dsl.ParallelFor(rows) as row, dsl.ParallelFor(row.items) as item:
-            text_of(str, "text-of-str")(x=item)
+def test_artifacts_of_the_pipeline(tmp_path):
+    documents = ir(folder=tmp_path)
+    documents[0]["root"]["inputDefinitions"]["artifacts"] = {"data": {}}
+    assert refusal(pipeline_from_documents(documents, "p.yaml"), tmp_path) == [
+        "the pipeline takes an artifact ('data'), which no run can be given. Import it by its URI (dsl.importer), or "
+        "use the pipeline inside of another one."
+    ]
 
-    result = execute_failing(pipeline, {"rows": [{"items": "no list"}]})
-    assert result.stages[0].reason == "loops over something that is not a list: 'no list'"
+
+def test_items_that_are_no_list_are_reported(execute_failing, tmp_path):
+    documents = ir(folder=tmp_path)
+    loop = documents[0]["root"]["dag"]["tasks"]["for-loop-2"]
+    loop["parameterIterator"]["items"] = {"inputParameter": "items"}
+    loop["inputs"] = {"parameters": {"items": {"runtimeValue": {"constant": "no list"}}}}
+    result = execute_failing(pipeline_from_documents(documents, "p.yaml"), {})
+    assert "loops over something that is not a list: 'no list'" in [stage.reason for stage in result.stages]

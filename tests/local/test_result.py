@@ -60,9 +60,8 @@ def test_text_of_others_is_no_html(execute):
     def metric(out: dsl.Output[dsl.Metrics], executor: str = ""):
         metadata = json.dumps({"<script>": "<img src=x>"})
         report = '{"artifacts": {"out": {"artifacts": [{"name": "out", "metadata": %s}]}}}' % metadata  # noqa: UP031
-        return dsl.ContainerSpec(
-            image="x", command=["sh", "-c", 'printf %s "$0" >"$1"'], args=[report, "{{$.outputs.output_file}}"]
-        )
+        script = """p=${1#*'"outputFile":"'}; printf %s "$0" >"${p%%'"'*}" """
+        return dsl.ContainerSpec(image="x", command=["sh", "-c", script], args=[report, "{{$}}"])
 
     @dsl.pipeline
     def pipeline():

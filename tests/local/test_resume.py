@@ -81,7 +81,7 @@ def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):
     failed = execute_failing(pipeline, {"folder": str(tmp_path)})
     (tmp_path / "mended").touch()
     assert go_on(failed.folder).state == "succeeded"
-    assert noted(tmp_path) == ['"state":"FAILED"', '"state":"SUCCEEDED"']
+    assert noted(tmp_path) == ['"state":"COMPLETE"', '"state":"FAILED"']
 
 
 def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):

@@ -15,6 +15,8 @@ from torchx_kfp.local.values import shorten
 #: refuses a report with any other.
 _REPORT = {"parameters", "artifacts", "parameterValues", "parameter_values"}
 _CUSTOM_PATH = ("customPath", "custom_path")
+#: The launcher's own storage: it uploads what is there, and only to where the pipeline's artifacts are.
+_STORES = ("gs://", "minio://", "s3://", "oci://")
 _ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
 
 #: The entry of the metadata that ``publisher`` makes for what is elsewhere.
@@ -65,7 +67,7 @@ class Artifact:
             "type": {"schemaTitle": self.type.title, "schemaVersion": self.type.version},
             # KFP's executor takes what is no URL of its object stores for a path, and file:// for a part of it.
             "uri": self.uri.removeprefix("file://"),
-            "metadata": dict(self.metadata),
+            "metadata": {key: _as_kept(value) for key, value in self.metadata.items()},
         }
         return {**message, "customPath": self.custom_path} if self.custom_path else message
 
@@ -77,6 +79,20 @@ def _number(value: Any) -> Any:
         return value
     # Text that somebody has written is left alone, where it is not such a number as ``publisher`` writes it.
     return number if repr(number) == value and abs(number) < _ROUNDED else value
+
+
+def _as_kept(value: Any) -> Any:
+    """A value of an artifact's metadata as a consumer finds it, which is how ML Metadata keeps it.
+
+    Lists and objects are in an object of their own, booleans are numbers, and numbers have six decimals.
+    """
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float):
+        return float(f"{value:f}")
+    if isinstance(value, list):
+        return {"list": value}
+    return {"struct": value} if isinstance(value, dict) else value
 
 
 class ArtifactList(list[Artifact]):
@@ -127,6 +143,11 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
             metadata = entry.get("metadata") or {}
             if not isinstance(metadata, dict):
                 raise ValueError(f"has metadata of the artifact {name!r} that is no object: {shorten(metadata)}")
+            if missing := [key for key, value in metadata.items() if value is None]:
+                raise ValueError(
+                    f"has null as {missing[0]!r} in the metadata of the artifact {name!r}, which KFP cannot keep. "
+                    "Leave it out"
+                )
             artifacts[name] = Artifact(
                 name=given[name].name,
                 type=given[name].type,
@@ -135,6 +156,21 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
                 custom_path=next((str(entry[key]) for key in _CUSTOM_PATH if entry.get(key)), ""),
             )
     return dict(report.get("parameterValues") or report.get("parameter_values") or {}), artifacts
+
+
+def check_places(made: Mapping[str, Artifact], given: Mapping[str, Artifact]) -> None:
+    """Raises ValueError for an artifact that a stage has put where KFP's launcher would not look for it.
+
+    Args:
+        made: the artifacts that the stage has reported.
+        given: its output artifacts as it was told them.
+    """
+    for name, artifact in made.items():
+        if artifact.uri != given[name].uri and artifact.uri.startswith(_STORES):
+            raise ValueError(
+                f"puts the artifact {name!r} at {artifact.uri}, outside of the run's own folder: KFP's launcher fails "
+                "a stage that does. Write the file to the artifact's path, or put the place into its metadata"
+            )
 
 
 def _check_fields(value: object, known: set[str], what: str) -> None:

@@ -1,52 +1,71 @@
-"""What cannot run on this machine, found before anything is started."""
+"""What is wrong with a pipeline, found before anything is started: here, and on KFP's backend (``backend``)."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.local import kubernetes
-from torchx_kfp.local.conditions import compares_types, is_field_selector, verify_condition
+from torchx_kfp.local import backend, kubernetes
+from torchx_kfp.local.conditions import is_field_selector
 from torchx_kfp.local.containers import NO_CONTAINERS, Containers
+from torchx_kfp.local.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.local.kubernetes import GivenKeys
 from torchx_kfp.local.load import reading
-from torchx_kfp.local.names import StageNames, join_names
+from torchx_kfp.local.names import join_names
+from torchx_kfp.local.places import Place, places
 from torchx_kfp.local.python_components import PythonComponent, find_containerized, names_executor, parse_command
-from torchx_kfp.local.scopes import inner_names
-from torchx_kfp.local.spec import Component, Constant, FromInput, FromTask, Other, Pipeline, Task
+from torchx_kfp.local.spec import Component, FromInput, FromTask, Other, Pipeline
 from torchx_kfp.local.values import TYPE_NAMES
 
 _ON_KFP = "Run the pipeline on KFP"
 # Inputs that KFP itself fills: how another task has ended, and how this one is run on Kubernetes.
 _STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
-_CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 
 # Of an input or output: a file's name may have 255 bytes.
 _LONGEST_NAME = 100
 
 
-def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> None:
-    """Raises UnsupportedPipelineError with everything in the pipeline that cannot run on this machine.
+def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
+    """Return everything that is worth knowing about a pipeline before it is started.
 
     Args:
         pipeline: the pipeline.
         containers: the stages that run in containers; the others are processes.
     """
+    found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
-        problems = list(_pipeline_problems(pipeline))
-        for where, name, task, given in _walk(pipeline):
-            in_container = name in containers
-            problems += [f"task {where!r} {text}." for text in _task_problems(pipeline, task, given, in_container)]
-    if problems:
-        raise UnsupportedPipelineError(
-            f"The pipeline {pipeline.name!r} cannot run on this machine, so nothing was started:\n"
-            + "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
-        )
+        found += backend.of_pipeline(pipeline)
+        refused = kubernetes.pipeline_refusals(pipeline.platform)
+        found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
+        for place in places(pipeline):
+            found += backend.of_task(pipeline, place)
+            problems = _task_problems(place, place.stage in containers)
+            found += [Finding(Kind.NOT_HERE, f"task {place.path!r}", text) for text in problems]
+    return merge(found)
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> list[Finding]:
+    """Return what is worth knowing about the arguments of a run."""
+    return list(backend.of_arguments(arguments))
+
+
+def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the arguments of a run that is given none."""
+    return {name: item.default for name, item in pipeline.root.inputs.items() if item.has_default}
+
+
+def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
+    """Return what is worth knowing about a pipeline that can run; the arguments are those of ``check_pipeline``.
+
+    Raises:
+        UnsupportedPipelineError: it cannot run on this machine, or fails on KFP's backend.
+    """
+    found = check_pipeline(pipeline, containers)
+    refuse(pipeline.name, [finding for finding in found if finding.kind in REFUSED])
+    return found
 
 
 def find_not_applied(
@@ -69,10 +88,10 @@ def _not_applied(
     environ: Mapping[str, str],
 ) -> set[str]:
     kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
-    for _, name, task, _ in _walk(pipeline):
-        component = pipeline.component_of(task)
+    for place in places(pipeline):
+        component = place.component
         kinds.update(kubernetes.missing_variables(component, given, arguments, environ))
-        if name in containers:
+        if place.stage in containers:
             mounted = [mount.target for mount in containers.mounts]
             kinds.update(kubernetes.not_applied_in_container(component, has_gpus=containers.has_gpus))
             kinds.update(kubernetes.missing_mounts(component, given, arguments, mounted))
@@ -82,85 +101,33 @@ def _not_applied(
     return kinds
 
 
-def _walk(pipeline: Pipeline) -> Iterator[tuple[str, str, Task, frozenset[str]]]:
-    """Every task that the root leads to: its path, its name as a stage, itself, and its scope's inputs."""
-    pending = [("", StageNames(), pipeline.root, frozenset(pipeline.root.inputs))]
-    while pending:
-        prefix, names, scope, given = pending.pop()
-        assert scope.dag is not None
-        for task in scope.dag.tasks.values():
-            path = f"{prefix}{task.name}"
-            yield path, names.of(task.name), task, given
-            component = pipeline.component_of(task)
-            if component.dag is not None:
-                inputs = {*component.inputs, *task.inputs, *([task.loop.item_input] if task.loop else ())}
-                pending.append((f"{path}/", inner_names(task, names), component, frozenset(inputs)))
-
-
-def _pipeline_problems(pipeline: Pipeline) -> Iterator[str]:
-    yield from kubernetes.pipeline_refusals(pipeline.platform)
-    if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
-        yield f"the pipeline takes an artifact ({join_names(names)}). {_ON_KFP}."
-
-
-def _task_problems(pipeline: Pipeline, task: Task, given: frozenset[str], in_container: bool) -> Iterator[str]:
-    component = pipeline.component_of(task)
+def _task_problems(place: Place, in_container: bool) -> Iterator[str]:
+    task, component = place.task, place.component
     if component.kind not in ("dag", "container", "importer"):
         yield f"has an executor of the kind {component.kind!r}. {_ON_KFP}"
         return
     others = [name for name, source in task.artifacts.items() if isinstance(source, Other)]
     if others:
         yield f"takes an artifact from elsewhere than a task ({join_names(others)}). {_ON_KFP}"
-    yield from _input_problems(task, component, given)
+    for name, source in task.inputs.items():
+        if isinstance(source, Other):
+            yield f"takes {source.kind} as its input {name!r}. {_ON_KFP}"
+        elif isinstance(source, (FromInput, FromTask)) and source.selector and not is_field_selector(source.selector):
+            yield f"has the expression {source.selector!r} for its input {name!r}. {_ON_KFP}"
+    for parameter in component.inputs.values():
+        if parameter.type not in (*TYPE_NAMES, *_STRUCTS) and not isinstance(task.inputs.get(parameter.name), Other):
+            yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
+    if task.loop is not None:
+        yield from _loop_problems(place)
     if component.container is not None:
         yield from _container_problems(component, in_container)
         yield from kubernetes.refusals(component)
 
 
-def _input_problems(task: Task, component: Component, given: frozenset[str]) -> Iterator[str]:
-    for name, source in task.inputs.items():
-        if isinstance(source, Other):
-            yield f"takes {source.kind} as its input {name!r}. {_ON_KFP}"
-        elif isinstance(source, FromInput) and source.name not in given:
-            yield (
-                f"takes {source.name!r}, which does not exist where the task stands: KFP has lost it in compiling, as "
-                "it does with loop items and their fields inside of text, lists and dicts. Pass the loop item as an "
-                "argument of its own, and put the text together in the component"
-            )
-        elif isinstance(source, (FromInput, FromTask)) and source.selector and not is_field_selector(source.selector):
-            yield f"has the expression {source.selector!r} for its input {name!r}. {_ON_KFP}"
-        elif isinstance(source, Constant):
-            yield from _text_problems(json.dumps(source.value, ensure_ascii=False))
-    for parameter in component.inputs.values():
-        if parameter.type not in (*TYPE_NAMES, *_STRUCTS) and not isinstance(task.inputs.get(parameter.name), Other):
-            yield f"has the input {parameter.name!r} of the type {parameter.type}. {_ON_KFP}"
-    if task.condition is not None:
-        yield from _condition_problems(task.condition)
-    if task.loop is not None:
-        yield from _loop_problems(task, component)
-
-
-def _condition_problems(condition: str) -> Iterator[str]:
-    try:
-        verify_condition(condition)
-    except ValueError as error:
-        if compares_types(condition):
-            yield (
-                f"has the condition {condition!r}, which compares values of different types, so KFP has put one of "
-                "them into quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str "
-                "with a str"
-            )
-        else:
-            yield (
-                f"has the condition {condition!r}, which {error}. KFP compiles a string with a quote or a "
-                "backslash in it wrongly: compare with one that has none"
-            )
-
-
-def _loop_problems(task: Task, component: Component) -> Iterator[str]:
-    loop = task.loop
+def _loop_problems(place: Place) -> Iterator[str]:
+    loop = place.task.loop
     assert loop is not None
-    if component.dag is None:
+    if place.component.dag is None:
         yield f"is a loop without a pipeline inside. {_ON_KFP}"
     if loop.raw is not None:
         try:
@@ -169,7 +136,6 @@ def _loop_problems(task: Task, component: Component) -> Iterator[str]:
             items = None
         if not isinstance(items, list):
             yield f"loops over {loop.raw!r}, which is not a JSON list. Compile the pipeline again"
-        yield from _text_problems(json.dumps(items, ensure_ascii=False))
     elif loop.from_input is None:
         yield f"loops over items that come from neither a constant nor an input. {_ON_KFP}"
 
@@ -191,8 +157,6 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
             f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
             "here. Give the component a command, or run the stage in its image (--docker)"
         )
-    for text in (*words, *(value for _, value in container.env)):
-        yield from _text_problems(text)
     names = [("output", name) for name in (*component.outputs, *component.artifact_outputs)]
     for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
         # It is the name of a file in the stage's folder.
@@ -207,10 +171,3 @@ def _python_problems(python: PythonComponent, image: str) -> Iterator[str]:
             f"there is no kfp_config.ini that says where the function {python.function!r} is. Start the run in the "
             "folder for which 'kfp component build' has made the image, or run the task in the image (--docker)"
         )
-
-
-def _text_problems(text: str) -> Iterator[str]:
-    if match := _CHANNEL.search(text):
-        producer, name = match.groups()
-        channel = f"{producer}.{name}" if producer else name
-        yield f"holds the channel {channel!r} as text that KFP has not filled in. Pass it as an argument of its own"

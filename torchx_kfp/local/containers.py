@@ -107,7 +107,7 @@ class Containers:
         made, inputs = str(folder / MADE), str(folder / "inputs")
         volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
         secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
-        workspace = facts.constants.get("workspace_path", "")
+        workspace = facts.workspace
         has_workspace = os.path.isdir(workspace)
         mounts = [
             *([Mount(workspace, workspace)] if has_workspace else ()),

@@ -27,7 +27,8 @@ class RunStarted:
     """The first event of a run, and the first of each time that it is resumed.
 
     ``not_applied`` are settings of the pipeline that have no effect on this machine, ``arguments`` the values of all
-    parameters. ``time`` is in seconds since the epoch, here and below.
+    parameters, ``differs`` what KFP's backend would do otherwise, in sentences. ``time`` is in seconds since the epoch,
+    here and below.
     """
 
     pipeline: str
@@ -37,6 +38,7 @@ class RunStarted:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     resumed: bool = False
     time: float = field(default_factory=time.time)
+    differs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def _decode(key: str, value: Any) -> Any:
         }
     if key == "results" and value is not None:
         return {name: _decode_number(item) for name, item in value.items()}
-    return tuple(value) if key in ("not_applied", "stages") else value
+    return tuple(value) if key in ("not_applied", "differs", "stages") else value
 
 
 def _encode_artifact(artifact: Artifact) -> dict[str, Any]:

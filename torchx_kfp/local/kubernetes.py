@@ -284,7 +284,7 @@ def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
     """What the pipeline itself asks for that cannot be had."""
     for key in platform:
         if key not in (_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED):
-            yield f"the pipeline has the setting {key!r}, which this version does not know. Run the pipeline on KFP."
+            yield f"has the setting {key!r}, which this version does not know. Run the pipeline on KFP"
 
 
 def refusals(component: Component) -> Iterator[str]:

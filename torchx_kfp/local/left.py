@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import explain
 from torchx_kfp.local import beneath
-from torchx_kfp.local.artifacts import Artifact, read_report
+from torchx_kfp.local.artifacts import Artifact, check_places, read_report
 from torchx_kfp.local.transfer import is_remote
 from torchx_kfp.local.values import convert, from_output
 
@@ -55,7 +55,11 @@ def _read_report(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]
     except (OSError, ValueError) as error:
         raise ValueError(f"left its report {attempt.report} unreadable: {error}") from None
     try:
-        return read_report(text, attempt.artifacts)
+        reported, artifacts = read_report(text, attempt.artifacts)
+        # What publishes the artifacts of an AppDef names their place as it is.
+        if attempt.function:
+            check_places(artifacts, attempt.artifacts)
+        return reported, artifacts
     except ValueError as error:
         raise ValueError(f"wrote a report that {error}: {attempt.report}") from None
 

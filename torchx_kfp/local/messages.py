@@ -24,7 +24,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
         lines = [f"Run {event.run_id}: logs and outputs are in {event.folder}"]
         if event.not_applied:
             lines.append(f"Not applied on this machine: {', '.join(event.not_applied)}.")
-        return lines
+        return lines + [f"On KFP: {text}" for text in event.differs]
     if isinstance(event, StageStarted) and verbose:
         attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
         return [f"{event.name} starts{attempt}.", *_values(event.name, "input", event.inputs)]

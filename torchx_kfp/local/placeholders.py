@@ -1,6 +1,11 @@
 """KFP's placeholders (``{{$.inputs.parameters['x']}}`` and its like) in commands and in constant inputs.
 
-Text is scanned once, so what comes from a value is never taken for a placeholder itself.
+KFP fills them in at two places. Its driver resolves a task's constant inputs: facts about the run, such as
+``{{$.pipeline_job_name}}``, only where one is the whole value. Its launcher fills in a container's words: inputs, files
+of outputs, and the executor input; it leaves everything else as it is, metadata of artifacts among it.
+
+Text is scanned once, so a placeholder in a value stays text. In the executor input, it is filled in: KFP writes the
+values into that JSON first, and fills in the other placeholders afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ WORKSPACE = "{{$.workspace_path}}"
 _PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
 _INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
 _OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
-_ARTIFACT = re.compile(r"(inputs|outputs)\.artifacts\[(['\"])(.+?)\2\]\.(uri|path|metadata)(?:\[(['\"])(.+)\5\])?")
+_ARTIFACT = re.compile(r"(inputs|outputs)\.artifacts\[(['\"])(.+?)\2\]\.(uri|path)")
+_WORKSPACE = WORKSPACE.removeprefix("{{$.").removesuffix("}}")
 _STRUCT = ('{"Concat": ', '{"IfPresent": ')
 _CHOICES = ("Then", "Else")
 
@@ -27,12 +33,12 @@ _CHOICES = ("Then", "Else")
 class Facts:
     """What placeholders may ask for.
 
-    ``constants`` are the words after ``{{$.``, such as ``pipeline_job_name``. ``output_files`` maps output
-    parameters to paths; ``executor_output`` is the path for the executor's own report.
+    ``output_files`` maps output parameters to paths; ``executor_output`` is the path for the executor's own report.
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    constants: Mapping[str, str] = field(default_factory=dict)
+    #: The folder that all stages share, where there is one.
+    workspace: str = ""
     #: Inputs that the component has and that nobody set: their text is empty.
     unset: frozenset[str] = frozenset()
     output_files: Mapping[str, str] = field(default_factory=dict)
@@ -51,8 +57,21 @@ def resolve_text(text: str, facts: Facts) -> str:
     return _PLACEHOLDER.sub(lambda match: _lookup(match, facts), text)
 
 
+def resolve_constant(value: Any, facts: Facts, constants: Mapping[str, str]) -> Any:
+    """A task's constant input.
+
+    Args:
+        value: the constant, whose text may hold the task's other inputs.
+        facts: those inputs.
+        constants: what placeholders of facts about the run stand for, by the words after ``{{$.``.
+    """
+    if isinstance(value, str) and (match := _PLACEHOLDER.fullmatch(value)) and match.group(1) in constants:
+        return constants[match.group(1)]
+    return resolve_value(value, facts)
+
+
 def resolve_value(value: Any, facts: Facts) -> Any:
-    """A constant with the placeholders in its strings filled in."""
+    """A value with the placeholders in its strings filled in."""
     if isinstance(value, str):
         return resolve_text(value, facts)
     if isinstance(value, list):
@@ -60,6 +79,16 @@ def resolve_value(value: Any, facts: Facts) -> Any:
     if isinstance(value, dict):
         return {resolve_text(key, facts): resolve_value(item, facts) for key, item in value.items()}
     return value
+
+
+def unknown_placeholders(text: str) -> list[str]:
+    """The placeholders in a container's word that KFP's launcher does not know, and leaves as they are."""
+    known = (_INPUT, _OUTPUT, _ARTIFACT)
+    return [
+        match.group()
+        for match in _PLACEHOLDER.finditer(text)
+        if (body := match.group(1)) not in (None, _WORKSPACE) and not any(form.fullmatch(body) for form in known)
+    ]
 
 
 def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
@@ -77,9 +106,12 @@ def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
 def _lookup(match: re.Match[str], facts: Facts) -> str:
     body = match.group(1)
     if body is None:
-        return _executor_input(facts)
-    if body in facts.constants:
-        return facts.constants[body]
+        # The values in it, too: KFP fills in the rest afterwards.
+        return _PLACEHOLDER.sub(
+            lambda inner: inner.group() if inner.group(1) is None else _lookup(inner, facts), _executor_input(facts)
+        )
+    if body == _WORKSPACE and facts.workspace:
+        return facts.workspace
     if found := _INPUT.fullmatch(body):
         name = found.group(2)
         if name in facts.parameters:
@@ -91,7 +123,7 @@ def _lookup(match: re.Match[str], facts: Facts) -> str:
         given: Mapping[str, Any] = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
         # Of several, the backend takes the first.
         if artifacts := artifacts_in(given.get(found.group(3))):
-            return _artifact_text(artifacts[0], found.group(4), found.group(6))
+            return _artifact_text(artifacts[0], found.group(4))
         return match.group() if found.group(1) == "outputs" or found.group(3) not in facts.unset else ""
     if body in ("outputs.output_file", "outputMetadataUri") and facts.executor_output:
         return facts.executor_output
@@ -113,17 +145,15 @@ def _executor_input(facts: Facts) -> str:
     return to_json({what: {key: value for key, value in part.items() if value} for what, part in message.items()})
 
 
-def _artifact_text(artifact: Artifact, what: str, key: str | None) -> str:
+def _artifact_text(artifact: Artifact, what: str) -> str:
     if what == "uri":
         return artifact.uri
-    if what == "path":
-        if not artifact.is_here:
-            raise ValueError(
-                f"takes the file of the artifact {artifact.name!r}, which is at {artifact.uri} and is not copied here. "
-                "Take its URI (.uri), and open that in the application"
-            )
-        return artifact.path
-    return to_text(dict(artifact.metadata) if key is None else artifact.metadata.get(key))
+    if not artifact.is_here:
+        raise ValueError(
+            f"takes the file of the artifact {artifact.name!r}, which is at {artifact.uri} and is not copied here. "
+            "Take its URI (.uri), and open that in the application"
+        )
+    return artifact.path
 
 
 def _struct(word: str) -> Any:

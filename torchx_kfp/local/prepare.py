@@ -109,7 +109,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
     report = str(made / "executor_output.json")
     facts = Facts(
         parameters=inputs,
-        constants={**settings.constants, **node.constants(settings.run_id)},
+        workspace=settings.constants["workspace_path"],
         unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(inputs),
         output_files=output_files,
         output_artifacts=artifacts,

@@ -19,13 +19,14 @@ from torchx_kfp.local.artifacts import is_artifact
 from torchx_kfp.local.bases import check_bases
 from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
 from torchx_kfp.local.cache import Cache
-from torchx_kfp.local.check import check_supported, find_not_applied
+from torchx_kfp.local.check import check_arguments, check_supported, find_not_applied
 from torchx_kfp.local.conditions import LONGEST
 from torchx_kfp.local.containers import Containers, choose_containers, verify_private
 from torchx_kfp.local.docker import DockerEngine, connect
 from torchx_kfp.local.engine import Processes
 from torchx_kfp.local.environment import stage_environment
 from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted
+from torchx_kfp.local.findings import Finding
 from torchx_kfp.local.history import RunRecord, read_run
 from torchx_kfp.local.journal import Journal
 from torchx_kfp.local.kubernetes import GivenKeys, has_workspace, time_limit, verify_given
@@ -133,11 +134,12 @@ def run(
         raise ArgumentError(f"directory must be a folder, in which stages run, and is {str(directory)!r}.")
     loaded = load_pipeline(pipeline)
     chosen = choose_containers(loaded, docker, mounts, named_paths(arguments or {}))
-    check_supported(loaded, chosen)
+    found = check_supported(loaded, chosen)
     keys = GivenKeys(secrets or {}, config_maps or {})
     with reading(f"The pipeline {loaded.name!r}"):
         values = complete_arguments(loaded, arguments or {})
         verify_given(loaded.components.values(), keys, values, os.environ)
+    found += check_arguments(values)
     check_bases(loaded, values, place, chosen.mounts)
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
@@ -171,7 +173,7 @@ def run(
             warn=_warnings(stream),
         ) as journal:
             view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
-            return _execute(loaded, values, options, journal, view, keys, chosen, engine)
+            return _execute(loaded, values, options, journal, view, keys, chosen, engine, found)
 
 
 def resume(
@@ -231,7 +233,7 @@ def resume(
         loaded = load_pipeline(record.pipeline_file)
         options = options_of(record)
         chosen = choose_containers(loaded, options.docker, options.mounts, options.named)
-        check_supported(loaded, chosen)
+        found = check_supported(loaded, chosen)
         given: dict[str, Any] = {
             "parallelism": parallelism,
             "cache": cache,
@@ -255,7 +257,8 @@ def resume(
                 engine.remove_left()
             view = _View(on_event, on_line, on_unfinished, Terminal(None if quiet else stream or sys.stderr))
             keys = GivenKeys(secrets or {}, config_maps or {})
-            return _execute(loaded, dict(record.arguments), options, journal, view, keys, chosen, engine, record)
+            values = dict(record.arguments)
+            return _execute(loaded, values, options, journal, view, keys, chosen, engine, found, record)
 
 
 @dataclass(frozen=True)
@@ -277,6 +280,7 @@ def _execute(
     given: GivenKeys,
     containers: Containers,
     engine: DockerEngine | None,
+    found: Sequence[Finding],
     earlier: RunRecord | None = None,
 ) -> RunResult:
     """Runs the pipeline in the journal's folder; ``earlier`` is what has happened there before."""
@@ -312,7 +316,6 @@ def _execute(
             "pipeline_job_uuid": run_id,
             "pipeline_job_create_time_utc": created,
             "pipeline_job_schedule_time_utc": created,
-            "pipeline_root": str(folder),
             "workspace_path": options.workspace,
         },
         parallelism=options.parallelism,
@@ -334,7 +337,9 @@ def _execute(
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
                 not_applied = find_not_applied(pipeline, values, given, containers)
-                listener(RunStarted(pipeline.name, run_id, folder, not_applied, values, resumed=earlier is not None))
+                differs = tuple(map(str, found))
+                started_again = earlier is not None
+                listener(RunStarted(pipeline.name, run_id, folder, not_applied, values, started_again, differs=differs))
                 root = scheduler.run(values)
             except Interrupted as interrupted:
                 listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started))

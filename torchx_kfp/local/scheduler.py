@@ -32,6 +32,7 @@ from torchx_kfp.local.scopes import (
     import_artifact,
     inner_names,
     loop_items,
+    missing_outputs,
     parameters_of,
     task_inputs,
     with_defaults,
@@ -220,12 +221,15 @@ class Scheduler:
         if self._stopping and not _runs_always(node):
             self._pass_over(node, State.NOT_RUN, f"was not run: {self._stopping}")
             return
+        if rival := node.scope.hook_before(node):
+            self._pass_over(node, State.SKIPPED, f"was skipped: KFP runs {rival!r} in its place")
+            return
         try:
             node.inputs = task_inputs(node, self._settings.constants)
             if node.task.condition is not None and not self._holds(node):
                 self._pass_over(node, State.SKIPPED, "was skipped: its condition is false")
                 return
-            items = loop_items(node, self._settings.constants) if node.task.loop else []
+            items = loop_items(node) if node.task.loop else []
             self._count(items)
         except Exception as error:
             self._stages.fail(node, error)
@@ -306,7 +310,9 @@ class Scheduler:
             self._open(Scope(self._pipeline, node.component, inputs, names, node, index))
         if progress.is_over:
             node.reason = "failed in an iteration" if progress.failed else ""
-            self._finish(node, State.FAILED if progress.failed else State.SUCCEEDED, collect(node, self._pipeline))
+            outputs = collect(node, self._pipeline)
+            node.hollow = missing_outputs(node)
+            self._finish(node, State.FAILED if progress.failed else State.SUCCEEDED, outputs)
 
     def _close(self, scope: Scope) -> None:
         """All tasks of the scope have ended."""
@@ -327,6 +333,7 @@ class Scheduler:
             self._later(delay, lambda: self._try_again(node))
         else:
             node.reason = _failures(scope)
+            node.hollow = scope.hollow_outputs()
             self._finish(node, State.FAILED if scope.failed else State.SUCCEEDED, scope.outputs())
 
     def _try_again(self, node: Node) -> None:
@@ -342,8 +349,10 @@ class Scheduler:
         node.state = state
         node.outputs = outputs
         scope = node.scope
-        scope.failed |= state in (State.FAILED, State.NOT_RUN, State.CANCELED)
-        if self._settings.fail_fast and state is State.FAILED and not _may_be_retried(scope):
+        # KFP calls a run succeeded whose exit task fails: that is a hook, and no part of the graph.
+        failed = state is State.FAILED and not node.task.runs_always
+        scope.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
+        if self._settings.fail_fast and failed and not _may_be_retried(scope):
             self._failure = self._failure or node
         scope.kept &= node.kept
         scope.remaining -= 1

@@ -15,7 +15,7 @@ from typing import Any
 from torchx_kfp.local.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 from torchx_kfp.local.conditions import select_field
 from torchx_kfp.local.names import StageNames, is_group_name
-from torchx_kfp.local.placeholders import Facts, resolve_text, resolve_value
+from torchx_kfp.local.placeholders import Facts, resolve_constant, resolve_text, resolve_value
 from torchx_kfp.local.result import State
 from torchx_kfp.local.spec import (
     Component,
@@ -51,6 +51,8 @@ class Node:
         self.kept = True
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
+        #: Outputs that a loop has not made in all of its iterations: KFP's driver fails on what takes them, and why.
+        self.hollow: Mapping[str, str] = {}
         self.loop: LoopProgress | None = None
 
     def constants(self, run_id: str) -> dict[str, str]:
@@ -116,6 +118,29 @@ class Scope:
                     break
         return values
 
+    def hollow_outputs(self) -> dict[str, str]:
+        """Its outputs that a loop in it has not made in all of its iterations: see ``Node.hollow``."""
+        dag = dag_of(self.component)
+        return {
+            name: self.nodes[task].hollow[output]
+            for name, selector in (*dag.outputs.items(), *dag.artifacts.items())
+            for task, output in selector.sources
+            if output in self.nodes[task].hollow
+        }
+
+    def hook_before(self, node: Node) -> str | None:
+        """The task that KFP runs in the place of this one; None where it runs.
+
+        A task that runs whatever became of those before it is an exit hook of each of these, and there is one hook
+        for each task: the last one by its name.
+        """
+        if not node.task.runs_always or not node.task.depends_on:
+            return None
+        always = sorted(name for name, other in self.nodes.items() if other.task.runs_always)
+        hooks = {upstream: name for name in always for upstream in self.nodes[name].task.depends_on}
+        mine = [hooks[upstream] for upstream in node.task.depends_on]
+        return None if node.task.name in mine else mine[0]
+
 
 def dag_of(component: Component) -> Dag:
     """The component's DAG, which it has."""
@@ -153,24 +178,32 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
             continue
         try:
             value = _lookup(source, node, constants)
-        except LookupError as error:
+        except _Unset as error:
             if parameter is not None and (parameter.optional or parameter.has_default):
                 continue
-            raise ValueError(f"has no value for its input {name!r}: {error.args[0]}") from None
+            raise ValueError(f"has no value for its input {name!r}: {error}") from None
+        except _Failed as error:
+            # Text is empty then, whatever the default is; KFP's driver refuses anything else.
+            if parameter is None or parameter.type != "STRING":
+                raise ValueError(f"has no value for its input {name!r}: {error}") from None
+            value = ""
         except ValueError as error:
             raise ValueError(f"has no value for its input {name!r}: {error}") from None
         values[name] = convert(value, parameter.type if parameter else "")
     for name, source in node.task.artifacts.items():
         try:
             values[name] = _lookup(source, node, constants)
-        except LookupError as error:
+        except _Unset as error:
             if name in node.component.optional_artifacts:
                 continue
-            raise ValueError(f"has no artifact for its input {name!r}: {error.args[0]}") from None
+            raise ValueError(f"has no artifact for its input {name!r}: {error}") from None
+        except (_Failed, ValueError) as error:
+            raise ValueError(f"has no artifact for its input {name!r}: {error}") from None
     # Placeholders in a constant stand for the task's other inputs, which are values by now.
-    facts = Facts(parameters=values, constants={**constants, **node.constants(constants["pipeline_job_name"])})
+    known = {**constants, **node.constants(constants["pipeline_job_name"])}
+    facts = Facts(parameters=values, workspace=constants["workspace_path"])
     for name, value in fixed.items():
-        values[name] = resolve_value(value, facts)
+        values[name] = resolve_constant(value, facts, known)
     return values
 
 
@@ -209,7 +242,7 @@ def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], wo
     )
 
 
-def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:
+def loop_items(node: Node) -> list[Any]:
     """The items of the task's loop.
 
     Raises:
@@ -219,7 +252,7 @@ def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:
     if loop is None:
         raise TypeError(f"the task {node.task.name} is no loop")
     if loop.raw is not None:
-        return list(resolve_value(json.loads(loop.raw), Facts(parameters=node.inputs, constants=constants)))
+        return list(json.loads(loop.raw))
     items = node.inputs.get(loop.from_input or "")
     if is_artifact(items):
         return artifacts_in(items)
@@ -234,27 +267,27 @@ def loop_items(node: Node, constants: Mapping[str, str]) -> list[Any]:
     return items
 
 
-#: What KFP calls the ends of tasks (its TaskState).
-_FINAL_STATES = {
-    State.SUCCEEDED: "SUCCEEDED",
-    State.CACHED: "SUCCEEDED",
-    State.FAILED: "FAILED",
-    State.SKIPPED: "SKIPPED",
-    State.NOT_RUN: "NOT_TRIGGERED",
-}
-_ENDS = {State.FAILED: "it failed", State.NOT_RUN: "it was not run", State.SKIPPED: "it was skipped"}
+#: What KFP's metadata calls the ends of tasks: one that was not triggered is canceled there.
+_FINAL_STATES = {State.SUCCEEDED: "COMPLETE", State.CACHED: "CACHED", State.FAILED: "FAILED"}
+_ENDS = {State.NOT_RUN: "it was not run", State.SKIPPED: "it was skipped"}
+
+
+class _Unset(Exception):
+    """An input of the scope has no value."""
+
+
+class _Failed(Exception):
+    """A stage has made no output, since it has failed."""
 
 
 def final_status(node: Node, run_id: str) -> dict[str, Any]:
-    """KFP's PipelineTaskFinalStatus of a task that has ended; the code is google.rpc.Code's UNKNOWN."""
-    status: dict[str, Any] = {
-        "state": _FINAL_STATES.get(node.state or State.NOT_RUN, "NOT_TRIGGERED"),
+    """KFP's PipelineTaskFinalStatus of a task that has ended: the backend leaves the error empty, also of a failure."""
+    return {
+        "state": _FINAL_STATES.get(node.state or State.NOT_RUN, "CANCELED"),
         "pipelineJobResourceName": run_id,
         "pipelineTaskName": node.task.name,
+        "error": {},
     }
-    if node.state is not None and not node.state.is_success:
-        status["error"] = {"code": 2, "message": node.reason}
-    return status
 
 
 def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
@@ -274,6 +307,24 @@ def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
     return collected
 
 
+def missing_outputs(node: Node) -> dict[str, str]:
+    """The outputs of a loop that not all of its iterations have made, or of one that had none; and which is so."""
+    progress = node.loop
+    if progress is None:
+        raise TypeError(f"the task {node.task.name} is no loop")
+    dag = dag_of(node.component)
+    why = (
+        f"an iteration of {node.task.name!r} has skipped it"
+        if progress.items
+        else f"{node.task.name!r} had no iterations"
+    )
+    return {
+        name: why
+        for name in (*dag.outputs, *dag.artifacts)
+        if not progress.items or any(name not in outputs for outputs in progress.outputs)
+    }
+
+
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
     """Whether the DAG's output is itself the list of a loop's outputs, rather than one task's output."""
     dag = dag_of(component)
@@ -287,13 +338,20 @@ def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool
 def _lookup(source: Source, node: Node, constants: Mapping[str, str]) -> Any:
     if isinstance(source, FromInput):
         if source.name not in node.scope.inputs:
-            raise LookupError(f"{source.name!r} was not set")
+            raise _Unset(f"{source.name!r} was not set")
         value, selector = node.scope.inputs[source.name], source.selector
     elif isinstance(source, FromTask):
         producer = node.scope.nodes[source.task]
+        if source.output in producer.hollow:
+            raise ValueError(
+                f"{producer.hollow[source.output]}, and KFP's driver fails on what collects from such a loop. Have a "
+                "stage that makes it in each iteration, and at least one"
+            )
         if source.output not in producer.outputs:
+            if producer.state is State.FAILED:
+                raise _Failed(f"{source.task!r} has made no output {source.output!r}, since it failed")
             why = _ENDS.get(producer.state or State.SKIPPED, "what makes it was skipped")
-            raise LookupError(f"{source.task!r} has made no output {source.output!r}, since {why}")
+            raise ValueError(f"{source.task!r} has made no output {source.output!r}, since {why}")
         value, selector = producer.outputs[source.output], source.selector
     elif isinstance(source, FinalStatus):
         return final_status(node.scope.nodes[source.task], constants["pipeline_job_resource_name"])

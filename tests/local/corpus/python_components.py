@@ -120,8 +120,8 @@ def unicode_text(text: str) -> str:
 
 
 @case(
-    outputs={"Output": "ü {{$.inputs.parameters['text']}} $HOME é😀\n\t\"'\\"},
-    local="it takes text in a value for a placeholder",
+    outputs={"Output": "ü ü {{$.inputs.parameters['text']}} $HOME  $HOME é😀\n\t\"'\\"},
+    local="it fills in more of the text",
 )
 def text_of_every_kind() -> str:
     return unicode_text(text="ü {{$.inputs.parameters['text']}} $HOME ").output

@@ -1,0 +1,74 @@
+"""What a check of a pipeline finds: one fact each, with the way out.
+
+``run`` refuses a pipeline with findings that are ``REFUSED`` and tells the others; ``compile`` tells what KFP's backend
+would do, and ``check`` tells everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from torchx_kfp.errors import UnsupportedPipelineError
+
+
+class Kind(Enum):
+    """What a finding means; the value is how it is said."""
+
+    FAILS = "fails on KFP"
+    MAY_FAIL = "may fail on KFP"
+    CHANGED = "differs on KFP"
+    NOT_HERE = "cannot run on this machine"
+
+
+#: With these, nothing is started.
+REFUSED = (Kind.FAILS, Kind.NOT_HERE)
+#: Places of a finding that are named beside the first one.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about a pipeline.
+
+    Attributes:
+        kind: what it means.
+        place: the subject of the sentence: ``task 'inner/train'``, ``the argument 'text'``.
+        text: the rest of it, and the way out.
+        others: further places of which it is true.
+    """
+
+    kind: Kind
+    place: str
+    text: str
+    others: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        shown = ", ".join(place.removeprefix("task ") for place in self.others[:_SHOWN]) + (
+            f" and {len(self.others) - _SHOWN:,} more" if len(self.others) > _SHOWN else ""
+        )
+        return f"{self.place} {f'(and {shown}) ' if shown else ''}{self.text}."
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with those that say the same of several places as one."""
+    places: dict[tuple[Kind, str], dict[str, None]] = {}
+    for finding in findings:
+        places.setdefault((finding.kind, finding.text), {})[finding.place] = None
+    return [Finding(kind, place, text, tuple(others)) for (kind, text), (place, *others) in places.items()]
+
+
+def about_backends(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that are true wherever the pipeline is started."""
+    return [finding for finding in findings if finding.kind is not Kind.NOT_HERE]
+
+
+def refuse(name: str, findings: Iterable[Finding], consequence: str = "nothing was started") -> None:
+    """Raises UnsupportedPipelineError for the pipeline of this name if there are any findings."""
+    found = list(findings)
+    if found:
+        why = " and ".join(kind.value for kind in Kind if any(finding.kind is kind for finding in found))
+        raise UnsupportedPipelineError(
+            f"The pipeline {name!r} {why}, so {consequence}:\n" + "\n".join(f"- {finding}" for finding in found)
+        )
