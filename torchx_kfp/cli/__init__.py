@@ -22,6 +22,7 @@ __all__ = ["main"]
 #: Command -> the module that has it, as ``<command>_command``: in the order of a run's life.
 _MODULES = {
     "compile": "compile",
+    "check": "check",
     "run": "run",
     "runs": "local_runs",
     "logs": "logs",

@@ -13,26 +13,37 @@ from torchx_kfp.errors import PipelineFileError
 @click.command("compile")
 @click.argument("target", metavar="FILE[:NAME]")
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
-def compile_command(target: str, output: str) -> None:
+@click.option("--strict", is_flag=True, help="Fail instead of warning where the pipeline fails or differs on KFP.")
+def compile_command(target: str, output: str, strict: bool) -> None:
     """Compile the pipeline in a Python file to YAML.
 
     Upload the YAML in the KFP UI, with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
-    `torchx-kfp run`. NAME chooses among several pipelines of the file. A line says how near a large
-    pipeline comes to the 1 MiB that Argo takes for a run.
+    `torchx-kfp run`. NAME chooses among several pipelines of the file. Warns of what KFP's backend fails on or changes,
+    as `torchx-kfp check` does. A line says how near a large pipeline comes to the 1 MiB that Argo takes for a run.
     """
-    text = compile_pipeline(target)
+    from torchx_kfp.cli.pipelines import load_pipeline_function
+    from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of
+    from torchx_kfp.local.findings import about_backends, refuse
+    from torchx_kfp.local.load import compile_function
+
+    pipeline = compile_function(load_pipeline_function(target), target)
+    findings = about_backends([*check_pipeline(pipeline), *check_arguments(defaults_of(pipeline))])
+    if strict:
+        refuse(pipeline.name, findings, "nothing was written")
+    for finding in findings:
+        print_message(f"Warning: {finding.kind.value}: {finding}")
     if output == "-":
-        print_text(text)
-        _say_size(text)
+        print_text(pipeline.text)
+        _say_size(pipeline.text)
         return
     try:
-        Path(output).write_text(text, encoding="utf-8")
+        Path(output).write_text(pipeline.text, encoding="utf-8")
     except OSError as error:
         raise PipelineFileError(
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
         ) from error
     print_message(f"Compiled {target} to {output}.")
-    _say_size(text)
+    _say_size(pipeline.text)
 
 
 def _say_size(text: str) -> None:
@@ -40,11 +51,3 @@ def _say_size(text: str) -> None:
 
     for remark in describe(measure(text)):
         print_message(remark)
-
-
-def compile_pipeline(target: str) -> str:
-    """The YAML of the pipeline that ``FILE[:NAME]`` names."""
-    from torchx_kfp.cli.pipelines import load_pipeline_function
-    from torchx_kfp.local.load import compile_text
-
-    return compile_text(load_pipeline_function(target), target)

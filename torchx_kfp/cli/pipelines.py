@@ -1,4 +1,4 @@
-"""Finding the pipeline function in a Python file."""
+"""What command lines say of a pipeline: its file, its function in a Python file, its arguments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.cli.mistakes import describe
-from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.sdk import import_kfp, quick_sdk
+
+if TYPE_CHECKING:
+    from torchx_kfp.local import Pipeline
 
 
 def load_pipeline_function(target: str) -> Any:
@@ -34,6 +37,32 @@ def load_pipeline_function(target: str) -> Any:
         raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it defines no pipeline function.")
     pipelines = _pipelines(_import(path.resolve()))
     return _choose(pipelines, name, file)
+
+
+def load_target(target: str) -> Pipeline:
+    """The pipeline in a compiled file, or the one that ``FILE.py[:NAME]`` names."""
+    from torchx_kfp.local import load_pipeline
+
+    if Path(target.rpartition(":")[0] or target).suffix == ".py" or Path(target).suffix == ".py":
+        return load_pipeline(load_pipeline_function(target))
+    return load_pipeline(target)
+
+
+def split_words(words: tuple[str, ...]) -> dict[str, str]:
+    """The words ``NAME=VALUE`` of a command line.
+
+    Raises:
+        ArgumentError: a word is none, or a name is there twice.
+    """
+    arguments: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ArgumentError(f"-p {word!r} is not NAME=VALUE. Write, for example, -p lr=0.1.")
+        if name in arguments:
+            raise ArgumentError(f"-p {name}=... is given twice. Give each parameter once.")
+        arguments[name] = value
+    return arguments
 
 
 def _split(target: str) -> tuple[str, str | None]:

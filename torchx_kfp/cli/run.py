@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -94,6 +93,7 @@ def run_command(
 
     A terminal shows the stages while they run, and anything else gets the lines that they print.
     """
+    from torchx_kfp.cli.pipelines import load_target, split_words
     from torchx_kfp.cli.summary import summarize
     from torchx_kfp.cli.watch import choose_watch
     from torchx_kfp.local import OUTPUT_DIR, load_pipeline, parse_arguments, resume, run
@@ -121,8 +121,8 @@ def run_command(
     elif target is None:
         raise click.UsageError("Missing argument 'FILE[:NAME]|YAML', or --resume RUN.")
     else:
-        pipeline = _load(target)
-        arguments = parse_arguments(pipeline, _split_words(words))
+        pipeline = load_target(target)
+        arguments = parse_arguments(pipeline, split_words(words))
         base = _tracker_base(pipeline, arguments, tracker_base)
         if tracker_base is not None or not stages:
             # Containers get folders that the user has named, and not the pipeline.
@@ -146,28 +146,6 @@ def _refuse_with_resume(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value:
             raise click.UsageError(f"--resume takes no {name}: the run goes on with what it was started with.")
-
-
-def _load(target: str) -> Pipeline:
-    from torchx_kfp.local import load_pipeline
-
-    if Path(target.rpartition(":")[0] or target).suffix == ".py" or Path(target).suffix == ".py":
-        from torchx_kfp.cli.pipelines import load_pipeline_function
-
-        return load_pipeline(load_pipeline_function(target))
-    return load_pipeline(target)
-
-
-def _split_words(words: tuple[str, ...]) -> dict[str, str]:
-    arguments: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ArgumentError(f"-p {word!r} is not NAME=VALUE. Write, for example, -p lr=0.1.")
-        if name in arguments:
-            raise ArgumentError(f"-p {name}=... is given twice. Give each parameter once.")
-        arguments[name] = value
-    return arguments
 
 
 def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:

@@ -60,12 +60,11 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
             )
         with quick_sdk():
             function = dsl.pipeline(function)
-    text = compile_text(function)
-    return pipeline_from_documents(_documents(text, is_compiled=True), repr(function), text)
+    return compile_function(function)
 
 
-def compile_text(function: Any, name: str = "") -> str:
-    """The YAML that KFP compiles a pipeline function to.
+def compile_function(function: Any, name: str = "") -> Pipeline:
+    """The pipeline that KFP compiles a pipeline function to; its ``text`` is the YAML.
 
     Args:
         function: decorated with ``dsl.pipeline``.
@@ -81,13 +80,13 @@ def compile_text(function: Any, name: str = "") -> str:
         compiler.Compiler().compile(function, str(path))
         text = path.read_text(encoding="utf-8")
     try:
-        _documents(text, is_compiled=True)
+        documents = _documents(text, is_compiled=True)
     except yaml.YAMLError as error:
         raise PipelineFileError(
             f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
             f"and descriptions into comments, where a line break does harm: leave it out of them. ({error})"
         ) from None
-    return text
+    return pipeline_from_documents(documents, name or repr(function), text)
 
 
 def _load_file(path: Path) -> Pipeline:
