@@ -14,7 +14,7 @@ from kfp.dsl import pipeline_task, utils
 from torchx.specs import AppDef, Resource, Role
 
 from torchx_kfp import task_from_app
-from torchx_kfp.local.load import compile_text
+from torchx_kfp.local.load import compile_function
 from torchx_kfp.sdk import quick_sdk
 
 
@@ -45,7 +45,7 @@ def test_what_is_compiled_is_the_same_byte_for_byte(tmp_path: Path) -> None:
     compiler.Compiler().compile(dsl.pipeline(name="chain")(chain(20)), str(tmp_path / "plain.yaml"))
     with quick_sdk():
         pipeline = dsl.pipeline(name="chain")(chain(20))
-    assert compile_text(pipeline) == (tmp_path / "plain.yaml").read_text()
+    assert compile_function(pipeline).text == (tmp_path / "plain.yaml").read_text()
 
 
 def test_names_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
