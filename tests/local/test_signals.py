@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,9 @@ def start(tmp_path):
         path = tmp_path / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
         command = [sys.executable, "-c", RUNNER, str(path), str(tmp_path / "runs"), str(grace)]
-        runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        # Under nohup the tests ignore SIGHUP, and what they start would, too.
+        hang_up = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+        runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hang_up)
         runners.append(runner)
         wait_for(lambda: len(read_pids(tmp_path)) == count)
         return runner
