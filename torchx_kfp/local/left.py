@@ -56,9 +56,7 @@ def _read_report(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]
         raise ValueError(f"left its report {attempt.report} unreadable: {error}") from None
     try:
         reported, artifacts = read_report(text, attempt.artifacts)
-        # What publishes the artifacts of an AppDef names their place as it is.
-        if attempt.function:
-            check_places(artifacts, attempt.artifacts)
+        check_places(artifacts, attempt.artifacts)
         return reported, artifacts
     except ValueError as error:
         raise ValueError(f"wrote a report that {error}: {attempt.report}") from None
