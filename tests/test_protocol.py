@@ -44,7 +44,7 @@ def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
 
 
 @hypothesis.given(CONTEXTS)
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=20)
 def test_the_environment_of_a_process_carries_it(context: StageContext) -> None:
     code = (
         "from torchx_kfp import protocol; import ast, os, sys; c = protocol.decode(os.environ)\n"

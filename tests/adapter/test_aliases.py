@@ -96,7 +96,7 @@ PIECES = st.lists(st.sampled_from(['"', "\\", "[", "]", "{", "}", ",", ": ", "a"
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(one=PIECES, two=PIECES, many=st.one_of(PIECES, PIECES.map("[{}]".format), PIECES.map('["{}"]'.format)))
 @example(one="", two=", 1], ", many='["a]')
 def test_whatever_the_values_are(shells: Path, tmp_path: Path, one: str, two: str, many: str) -> None:

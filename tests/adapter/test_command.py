@@ -53,7 +53,7 @@ ARGUMENTS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arguments=ARGUMENTS, tracked=st.booleans())
 @example(arguments=HOSTILE, tracked=True)
 @example(arguments=HOSTILE, tracked=False)
@@ -67,7 +67,7 @@ def test_arguments_arrive_byte_for_byte(shells: Path, tmp_path: Path, arguments:
     assert done.returncode == 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     env=st.dictionaries(
         st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1).filter(

@@ -467,7 +467,7 @@ PROGRAMS = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, suppress_health_check=list(HealthCheck))
 @given(program=PROGRAMS.filter(lambda program: "{}" in program), value=st.sampled_from(HOSTILE))
 def test_whatever_is_accepted_runs_no_value(tmp_path_factory: pytest.TempPathFactory, program: str, value: str) -> None:
     for bash in (False, True):

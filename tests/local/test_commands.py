@@ -19,7 +19,7 @@ from torchx_kfp.local.commands import fill_in
 WORDS = st.lists(st.sampled_from([*HOSTILE, *PLAIN, "--lr", "0.1", "app.train", "a b"]), max_size=8)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=WORDS, reads=st.integers(0, 2), options=st.sampled_from([{}, {"ui_metadata": {}}]), value=st.text("a $\\"))
 def test_the_application_is_what_it_is_given(
     words: list[str], reads: int, options: dict[str, Any], value: str, tmp_path: Path

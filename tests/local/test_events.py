@@ -89,7 +89,7 @@ EVENTS = st.one_of(
 
 
 # How long generating takes says more of the machine than of the code.
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(EVENTS)
 def test_every_event_comes_back_from_one_line(event):
     line = json.dumps(encode(event))

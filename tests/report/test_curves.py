@@ -91,7 +91,7 @@ def tracked(*histories: dict[str, list[tuple[int, float]]]) -> Tracked:
 
 
 @given(st.lists(st.tuples(st.integers(-(2**62), 2**62), st.floats()), min_size=1, max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_curves_are_inside_of_a_chart_whatever_the_numbers_are(points: list[tuple[int, float]]) -> None:
     charts = draw_charts(stages(1), tracked({"loss": points}))
     assert len(charts) == any(math.isfinite(value) for _, value in points)

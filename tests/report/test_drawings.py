@@ -60,7 +60,7 @@ def check_places(root: Box, down: bool) -> None:
 
 
 @given(boxes(), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_no_boxes_overlap_and_edges_lead_forward(inner: list[Box], down: bool) -> None:
     root = Box("", 0.0, 0.0, inner=inner)
     place(root, down)
@@ -131,7 +131,7 @@ def iterations(results: list[dict[str, object]], inputs: list[dict[str, object]]
 
 
 @given(st.lists(st.tuples(st.floats(), st.floats()), min_size=2, max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_points_are_inside_of_a_plot_whatever_the_numbers_are(numbers: list[tuple[float, float]]) -> None:
     stages = iterations([{"y": y} for _, y in numbers], [{"x": x} for x, _ in numbers])
     for figure in draw_plots(stages):

@@ -129,7 +129,7 @@ def test_any_key_and_results_come_back(kind: str, tmp_path: Path, memory_base: s
     base = str(tmp_path) if kind == "local" else memory_base
 
     @hypothesis.given(key=KEYS, results=RESULTS)
-    @hypothesis.settings(max_examples=200, deadline=None)
+    @hypothesis.settings(max_examples=200)
     def check(key: str | int, results: dict[str, Any]) -> None:
         tracker = FsspecResultTracker(f"{base}/{uuid.uuid4().hex}")
         tracker[key] = results
