@@ -13,8 +13,10 @@ from typing import Dict, List
 
 import pytest
 from kfp import dsl
+from torchx.specs import AppDef, Role
 
 from tests.local.components import produce, python, shell, text_of, write
+from torchx_kfp import task_from_app
 from torchx_kfp.errors import ArgumentError, StageFailedError
 from torchx_kfp.local import StageRetried, StageStarted, State, load_pipeline, run
 
@@ -438,6 +440,12 @@ def runs_a_script():
     script()
 
 
+@dsl.pipeline
+def runs_a_tracked_script(tracker_base: str):
+    role = Role("evaluate", image="image", entrypoint="python", args=["-Bu", "train.py"])
+    task_from_app(AppDef("evaluate", roles=[role]), tracker_base=tracker_base, results={"accuracy": float})
+
+
 def test_a_script_that_is_elsewhere(execute_failing, execute, tmp_path, monkeypatch):
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
@@ -448,6 +456,9 @@ def test_a_script_that_is_elsewhere(execute_failing, execute, tmp_path, monkeypa
     assert failed["script"].reason == (
         f"ended with exit code 2: there is no 'train.py' in {here}, where stages run; --directory names another folder"
     )
+    # The words of a tracked stage travel in its input `stage`; Python's options may be before the script.
+    tracked = execute_failing(runs_a_tracked_script, {"tracker_base": str(tmp_path / "results")})
+    assert tracked["evaluate"].reason == failed["script"].reason
     execute(runs_a_script, directory=there)
     with pytest.raises(ArgumentError, match=r"directory must be a folder.* 'nowhere'"):
         execute(runs_a_script, directory="nowhere")

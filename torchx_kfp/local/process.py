@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from torchx_kfp.local.commands import fill_in
 from torchx_kfp.local.environment import RUN_MARK
 from torchx_kfp.local.result import describe_exit
 
@@ -36,6 +37,8 @@ _PATIENCE = 5.0
 #: Python's exit code for a script that it cannot open, among other things.
 _USAGE = 2
 _PYTHON = re.compile(r"python[\d.]*")
+# Options of Python that take no word of their own.
+_OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
 # Set in the limits of all stages, and in nobody else's: in microseconds.
 _LIMIT = 1 << 58
 #: Held while a process is started: this process's own limit has a mark for as long as a stage is being started.
@@ -122,9 +125,13 @@ class StageProcess:
 
 def _missing_script(command: Sequence[str], directory: Path) -> str | None:
     """The script that Python was to run and did not find, if it was given one below the directory."""
-    for program, word in itertools.pairwise(command):
-        if _PYTHON.fullmatch(os.path.basename(program)) and word.endswith(".py"):
-            return None if (directory / word).exists() else word
+    words = fill_in(command)
+    for place, program in enumerate(words):
+        if _PYTHON.fullmatch(os.path.basename(program)):
+            rest = itertools.dropwhile(_OPTION.fullmatch, words[place + 1 :])
+            script = next(rest, "")
+            if script.endswith(".py"):
+                return None if (directory / script).exists() else script
     return None
 
 
