@@ -215,6 +215,8 @@ def test_values_must_be_text() -> None:
         plan_stage(make_app(args=[None]))
     with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is 3 \(int\), and must be a string: write '3'"):
         plan_stage(make_app(args=[3]))
+    with pytest.raises(AppDefError, match=r"args\[0\] of role 'trainer' is .* \(function\), and must be a string\.$"):
+        plan_stage(make_app(args=[test_values_must_be_text]))
 
 
 def test_tasks_and_comparisons_are_no_values() -> None:

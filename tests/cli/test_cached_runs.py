@@ -63,11 +63,14 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
         f"{second}/train/train-0": {"x": 0.25}
     }
     listed = [line.split() for line in inside("results", base).stdout.splitlines()[2:]]
-    assert listed == [
-        [first, "2", "0", "prepare", "train"],
-        [second, "1", "1", "train", "prepare"],
-        [third, "0", "2", "prepare", "train"],
-    ]
+    # By their names, which tell the second in which they started.
+    assert listed == sorted(
+        [
+            [first, "2", "0", "prepare", "train"],
+            [second, "1", "1", "prepare", "train"],
+            [third, "0", "2", "prepare", "train"],
+        ]
+    )
 
     done = inside("compare", base, first, third)
     assert done.returncode == 0, done.stderr

@@ -172,13 +172,19 @@ def test_json_for_programs(call: Call, project: Path) -> None:
     }
 
 
-def test_results_of_cached_stages_are_where_they_were_recorded(call: Call, project: Path) -> None:
-    words = ("run", "pipelines.py:two", "--tracker-base", "results", "--output-dir", "cached")
-    first, second = call(*words), call(*words)
-    assert second.stdout.count("cached") == 2
-    assert second.stderr.splitlines()[-1] == first.stderr.splitlines()[-1]
-    again = second.stderr.splitlines()[-1].removeprefix("See the results again: ")
-    assert call(*shlex.split(again)[1:]).returncode == 0
+@pytest.mark.parametrize("folder", [(), ("--output-dir", "runs")])
+def test_results_of_cached_stages_are_shown_again_as_those_of_the_run(
+    folder: tuple[str, ...], call: Call, project: Path
+) -> None:
+    words = ("run", "pipelines.py:two", "--tracker-base", "results", *folder)
+    call(*words)
+    for values, count in {(): 2, ("-p", 'names=["b"]'): 1}.items():
+        done = call(*words, *values)
+        (again,) = [line for line in done.stderr.splitlines() if line.startswith("See the results again: ")]
+        run_id = done.stderr.split()[1].rstrip(":")
+        shown = call(*shlex.split(again.removeprefix("See the results again: "))[1:])
+        assert shown.stdout.startswith(f"Run {run_id}\n"), shown.stderr
+        assert shown.stdout.count("(cached)") == count
 
 
 def test_numbers_that_json_has_not(call: Call, project: Path) -> None:
@@ -325,6 +331,7 @@ REFUSED = {
     ("results", "s4://bucket"): (1, "s4"),
     ("results", "some", "../x"): (2, "Error: Nothing is recorded of '../x'"),
     ("unknown",): (2, "Error: No such command 'unknown'."),
+    ("result",): (2, "Error: No such command 'result'. Did you mean 'results'?"),
 }
 
 

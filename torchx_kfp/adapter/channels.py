@@ -8,6 +8,7 @@ to KFP as the object that it is.
 
 from __future__ import annotations
 
+import os
 import re
 
 from kfp import dsl
@@ -140,7 +141,9 @@ def _no_text(value: object, where: str) -> str:
         )
     if value is None:
         return f"{where} is None, and must be a string. Leave it out, or pass '' if that is meant."
-    return f"{where} is {value!r} ({type(value).__name__}), and must be a string: write {str(value)!r}."
+    # The text of most objects is nothing that anybody means.
+    meant = f": write {str(value)!r}" if isinstance(value, (int, float, os.PathLike)) else ""
+    return f"{where} is {value!r} ({type(value).__name__}), and must be a string{meant}."
 
 
 def _refuse_lost(text: str, where: str) -> None:

@@ -14,7 +14,7 @@ import click
 
 import torchx_kfp
 from torchx_kfp.cli.output import print_message
-from torchx_kfp.errors import StageFailedError, TorchxKfpError
+from torchx_kfp.errors import StageFailedError, TorchxKfpError, did_you_mean
 
 __all__ = ["main"]
 
@@ -52,6 +52,13 @@ class _Group(click.Group):
         module = import_module(f"torchx_kfp.cli.{_MODULES[cmd_name]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _MODULES and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], _MODULES)}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

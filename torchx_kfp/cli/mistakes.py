@@ -52,7 +52,7 @@ def describe(path: Path, error: BaseException) -> str:
     # KFP calls a pipeline's function when it is defined.
     built = any(Path(frame.f_code.co_filename).name == "graph_component.py" for frame, _ in frames)
     what = ": the pipeline cannot be built" if built else " cannot be imported"
-    message = f"{where}{what}: {type(error).__name__}: {error}. "
+    message = f"{where}{what}: {type(error).__name__}: {str(error).rstrip('.')}. "
     if "from __future__ import annotations" in path.read_text(encoding="utf-8", errors="replace"):
         message += "KFP reads annotations as objects: remove 'from __future__ import annotations'. "
     return f"{message}See the whole traceback with torchx-kfp --traceback COMMAND ..."

@@ -142,9 +142,9 @@ def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
             run,
             str(len(names) - cached.get(run, 0)),
             *([str(cached.get(run, 0))] if cached else []),
-            " ".join(filter(None, dict.fromkeys(names))),
+            " ".join(sorted(set(filter(None, names)))),
         )
-        for run, names in stages.items()
+        for run, names in sorted(stages.items())
     ]
     columns = ("run", "with results", *(["cached"] if cached else []), "stages")
     print_table(columns, rows, right=("with results", "cached"))

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from torchx_kfp.cli.output import counted, listed, print_message, show_results, this_command
 from torchx_kfp.cli.progress import Progress
@@ -31,6 +32,8 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
     Raises:
         StageFailedError: a stage failed.
     """
+    from torchx_kfp.local.runner import OUTPUT_DIR
+
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as ending:
@@ -49,11 +52,13 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
         took = f"{finished.state}, {finished.duration:.1f} s"
         print_message(f"Run {started.run_id} ({took}): logs and outputs are in {started.folder}")
     if not as_json:
-        # Those of cached stages are under the run that recorded them.
         recorded = [stage for stage in progress.results() if stage.results and stage.run_id]
-        places = [(str(stage.tracker_base), str(stage.run_id).partition("/")[0]) for stage in recorded]
-        for base, run_id in dict.fromkeys(places):
-            print_message(f"See the results again: {this_command('results', base, run_id)}")
+        # The run's folder tells whose results cached stages were given.
+        has_cached = any(str(stage.run_id).partition("/")[0] != started.run_id for stage in recorded)
+        folder = started.folder.parent
+        place = ("--output-dir", str(folder)) if has_cached and folder != Path(OUTPUT_DIR).absolute() else ()
+        for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
+            print_message(f"See the results again: {this_command('results', base, started.run_id, *place)}")
     if finished.state is State.FAILED:
         result = RunResult(
             pipeline=started.pipeline,
