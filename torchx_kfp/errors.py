@@ -140,6 +140,12 @@ class MissingArtifactError(TrackerError, LookupError):
     """The run has registered no artifact of that name."""
 
 
+class MissingMetricError(TrackerError, KeyError):
+    """The run has logged no metric of steps under that name."""
+
+    __str__ = TrackerError.__str__  # KeyError's has quotes around it
+
+
 class LocalRunError(TorchxKfpError):
     """A compiled pipeline could not be run on this machine."""
 

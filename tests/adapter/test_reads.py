@@ -261,7 +261,7 @@ def hostile_base() -> None:
         (number, r"reads\['x'\] is the channel 'foreign-accuracy' of type NUMBER_DOUBLE\. A run id is a string"),
         (collected_number, r"collects the channel 'foreign-accuracy' of type NUMBER_DOUBLE, which is no run id"),
         (channel_without_alias, r"reads has the channel 'run', which has no name of its own\. Give it an alias"),
-        (text_without_alias, r"reads has 'run/train/1', which has no name of its own"),
+        (text_without_alias, r"the text 'run/train/1'\. Pass the task .* run id.* reads=\{'train': 'run/train/1'\}"),
         (nothing_known, r"reads\['x'\] is 3 \(int\)\. What is read is a task, dsl\.Collected of run ids, or a run id"),
         (text_with_channel, r"text with a pipeline channel inside\. Pass the task or channel alone"),
         (no_run_id, r"reads\['x'\] is 'a\"b', which is no run id\. One looks like 'run/stage/execution'"),

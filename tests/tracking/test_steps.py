@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from torchx_kfp import protocol
-from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.errors import CorruptResultError, MissingMetricError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, step_log
 from torchx_kfp.tracking.objects import survives_fork
 from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series
@@ -96,6 +96,21 @@ class TestWhatIsKept:
             "self": 4,
             "name": 5,
         }
+
+    def test_a_name_that_was_not_logged(self, tmp_path: Path) -> None:
+        run = stage(tmp_path)
+        with pytest.raises(KeyError, match=r"no metric of steps named 'los'\. It has logged none\."):
+            run.history()["los"]
+        run.log(0, loss=0.3, accuracy=0.5)
+        history = run.history()
+        with pytest.raises(
+            MissingMetricError, match=r"^The run .* 'los'\. Did you mean 'loss'\? There are: accuracy, loss\.$"
+        ):
+            history["los"]
+        assert history.get("los") is None
+        run.log(1, {f"m{i:02}": 1.0 for i in range(30)})
+        with pytest.raises(MissingMetricError, match=r"m00, .*, m17 and 12 more\.$"):
+            run.history()["x"]
 
     def test_a_million_steps_stay_small_and_the_ends_exact(self, tmp_path: Path) -> None:
         run = stage(tmp_path)

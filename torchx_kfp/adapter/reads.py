@@ -158,6 +158,11 @@ def _default_alias(what: object) -> str:
     if isinstance(task, dsl.PipelineTask):
         stage = stage_of(task)
         return stage.name if stage else str(task.component_spec.name)
+    if isinstance(what, str) and not contains_channel(what):
+        raise ReadsError(
+            f"reads has the text {what!r}. Pass the task that is read: reads=task. If this is a run id, it needs an "
+            f"alias: reads={{'train': {what!r}}}."
+        )
     raise ReadsError(
         f"reads has {_show(what)}, which has no name of its own. Give it an alias: reads={{'train': ...}}."
     )

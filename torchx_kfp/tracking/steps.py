@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.errors import MissingMetricError, ResultRefusedError, did_you_mean
 from torchx_kfp.tracking.entries import STEPS, Corrupt, Entry, no_entry, read_entries
 from torchx_kfp.tracking.keys import shown
 from torchx_kfp.tracking.store import Store
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_POINTS, _ALL_POINTS = 1000, 50_000
 #: Names that a process may use.
 MAX_NAMES = 500
+#: Names that a message lists.
+_LISTED = 20
 #: Bits of a step: those of MLflow.
 _STEP_BITS = 63
 
@@ -54,6 +56,14 @@ class Curve:
 
 class History(dict[str, Curve]):
     """The curves of a run, by name."""
+
+    def __missing__(self, name: object) -> Curve:
+        names = sorted(self)
+        more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+        there = f"There are: {', '.join(names[:_LISTED])}{more}." if names else "It has logged none."
+        raise MissingMetricError(
+            f"The run has no metric of steps named {shown(name)}.{did_you_mean(str(name), names)} {there}"
+        )
 
     def to_frame(self) -> pandas.DataFrame:
         """The points as a pandas DataFrame: a row for each step, and a column for each name.
