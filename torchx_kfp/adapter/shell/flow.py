@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torchx_kfp.adapter.shell.programs import DECLARE
+from torchx_kfp.adapter.shell.programs import DECLARE, PRINT_VALUES, SHELL, WRITERS
 from torchx_kfp.adapter.shell.tree import Command, Compound, Function, Piece, Script, Simple, Word, literal, words_of
 
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -15,9 +15,9 @@ NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 def assigned(command: Simple) -> Iterable[tuple[str, Word]]:
     """The variables that a command sets, and the words that it sets them to."""
     yield from command.assignments
-    names = [literal(word) for word in command.words[:1]]
-    if names and names[0] in DECLARE:
-        yield from (declared(word) for word in command.words[1:])
+    declares = bool(command.words) and literal(command.words[0]) in DECLARE
+    # ``env`` may be behind other commands.
+    yield from (declared(word) for word in command.words[1:] if declares or is_assignment(word))
 
 
 def declared(word: Word) -> tuple[str, Word]:
@@ -35,6 +35,11 @@ def declared(word: Word) -> tuple[str, Word]:
 def is_assignment(word: Word) -> bool:
     name, _ = declared(word)
     return NAME.fullmatch(name) is not None and len(name) < len(word)
+
+
+def is_pattern(word: Word) -> bool:
+    """Whether the names of files may stand for the word."""
+    return any(piece.text in "*?[" and not piece.quoted for piece in word if piece.text)
 
 
 def file_name(word: Word) -> str | None:
@@ -57,6 +62,7 @@ class Flow:
     def follow(self, script: Script) -> None:
         """Find out what variables hold, and which functions and files there are."""
         commands = list(script.commands())
+        fed = {id(command) for each in script.scripts() for pipeline in each.pipelines for command in pipeline[1:]}
         for command in commands:
             if isinstance(command, Function):
                 self.functions.add(command.name)
@@ -65,25 +71,34 @@ class Flow:
             before = (len(self.values), len(self.written))
             for command in commands:
                 if not isinstance(command, Function):
-                    self._write(command)
+                    self._write(command, id(command) in fed)
                 self._assign(command)
         self.numbers = self._numbers(commands)
 
-    def _write(self, command: Simple | Compound) -> None:
+    def _write(self, command: Simple | Compound, fed: bool) -> None:
         targets = [redirect.word for redirect in command.redirects if redirect.operator.strip("&") in (">", ">>")]
-        if isinstance(command, Simple) and command.words and file_name(command.words[0]) == "tee":
-            targets += command.words[1:]
         for word in targets:
             if not (literal(word) or "").startswith("/dev/"):
                 self.written.add(None if self.holds(word) else file_name(word) or "")
+        names = [file_name(word) or "" for word in command.words] if isinstance(command, Simple) else []
+        if writer := next((name for name in names if name in WRITERS), None):
+            known = {name.rpartition("=")[2] for name in names[names.index(writer) + 1 :] if name}
+            # From one of their files into another, or from their input.
+            if fed or command.redirects or known & self.written or any(map(self.holds, command.words)):
+                self.written |= known
+                if writer == "tee" and any(map(self.holds, command.words)):
+                    self.written.add(None)
 
     def _assign(self, command: Command) -> None:
         if isinstance(command, Compound):
-            if command.variable and any(map(self.holds, command.words)):
+            # Programs may have made files whose names are values.
+            if command.variable and any(self.holds(word) or is_pattern(word) for word in command.words):
                 self.values.add(command.variable)
         elif isinstance(command, Simple):
             self.values.update(name for name, word in assigned(command) if self.holds(word))
             words = [literal(word) for word in command.words]
+            if "cd" in words and any(map(self.holds, command.words)):
+                self.values |= {"PWD", "OLDPWD"}
             if "read" in words:
                 self.values.update(word for word in words if word and NAME.fullmatch(word) and word != "read")
 
@@ -115,7 +130,7 @@ class Flow:
             if piece.kind == "arithmetic":
                 return all(name in numbers for name in piece.names)
             return piece.kind == "length" or (
-                piece.kind == "variable" and (piece.text in numbers or piece.text in "?#$!")
+                piece.kind == "variable" and not piece.changed and (piece.text in numbers or piece.text in "?#$!")
             )
         return re.fullmatch(r"[0-9]+", literal(word) or "") is not None
 
@@ -132,7 +147,8 @@ class Flow:
         if piece.kind == "channel":
             return True
         if piece.kind == "variable":
-            return piece.text in self.values or piece.text in ("@", "*") or (piece.text.isdigit() and piece.text != "0")
+            # $0 is the word behind the program, and bash keeps the last argument in $_.
+            return piece.text in self.values or piece.text in ("@", "*", "_") or piece.text.isdigit()
         if piece.script is None:
             return False
         # What is written may be read here, and functions may do anything.
@@ -142,6 +158,12 @@ class Flow:
         """Whether a command has values in its words, or may have them otherwise."""
         if isinstance(command, Function):
             return False
-        if isinstance(command, Simple) and command.words and file_name(command.words[0]) in self.functions:
-            return True
+        if isinstance(command, Simple) and command.words:
+            program = file_name(command.words[0]) or ""
+            if program in self.functions or program in PRINT_VALUES or SHELL.fullmatch(program):
+                return True
+            if program == "env" and all(map(is_assignment, command.words[1:])):
+                return True
+            if program == "pwd" and "PWD" in self.values:
+                return True
         return any(map(self.holds, words_of(command)))

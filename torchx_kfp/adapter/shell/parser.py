@@ -15,7 +15,8 @@ from torchx_kfp.adapter.shell.words import CHANNEL, Document, Words
 
 _RESERVED = ("if", "then", "else", "elif", "fi", "do", "done", "case", "esac", "while", "until", "for", "in", "{", "}")
 _UNKNOWN_WORDS = {"function", "select", "coproc"}
-_KEYWORD = re.compile(r"(?:[a-z]+|[{}!]|\[\[|\]\])(?=[\s;&|()<>]|$)")
+#: Other white space than blanks and newlines is a part of a word.
+_KEYWORD = re.compile(r"(?:[a-z]+|[{}!]|\[\[|\]\])(?=[ \t\n;&|()<>]|\Z)")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _REDIRECT = re.compile(r"[0-9]*(<<<|<<-|<<|<&|>&|<>|>>|>\||<|>)|(&>>|&>)")
 _DOCUMENT_END = re.compile(r"[ \t]*(?:'([\w.!-]+)'|\"([\w.!-]+)\"|\\([\w.!-]+)|([\w.!-]+))(?=[ \t\n;&|()<>])", re.ASCII)

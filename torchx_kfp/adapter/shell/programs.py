@@ -46,11 +46,31 @@ RUN_CODE = _names(
     ncat netcat telnet jshell ghci ocaml osascript
     """
 )
+#: Programs that run the command behind their options: a value is taken behind a script of the author's alone.
+LAUNCHERS = _names(
+    """
+    ionice taskset chrt prlimit numactl setarch linux32 linux64 i386 x86_64 uname26 unbuffer valgrind catchsegv
+    hyperfine perf firejail fakeroot proot bwrap cgexec systemd-run start-stop-daemon dbus-run-session xvfb-run rlwrap
+    chronic ifne entr run-parts gosu su-exec pkexec sg chpst setuidgid tini dumb-init catatonit uv uvx npx bunx pipx npm
+    pnpm yarn poetry conda mamba micromamba pixi hatch pdm rye pipenv
+    """
+)
+#: Programs that copy their input or a file into another file.
+WRITERS = _names("tee cp mv ln install dd sort split csplit sponge rsync curl wget")
+#: Programs that print variables of the environment, or the names of files.
+PRINT_VALUES = _names("printenv set ps ls dir vdir find realpath readlink")
+#: Names of files that programs read as code.
+CODE_FILE = re.compile(
+    r".*\.(?:py|pth|pyc|ipynb|sh|bash|pl|pm|rb|js|mjs|cjs|lua|[Rr]|jl|mk|awk|sed|sql|so)"
+    r"|(?:GNU)?[Mm]akefile|Dockerfile|Containerfile|\.\w*(?:rc|profile|login|logout|env)|config|authorized_keys"
+)
+#: What shells read as a part of their language, also behind ``time``.
+RESERVED_WORDS = _names("! { } if then else elif fi do done case esac while until for in function select coproc")
 #: Interpreters that take values behind the name of a script.
 INTERPRETERS = _names("perl ruby node nodejs deno bun php lua luajit Rscript julia scala groovy raku")
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 #: Modules of Python that run what their arguments say.
-RUN_CODE_MODULES = _names("timeit pdb code asyncio profile cProfile trace bdb doctest IPython")
+RUN_CODE_MODULES = _names("runpy timeit pdb code asyncio profile cProfile trace bdb doctest IPython")
 #: Variables that shells read as code, or by themselves.
 OF_SHELLS = re.compile(r"PS\d|BASH\w*|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
 #: What ``set -o`` may switch.

@@ -9,7 +9,9 @@ builtins that are not known here, and arguments or input of programs that are kn
 
 A program that only its author knows takes its arguments as it would without a shell: what it makes of them, options
 that begin with a dash for one, is its own matter. Files that are sourced or run by a shell are the author's, unless
-the program writes values into a file of that name.
+the program writes values into a file of that name, or copies one to it. Programs that run the command behind their
+options (``ionice``, ``uv run``) take values behind the name of a script. What bash keeps of its own (``$_``), what
+``cd`` leaves in ``$PWD``, and names of files are values as well.
 """
 
 from __future__ import annotations
@@ -19,16 +21,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
-from torchx_kfp.adapter.shell.flow import NAME, Flow, declared, file_name, is_assignment
+from torchx_kfp.adapter.shell.flow import NAME, Flow, declared, file_name, is_assignment, is_pattern
 from torchx_kfp.adapter.shell.parser import Parser
 from torchx_kfp.adapter.shell.programs import (
+    CODE_FILE,
     DECLARE,
     INTERPRETERS,
+    KNOWN_BUILTINS,
     KNOWN_SHELLS,
+    LAUNCHERS,
     OF_SHELLS,
     OPTIONS,
     PYTHON,
     REFUSED_BUILTINS,
+    RESERVED_WORDS,
     RUN_CODE,
     RUN_CODE_MODULES,
     SHELL,
@@ -83,7 +89,8 @@ class _Rules:
             fed = stdin
             for command in pipeline:
                 self._command(command, fed)
-                fed = fed or any(map(self.flow.command_holds, Script([[command]]).commands()))
+                held = any(map(self.flow.command_holds, Script([[command]]).commands()))
+                fed = fed or held or bool(self.flow.written)
 
     def _command(self, command: Command, stdin: bool) -> None:
         if isinstance(command, Function):
@@ -94,9 +101,15 @@ class _Rules:
         if enters and isinstance(command, Simple) and command.words and literal(command.words[0]) == "exec":
             _refuse("redirects the input of all that follows")
         for redirect in command.redirects:
-            reads = redirect.operator.startswith("<")
-            stdin |= reads and (self.flow.holds(redirect.word) or redirect.operator == "<&" or bool(self.flow.written))
+            if redirect.operator.startswith("<"):
+                stdin |= self.flow.holds(redirect.word) or redirect.operator == "<&"
+                stdin |= redirect.operator == "<" and bool(self.flow.written)
             self._word(redirect.word, stdin, splits=redirect.operator != "<<<")
+        held = stdin or any(map(self.flow.command_holds, Script([[command]]).commands()))
+        for redirect in command.redirects:
+            file = file_name(redirect.word) or ""
+            if held and redirect.operator.strip("&") in (">", ">>") and CODE_FILE.fullmatch(file):
+                _refuse(f"writes it into {file!r}, which programs read as code")
         if isinstance(command, Compound):
             for word in command.words:
                 self._word(word, stdin)
@@ -139,6 +152,10 @@ class _Rules:
         name = self._name_of(words[0])
         program, arguments = name.rpartition("/")[2], words[1:]
         given = any(map(self.flow.holds, arguments))
+        if name in RESERVED_WORDS:
+            _refuse(f"holds {name!r} behind another command")
+        if "/" in name or program not in KNOWN_BUILTINS:
+            self._not_written(words[0])
         if program in REFUSED_BUILTINS:
             _refuse(f"holds {name!r}, which reads its arguments as code or as names, or changes what others mean")
         if program in TAKE_VALUES:
@@ -154,17 +171,33 @@ class _Rules:
         elif PYTHON.fullmatch(program):
             if given or stdin or self.flow.written or not arguments:
                 self._python(name, arguments, document)
-        elif program in RUN_CODE and (given or stdin):
+        elif program in RUN_CODE and (given or stdin or self._names_written(arguments)):
             _refuse(f"gives it to {name!r}, which runs code that it is given")
+        elif program in LAUNCHERS and given and not self._is_behind_script(arguments):
+            _refuse(f"gives it to {name!r}, which runs the command behind its options")
         elif program in INTERPRETERS and (given or stdin or self.flow.written):
             self._scriptfile_name(name, arguments[0] if arguments else ())
         else:
-            self._not_written(words[0])
             self._inside(arguments, stdin)
+
+    def _names_written(self, arguments: list[Word]) -> bool:
+        """Whether an argument names a file that the program writes."""
+        names = [literal(word) or "" for word in arguments]
+        return any(re.split("[/=]", name)[-1] in self.flow.written for name in names)
+
+    def _is_behind_script(self, arguments: list[Word]) -> bool:
+        """Whether a script, or an interpreter, is before the first value."""
+        for word in arguments:
+            file = file_name(word) or ""
+            if PYTHON.fullmatch(file) or SHELL.fullmatch(file) or CODE_FILE.fullmatch(file) or file == "torchrun":
+                return True
+            if self.flow.holds(word):
+                return False
+        return True
 
     def _name_of(self, word: Word) -> str:
         name = literal(word)
-        patterns = any(piece.text in "*?[~{" and not piece.quoted for piece in word if piece.text)
+        patterns = is_pattern(word) or any(piece.text in "~{" and not piece.quoted for piece in word if piece.text)
         if not name or (patterns and name not in ("[", "[[")):
             _refuse("has a command whose name is not plain text, so that it is not known what runs")
         return name
@@ -174,7 +207,7 @@ class _Rules:
         for index, word in enumerate(arguments):
             program = file_name(word) or ""
             further = arguments[index + 1 :]
-            given = any(map(self.flow.holds, further))
+            given = any(map(self.flow.holds, further)) or bool(self.flow.written)
             runs = any(re.match(r"-\w*c", literal(each) or "") for each in further)
             if (SHELL.fullmatch(program) and (given or stdin or runs)) or (PYTHON.fullmatch(program) and given):
                 self._run(arguments[index:], stdin)
@@ -217,6 +250,8 @@ class _Rules:
                 following = texts[index + 1] if index + 1 < len(texts) else None
                 if following is None or (text == "-m" and following.partition(".")[0] in RUN_CODE_MODULES):
                     break
+                if text == "-m" and {f"{part}.py" for part in following.split(".")} & self.flow.written:
+                    _refuse(f"runs {following!r}, a module that it writes itself")
                 return
             if text == "-" and document:
                 return

@@ -19,8 +19,10 @@ class Piece:
     text: str = ""
     quoted: bool = False
     script: Script | None = None
-    #: The variables that arithmetic reads.
+    #: The variables that arithmetic reads; the one that ``${x:=text}`` may set.
     names: tuple[str, ...] = ()
+    #: Whether a variable's value is changed where it is expanded (``${x:+text}``).
+    changed: bool = False
 
 
 Word = tuple[Piece, ...]
@@ -72,6 +74,14 @@ class Script:
 
     pipelines: Sequence[Sequence[Command]]
 
+    def scripts(self) -> Iterator[Script]:
+        """This script, and every one inside of it."""
+        yield self
+        for pipeline in self.pipelines:
+            for command in pipeline:
+                for script in _scripts_in(command):
+                    yield from script.scripts()
+
     def commands(self) -> Iterator[Command]:
         """Every command, those inside of others and of words too."""
         for pipeline in self.pipelines:
@@ -82,13 +92,16 @@ class Script:
 def _inside(command: Command) -> Iterator[Command]:
     yield command
     if isinstance(command, Function):
-        yield from _inside(command.body)
-        return
-    scripts = list(command.scripts) if isinstance(command, Compound) else []
-    for word in words_of(command):
-        scripts += [piece.script for piece in word if piece.script]
-    for script in scripts:
+        yield command.body
+    for script in _scripts_in(command):
         yield from script.commands()
+
+
+def _scripts_in(command: Command) -> list[Script]:
+    if isinstance(command, Function):
+        return _scripts_in(command.body)
+    scripts = list(command.scripts) if isinstance(command, Compound) else []
+    return scripts + [piece.script for word in words_of(command) for piece in word if piece.script]
 
 
 def words_of(command: Simple | Compound) -> list[Word]:

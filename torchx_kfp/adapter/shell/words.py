@@ -203,7 +203,7 @@ class Words:
             if found[1]:
                 return Piece("length", found[1], quoted=quoted)
             names = (found[2],) if "=" in operator else ()
-            return Piece("variable", found[2], quoted=quoted, names=names)
+            return Piece("variable", found[2], quoted=quoted, names=names, changed=bool(operator))
         if found := _VARIABLE.match(self.text, self.at):
             self.at = found.end()
             return Piece("variable", found[1], quoted=quoted)
