@@ -381,6 +381,15 @@ ATTACKS = [
     "uv run {}",
     "tini -- {}",
     "python -m runpy {}",
+    # Through files of other shells' programs, and of traps.
+    "trap 'sh g' EXIT; echo {} > g",
+    "echo {} > g; sh -c 'sh g'",
+    "echo {} > g; sh -c '. ./g'",
+    "sh -c 'echo \"$1\" > g' sh {}; sh g",
+    "sh -c 'echo \"$1\" > g' sh {}; awk -f g",
+    "touch {}; y=$(echo *); find $y",
+    "touch {}; find $(echo *)",
+    "touch {}; echo * | xargs env",
 ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torchx_kfp.adapter.shell.programs import DECLARE, PRINT_VALUES, SHELL, WRITERS
 from torchx_kfp.adapter.shell.tree import Command, Compound, Function, Piece, Script, Simple, Word, literal, words_of
 
+_REDIRECTED = re.compile(r">\s*([\w./-]+)")
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -81,6 +82,9 @@ class Flow:
             if not (literal(word) or "").startswith("/dev/"):
                 self.written.add(None if self.holds(word) else file_name(word) or "")
         names = [file_name(word) or "" for word in command.words] if isinstance(command, Simple) else []
+        for text in [literal(word) or "" for word in command.words] if isinstance(command, Simple) else []:
+            # Programs of other shells, and of traps.
+            self.written.update(name.rpartition("/")[2] for name in _REDIRECTED.findall(text))
         if writer := next((name for name in names if name in WRITERS), None):
             known = {name.rpartition("=")[2] for name in names[names.index(writer) + 1 :] if name}
             # From one of their files into another, or from their input.
@@ -165,5 +169,7 @@ class Flow:
             if program == "env" and all(map(is_assignment, command.words[1:])):
                 return True
             if program == "pwd" and "PWD" in self.values:
+                return True
+            if any(map(is_pattern, command.words[1:])):  # names of files
                 return True
         return any(map(self.holds, words_of(command)))

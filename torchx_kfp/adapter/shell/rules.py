@@ -51,7 +51,13 @@ _UNARY = frozenset(["-n", "-z", "-e", "-f", "-d", "-s", "-r", "-w", "-x", "-L", 
 
 
 def check(
-    script: Script, *, bash: bool, values: Collection[str] = (), stdin: bool = False, assigns: bool = True
+    script: Script,
+    *,
+    bash: bool,
+    values: Collection[str] = (),
+    written: Collection[str | None] = (),
+    stdin: bool = False,
+    assigns: bool = True,
 ) -> None:
     """Refuse a program that has a value where it might be read as code.
 
@@ -59,13 +65,14 @@ def check(
         script: the program.
         bash: whether it is bash that runs it.
         values: variables that hold values when it starts.
+        written: names of files that hold values when it starts.
         stdin: whether its input holds values.
         assigns: whether it may assign values to further variables.
 
     Raises:
         NotUnderstood: a value is elsewhere than in a place that is known to take it for data.
     """
-    flow = Flow(set(values))
+    flow = Flow(set(values), written=set(written))
     flow.follow(script)
     if not assigns and flow.values - set(values):
         _refuse("assigns a value in a trap")
@@ -239,7 +246,8 @@ class _Rules:
         if text is None:
             _refuse(f"has it in the program of another {program!r}, or one that is not plain text")
         bash = program == "bash"
-        check(Parser(text, bash).parse(), bash=bash, values=self.flow.values, stdin=stdin)
+        flow = self.flow
+        check(Parser(text, bash).parse(), bash=bash, values=flow.values, written=flow.written, stdin=stdin)
 
     def _python(self, name: str, arguments: list[Word], document: bool) -> None:
         texts = [literal(word) for word in arguments]
@@ -361,7 +369,8 @@ class _Rules:
             _refuse("has 'trap' with something else than constant text")
         if texts[0] not in ("", "-"):
             nested = Parser(texts[0] or "", self.bash).parse()
-            check(nested, bash=self.bash, values=self.flow.values, stdin=True, assigns=False)
+            values, written = self.flow.values, self.flow.written
+            check(nested, bash=self.bash, values=values, written=written, stdin=True, assigns=False)
 
 
 _RULES = {
