@@ -64,9 +64,10 @@ def finish_requests() -> None:
 
     One that loses its connection makes a warning for whatever test comes next.
     """
+    deadline = time.monotonic() + 10
     for thread in threading.enumerate():
         if thread.name.startswith("torchx-kfp_"):  # those of step metrics do not end
-            thread.join(60)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 @pytest.fixture
