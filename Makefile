@@ -52,8 +52,8 @@ goldens: $(VENV)/.ready ## write anew what is made of other files: compiled exam
 	$(bin)/python -m tests.carry
 	$(bin)/python -m tests.pipelines.regenerate
 
-benchmarks: $(VENV)/.ready ## measure help texts, compile time, size, start of a stage, put and get, many results, load, the local runner
-	@set -e; for benchmark in help compile size start tracking objects listing local load 'load --s3'; do \
+benchmarks: $(VENV)/.ready ## measure help texts, cached runs, compile time, size, start of a stage, put and get, many results, load, the local runner
+	@set -e; for benchmark in help cached compile size start tracking objects listing local load 'load --s3'; do \
 	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
 
 clean: ## remove environments, caches and results
