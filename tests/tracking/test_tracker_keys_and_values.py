@@ -136,7 +136,7 @@ def test_any_key_and_results_come_back(kind: str, tmp_path: Path, memory_base: s
         assert same(tracker[key], results)
         assert same(FsspecResultTracker(tracker.tracker_base)[str(key)], results)
         assert tracker.keys() == [str(key)]
-        tracker.put(key, **results, last=1)
+        tracker.put(key, **{**results, "last": 1})
         assert same(tracker[key], {**results, "last": 1})
 
     check()
