@@ -14,7 +14,8 @@
     │   ├── ResultRefusedError   a result of a type or size that trackers do not take
     │   ├── CorruptResultError   what is stored under a key is not a result
     │   ├── MissingResultsError  a run that was read has recorded no results
-    │   └── MissingArtifactError a run has registered no artifact of that name
+    │   ├── MissingArtifactError a run has registered no artifact of that name
+    │   └── MissingMetricError   a run has logged no metric of steps of that name
     └── LocalRunError        running a compiled pipeline on this machine
         ├── UnsupportedPipelineError  the pipeline asks for what cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
@@ -43,6 +44,7 @@ __all__ = [
     "KeyRefusedError",
     "LocalRunError",
     "MissingArtifactError",
+    "MissingMetricError",
     "MissingResultsError",
     "NotInStageError",
     "OutputsError",
