@@ -23,7 +23,7 @@ from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import task_from_app
-from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.sdk import quick_sdk
 
 STAGES = 300

@@ -4,7 +4,7 @@
 
 Three chains of 300 stages, each with one read and one result: tracked stages inline, from an image that has torchx-kfp,
 and components of KFP's SDK that hand the result on by value, without a tracker. The model of the workflow is
-``torchx_kfp.workflow``. Exits with 1 where a stage takes more than 2,400 bytes.
+``torchx_kfp.backend.workflow``. Exits with 1 where a stage takes more than 2,400 bytes.
 """
 
 import functools
@@ -18,7 +18,7 @@ from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import task_from_app
-from torchx_kfp.workflow import LIMIT, measure
+from torchx_kfp.backend.workflow import LIMIT, measure
 
 STAGES = 300
 GOAL = 2_400

@@ -21,8 +21,8 @@ from pathlib import Path
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from torchx_kfp.adapter.outputs import read_publication
-from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.adapter.stage.outputs import read_publication
+from torchx_kfp.adapter.stage.plan import plan_stage
 
 ROUNDS = 300
 LIMIT = 5.0

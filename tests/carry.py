@@ -1,8 +1,8 @@
 """What a stage's command carries of ``torchx_kfp/publisher.py``: that program, made small.
 
-``python -m tests.carry`` (part of ``make goldens``) writes ``torchx_kfp/adapter/carried.py`` anew. What a command holds
-is part of KFP's cache key, so it is kept in the repository, and the same whichever zlib and Python a pipeline is
-compiled with.
+``python -m tests.carry`` (part of ``make goldens``) writes ``torchx_kfp/adapter/stage/carried.py`` anew. What a
+command holds is part of KFP's cache key, so it is kept in the repository, and the same whichever zlib and Python a
+pipeline is compiled with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "torchx_kfp" / "publisher.py"
-CARRIED = REPOSITORY / "torchx_kfp" / "adapter" / "carried.py"
+CARRIED = REPOSITORY / "torchx_kfp" / "adapter" / "stage" / "carried.py"
 
 #: Without the working directory in the path: a zlib.py of the application is not Python's.
 _BOOT = (

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.cleanup import Cleanup
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
-from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.entries import STEPS, add_entry
-from torchx_kfp.tracking.files import File
-from torchx_kfp.tracking.keys import run_id_parts
-from torchx_kfp.tracking.metadata import add_metadata
-from torchx_kfp.tracking.sources import add_source
-from torchx_kfp.tracking.starts import record_start
-from torchx_kfp.tracking.store import Store
+from torchx_kfp.tracking.cleanup import Cleanup
+from torchx_kfp.tracking.statements.artifacts import add_artifact
+from torchx_kfp.tracking.statements.entries import STEPS, add_entry
+from torchx_kfp.tracking.statements.metadata import add_metadata
+from torchx_kfp.tracking.statements.sources import add_source
+from torchx_kfp.tracking.statements.starts import record_start
+from torchx_kfp.tracking.stores.files import File
+from torchx_kfp.tracking.stores.keys import run_id_parts
+from torchx_kfp.tracking.stores.store import Store
 
 pytestmark = pytest.mark.once
 
@@ -31,7 +31,7 @@ DAY = 86400.0
 @pytest.fixture(autouse=True)
 def _short_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are called ``run`` and ``old`` here; the names that engines make are in ``test_cleanup_spares``."""
-    monkeypatch.setattr("torchx_kfp.cleanup._MADE", re.compile(".*"))
+    monkeypatch.setattr("torchx_kfp.tracking.cleanup._MADE", re.compile(".*"))
 
 
 @pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
@@ -352,7 +352,7 @@ class TestInterruptions:
         assert keys(local) == ["run/train/1"]
 
     def test_many_runs_are_looked_at_again_between(self, local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torchx_kfp.cleanup._FILES", 2)
+        monkeypatch.setattr("torchx_kfp.tracking.cleanup._FILES", 2)
         put(local, *(f"run-{number}/train/1" for number in range(32)))
         age(local, "")
         done = Cleanup(local, time.time() - 30 * DAY).remove()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.cleanup import Cleanup
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.files import File
-from torchx_kfp.tracking.starts import record_start
+from torchx_kfp.tracking.cleanup import Cleanup
+from torchx_kfp.tracking.statements.starts import record_start
+from torchx_kfp.tracking.stores.files import File
 
 pytestmark = pytest.mark.once
 
@@ -48,7 +48,7 @@ print(lost)
 #: Removes what is older than so many seconds, again and again.
 COLLECTOR = """
 import select, sys, time
-from torchx_kfp.cleanup import Cleanup
+from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking import FsspecResultTracker
 removed = 0
 store = FsspecResultTracker(sys.argv[1]).store
@@ -106,7 +106,7 @@ def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None
 
 
 def test_a_folder_in_which_somebody_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchx_kfp.tracking import atomic
+    from torchx_kfp.tracking.stores import atomic
 
     store = FsspecResultTracker(tmp_path).store
     for key in ("run/train/1", "other/train/1"):

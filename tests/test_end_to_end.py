@@ -20,7 +20,7 @@ from tests.adapter.apps import compile_pipeline
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local import RunResult, State, run
-from torchx_kfp.local.artifacts import Artifact
+from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: Records its arguments, one of its variables, and what the stages that it reads have recorded.

@@ -96,7 +96,8 @@ def test_the_wheel_has_the_command(wheel: Path) -> None:
         declared = archive.read(f"torchx_kfp-{torchx_kfp.__version__}.dist-info/entry_points.txt").decode()
     console, trackers = (
         "[console_scripts] torchx-kfp = torchx_kfp.__main__:main",
-        "[torchx.tracker] mlflow = torchx_kfp.trackers.mlflow:create torchx_kfp = torchx_kfp.trackers.stage:create",
+        "[torchx.tracker] mlflow = torchx_kfp.tracking.backends.mlflow:create "
+        "torchx_kfp = torchx_kfp.tracking.backends.stage:create",
     )
     assert " ".join(declared.split()) == f"{console} {trackers}"
     assert callable(EntryPoint("torchx-kfp", "torchx_kfp.__main__:main", "console_scripts").load())

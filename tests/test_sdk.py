@@ -14,7 +14,7 @@ from kfp.dsl import pipeline_task, utils
 from torchx.specs import AppDef, Resource, Role
 
 from torchx_kfp import task_from_app
-from torchx_kfp.local.load import compile_function
+from torchx_kfp.pipeline.load import compile_function
 from torchx_kfp.sdk import quick_sdk
 
 

@@ -4,7 +4,7 @@ The command of a stage with results or artifacts has this program before the app
 
     python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
 
-It travels in the command, made small (``adapter/carried.py``), so that an image needs python3 (3.8 or newer) and
+It travels in the command, made small (``adapter/stage/carried.py``), so that an image needs python3 (3.8 or newer) and
 fsspec for it, and nothing of torchx-kfp; where the image has it, it can be imported (``inline=False``). That is why
 this module imports nothing of the project, is brief in what it says, and does little before the application starts.
 

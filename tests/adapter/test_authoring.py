@@ -11,7 +11,7 @@ from torchx.specs import Resource
 import torchx_kfp
 from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inputs
 from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
-from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.adapter.stage.plan import plan_stage
 
 
 def test_the_retired_adapters_name() -> None:

@@ -11,7 +11,7 @@ from kfp import dsl
 
 from tests.adapter.apps import compile_pipeline, make_app, make_artifact, produce, use
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
-from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.errors import AppDefError, ChannelError
 
 

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, EngineFailure, argo, container_of, containers, kubelet, launcher
-from torchx_kfp import kubelet as product
 from torchx_kfp import protocol, task_from_app
-from torchx_kfp.adapter import command, text, values
-from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.adapter.stage import command
+from torchx_kfp.adapter.stage import constants as values
+from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.adapter.values import escapes as text
+from torchx_kfp.backend import kubelet as product
 from torchx_kfp.errors import AppDefError
 
 

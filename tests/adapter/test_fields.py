@@ -11,8 +11,8 @@ from torchx.specs.named_resources_aws import NAMED_RESOURCES
 
 from tests.adapter.apps import compile_pipeline, load, make_app
 from torchx_kfp import component_from_app, task_from_app
-from torchx_kfp.adapter.fields import FIELDS
-from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.adapter.stage.fields import FIELDS
+from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.errors import AppDefError, ChannelError
 
 

@@ -15,8 +15,8 @@ from kfp.local import config
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, load, make_app
 from tests.adapter.engines import container_of, containers
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
-from torchx_kfp.adapter.carried import PROGRAM
-from torchx_kfp.adapter.names import output_name
+from torchx_kfp.adapter.stage.carried import PROGRAM
+from torchx_kfp.adapter.stage.names import output_name
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 RESULTS = {"accuracy": float, "model_uri": str, "epochs": int, "good": bool, "l2norm/mean": float}

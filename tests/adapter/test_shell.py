@@ -17,9 +17,9 @@ from torchx.components import dist, utils
 from tests.adapter.apps import compile_pipeline, load, make_app
 from tests.adapter.engines import constants, container_of, containers
 from torchx_kfp import task_from_app
-from torchx_kfp.adapter.references import Reference
-from torchx_kfp.adapter.shell import find_program, lift_channels
-from torchx_kfp.adapter.shell.programs import KNOWN_BUILTINS
+from torchx_kfp.adapter.values.references import Reference
+from torchx_kfp.adapter.values.shell import find_program, lift_channels
+from torchx_kfp.adapter.values.shell.programs import KNOWN_BUILTINS
 from torchx_kfp.errors import ChannelError
 
 #: TorchX's nightly has another name for it.

@@ -13,8 +13,8 @@ from torchx import specs
 from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app
 from tests.adapter.engines import constants, container_of, containers
 from torchx_kfp import component_from_app, component_from_function, protocol, publish_results, task_from_app
-from torchx_kfp.adapter import values
-from torchx_kfp.adapter.carried import PROGRAM
+from torchx_kfp.adapter.stage import constants as values
+from torchx_kfp.adapter.stage.carried import PROGRAM
 
 
 def shapes(compiled: str) -> dict[str, list[str]]:

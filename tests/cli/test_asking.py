@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.starts import record_start
+from torchx_kfp.tracking.statements.starts import record_start
 
 pytestmark = pytest.mark.once
 

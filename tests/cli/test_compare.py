@@ -12,9 +12,9 @@ import pytest
 
 from tests.cli.conftest import Call
 from torchx_kfp import protocol
-from torchx_kfp.cli.output import sparkline
+from torchx_kfp.cli.display.output import sparkline
 from torchx_kfp.tracking import FsspecResultTracker, current_run
-from torchx_kfp.tracking.metadata import add_metadata
+from torchx_kfp.tracking.statements.metadata import add_metadata
 
 pytestmark = pytest.mark.once
 

@@ -10,10 +10,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.cli.test_progress import finished
-from torchx_kfp.cli.frame import frame
-from torchx_kfp.cli.progress import Progress
-from torchx_kfp.local.events import RunEnding, RunStarted, StageRetried, StageStarted, StageWaiting
-from torchx_kfp.local.result import State
+from torchx_kfp.cli.display.frame import frame
+from torchx_kfp.cli.display.progress import Progress
+from torchx_kfp.runs.events import RunEnding, RunStarted, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.runs.result import State
 
 pytestmark = pytest.mark.once
 

@@ -13,11 +13,11 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.conftest import S3Server
-from torchx_kfp.cleanup import Cleanup, OldRun
 from torchx_kfp.tracking import FsspecResultTracker, Source
-from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.metadata import add_metadata
-from torchx_kfp.tracking.sources import add_source
+from torchx_kfp.tracking.cleanup import Cleanup, OldRun
+from torchx_kfp.tracking.statements.artifacts import add_artifact
+from torchx_kfp.tracking.statements.metadata import add_metadata
+from torchx_kfp.tracking.statements.sources import add_source
 
 pytestmark = pytest.mark.once
 
@@ -198,7 +198,7 @@ def test_ctrl_c_says_what_is_gone(project: Path) -> None:
     program = (
         "import os, signal, sys, time\n"
         "from torchx_kfp.cli import main\n"
-        "from torchx_kfp.tracking.disk import DiskStore\n"
+        "from torchx_kfp.tracking.stores.disk import DiskStore\n"
         "remove = DiskStore.remove_old\n"
         "def stop(self, file):\n"
         "    if file.key.startswith('one-'): os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"

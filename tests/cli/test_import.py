@@ -9,7 +9,7 @@ import pytest
 from torchx.tracker.backend.fsspec import FsspecTracker
 
 from tests.cli.conftest import Call
-from torchx_kfp.trackers.stage import create
+from torchx_kfp.tracking.backends.stage import create
 
 pytestmark = pytest.mark.once
 

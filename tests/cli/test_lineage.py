@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from torchx_kfp.cli.graphs import dot, mermaid
+from torchx_kfp.cli.display.graphs import dot, mermaid
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Lineage, Link, Source
-from torchx_kfp.tracking.artifacts import add_artifact
-from torchx_kfp.tracking.entries import SOURCES, add_entry
-from torchx_kfp.tracking.sources import add_source, encode_sources
-from torchx_kfp.tracking.starts import Start, record_start
-from torchx_kfp.tracking.store import Store
+from torchx_kfp.tracking.statements.artifacts import add_artifact
+from torchx_kfp.tracking.statements.entries import SOURCES, add_entry
+from torchx_kfp.tracking.statements.sources import add_source, encode_sources
+from torchx_kfp.tracking.statements.starts import Start, record_start
+from torchx_kfp.tracking.stores.store import Store
 
 pytestmark = pytest.mark.once
 

@@ -7,14 +7,14 @@ from kfp import dsl
 
 from tests.local.components import shell
 from tests.local.conftest import execute_failing  # noqa: F401 (a fixture)
-from torchx_kfp.cli.progress import LINES, Phase, Progress
+from torchx_kfp.cli.display.progress import LINES, Phase, Progress
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.local.events import LoopStarted, RunFinished, RunStarted, StageFinished
-from torchx_kfp.local.events import StageRetried as Retried
-from torchx_kfp.local.events import StageStarted as Started
-from torchx_kfp.local.events import StageWaiting as Waiting
-from torchx_kfp.local.outline import outline
-from torchx_kfp.local.result import StageResult, State
+from torchx_kfp.pipeline.outline import outline
+from torchx_kfp.runs.events import LoopStarted, RunFinished, RunStarted, StageFinished
+from torchx_kfp.runs.events import StageRetried as Retried
+from torchx_kfp.runs.events import StageStarted as Started
+from torchx_kfp.runs.events import StageWaiting as Waiting
+from torchx_kfp.runs.result import StageResult, State
 
 pytestmark = pytest.mark.once
 

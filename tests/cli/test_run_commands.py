@@ -17,8 +17,8 @@ from kfp import dsl
 from tests.cli.conftest import Call
 from tests.local.components import shell
 from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, StageStarted, State, run
-from torchx_kfp.local.history import find_runs
-from torchx_kfp.local.journal import Journal
+from torchx_kfp.runs.history import find_runs
+from torchx_kfp.runs.journal import Journal
 
 pytestmark = pytest.mark.once
 

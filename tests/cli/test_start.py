@@ -40,5 +40,5 @@ def test_help_loads_click_and_no_other_library(words: list[str]) -> None:
 
 def test_a_command_loads_none_of_the_others() -> None:
     modules = loaded("compile", "--help")
-    assert "torchx_kfp.cli.compile" in modules
-    assert not modules & {f"torchx_kfp.cli.{name}" for name in COMMANDS if name != "compile"}
+    assert "torchx_kfp.cli.commands.compile" in modules
+    assert not modules & {f"torchx_kfp.cli.commands.{name}" for name in COMMANDS if name != "compile"}

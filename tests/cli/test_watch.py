@@ -26,12 +26,12 @@ from rich.text import Text
 from tests.cli.conftest import PROGRAM
 from tests.cli.test_progress import finished
 from tests.local.components import python, shell
-from torchx_kfp.cli.live import LiveView, Screen
-from torchx_kfp.cli.progress import Progress
-from torchx_kfp.cli.summary import summarize
-from torchx_kfp.local.events import RunFinished, RunStarted
-from torchx_kfp.local.output import Terminal as Output
-from torchx_kfp.local.result import State
+from torchx_kfp.cli.display.live import LiveView, Screen
+from torchx_kfp.cli.display.progress import Progress
+from torchx_kfp.cli.display.summary import summarize
+from torchx_kfp.local.stage.output import Terminal as Output
+from torchx_kfp.runs.events import RunFinished, RunStarted
+from torchx_kfp.runs.result import State
 
 pytestmark = pytest.mark.once
 
@@ -350,9 +350,9 @@ def test_events_that_cannot_be_written_are_an_error(folder: Path) -> None:
 
 def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
     code = (
-        "import sys; from pathlib import Path; from torchx_kfp.cli.progress import Progress\n"
-        "from torchx_kfp.cli.watch import Json, Silent; from torchx_kfp.local.events import *\n"
-        "from torchx_kfp.local.result import *\n"
+        "import sys; from pathlib import Path; from torchx_kfp.cli.display.progress import Progress\n"
+        "from torchx_kfp.cli.display.watch import Json, Silent; from torchx_kfp.runs.events import *\n"
+        "from torchx_kfp.runs.result import *\n"
         "nan = float('nan')\n"
         "result = StageResult('a', 'a', State.SUCCEEDED, results={'loss': nan}, outputs={'x': [nan, {'y': -nan}]})\n"
         "Json(Silent(Progress())).on_event(StageFinished(result))"

@@ -12,7 +12,7 @@ from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import get_component
 
 from tests.components.stages import REPOSITORY
-from torchx_kfp.adapter.plan import plan_stage
+from torchx_kfp.adapter.stage.plan import plan_stage
 
 #: The arguments of each component as TorchX's command line takes them, and the application's own that follow from them.
 COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {

@@ -25,7 +25,7 @@ from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, REPOSI
 from tests.pipelines import regenerate
 from torchx_kfp import local, task_from_app
 from torchx_kfp.local import RunResult, remove_containers
-from torchx_kfp.local.docker import RUN_LABEL
+from torchx_kfp.local.engines.docker import RUN_LABEL
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.once

@@ -16,7 +16,7 @@ from torchx_kfp.errors import (
     StageFailedError,
 )
 from torchx_kfp.local import describe_parameters, load_pipeline, parse_arguments, run
-from torchx_kfp.local.load import pipeline_from_documents
+from torchx_kfp.pipeline.load import pipeline_from_documents
 
 
 @dsl.pipeline(name="train")

@@ -18,7 +18,7 @@ from torchx_kfp import task_from_app
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.local import load_pipeline, resume, run
 from torchx_kfp.local.bases import check_bases, known_bases
-from torchx_kfp.local.mounts import Mount
+from torchx_kfp.local.engines.mounts import Mount
 
 pytestmark = pytest.mark.once
 

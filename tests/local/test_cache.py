@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from torchx_kfp.local import Artifact, StageResult, State
-from torchx_kfp.local.cache import Cache
-from torchx_kfp.local.spec import ArtifactType
+from torchx_kfp.local.cache.entries import Cache
+from torchx_kfp.pipeline.spec import ArtifactType
 
 pytestmark = pytest.mark.once
 
@@ -115,7 +115,7 @@ def test_several_writers_and_a_reader_at_once(cache, stage):
     """A reader sees one of them whole, whenever it looks."""
     cache.put(KEY, "run-0", stage)
     code = (
-        "import sys\nfrom torchx_kfp.local.cache import Cache\n"
+        "import sys\nfrom torchx_kfp.local.cache.entries import Cache\n"
         "cache, key, run = Cache(sys.argv[1]), sys.argv[2], sys.argv[3] * 10_000\nstage = cache.get(key)\n"
         "for _ in range(200): cache.put(key, run, stage)"
     )

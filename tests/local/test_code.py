@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.local.code import CodeFiles
+from torchx_kfp.local.cache.code import CodeFiles
 
 pytestmark = pytest.mark.once
 

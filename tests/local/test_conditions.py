@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from torchx_kfp.local.conditions import holds, is_field_selector, select_field
+from torchx_kfp.pipeline.conditions import holds, is_field_selector, select_field
 
 A = "inputs.parameter_values['a']"
 

@@ -14,10 +14,10 @@ from torchx_kfp.cli.containers import _with_values
 from torchx_kfp.errors import ArgumentError, ContainerEngineError, UnsupportedPipelineError
 from torchx_kfp.local import load_pipeline, run
 from torchx_kfp.local.check import check_supported, find_not_applied
-from torchx_kfp.local.containers import Containers, choose_containers
-from torchx_kfp.local.mounts import Mount, combine, local_path, named_paths, parse_mount, tracker_bases
-from torchx_kfp.local.placeholders import Facts
-from torchx_kfp.local.resources import Limits, parse_quantity, read_limits
+from torchx_kfp.local.engines.containers import Containers, choose_containers
+from torchx_kfp.local.engines.mounts import Mount, combine, local_path, named_paths, parse_mount, tracker_bases
+from torchx_kfp.pipeline.placeholders import Facts
+from torchx_kfp.pipeline.resources import Limits, parse_quantity, read_limits
 
 pytestmark = pytest.mark.once
 

@@ -15,7 +15,7 @@ from torchx.specs import AppDef, Role
 from tests.local.components import shell
 from torchx_kfp import protocol, task_from_app
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.local.environment import RUN_MARK, stage_environment
+from torchx_kfp.local.engines.environment import RUN_MARK, stage_environment
 
 CODE = "import json, os, sys; json.dump([dict(os.environ), sys.executable, os.getcwd()], open(sys.argv[1], 'w'))"
 
@@ -136,7 +136,13 @@ def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
     from kfp.kubernetes import kubernetes_executor_config_pb2
     from kfp.pipeline_spec import pipeline_spec_pb2
 
-    from torchx_kfp.local.kubernetes import _NOT_APPLIED, _PIPELINE_NOT_APPLIED, _TIME_LIMIT, _VARIABLES, _VOLUMES
+    from torchx_kfp.local.platform.kubernetes import (
+        _NOT_APPLIED,
+        _PIPELINE_NOT_APPLIED,
+        _TIME_LIMIT,
+        _VARIABLES,
+        _VOLUMES,
+    )
 
     names = {field.json_name for field in kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR.fields}
     assert names <= {"fieldPathAsEnv", _TIME_LIMIT, *_NOT_APPLIED, *_VOLUMES, *_VARIABLES}

@@ -21,9 +21,9 @@ from torchx_kfp.local import (
     StageWaiting,
     State,
 )
-from torchx_kfp.local.artifacts import ArtifactList
-from torchx_kfp.local.events import VERSION, decode, encode
-from torchx_kfp.local.spec import ArtifactType
+from torchx_kfp.pipeline.artifacts import ArtifactList
+from torchx_kfp.pipeline.spec import ArtifactType
+from torchx_kfp.runs.events import VERSION, decode, encode
 
 pytestmark = pytest.mark.once
 

@@ -298,7 +298,7 @@ def test_retries_come_to_an_end_and_wait_in_between(execute_failing):
 
 
 def test_backoff_grows_up_to_its_maximum():
-    from torchx_kfp.local.spec import Retry
+    from torchx_kfp.pipeline.spec import Retry
 
     retry = Retry(count=9, backoff=3, factor=2, backoff_max=20)
     assert [retry.delay(number) for number in (1, 2, 3, 4, 5000)] == [3, 6, 12, 20, 20]

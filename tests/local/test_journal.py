@@ -21,8 +21,8 @@ from torchx_kfp.local import (
     State,
     load_pipeline,
 )
-from torchx_kfp.local.history import find_run, find_runs, read_run
-from torchx_kfp.local.journal import Journal, is_runner, read_pid
+from torchx_kfp.runs.history import find_run, find_runs, read_run
+from torchx_kfp.runs.journal import Journal, is_runner, read_pid
 
 pytestmark = pytest.mark.once
 

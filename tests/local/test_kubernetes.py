@@ -8,7 +8,7 @@ from kfp import dsl, kubernetes
 from tests.local.components import shell, shell_out
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import run
-from torchx_kfp.local.secrets import parse_given, read_keys
+from torchx_kfp.local.platform.secrets import parse_given, read_keys
 
 
 def test_what_the_application_may_miss_is_said(execute):

@@ -14,10 +14,10 @@ from kfp import compiler, dsl, kubernetes
 from tests.local.components import ir, write
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.local.arguments import complete_arguments
 from torchx_kfp.local.check import check_supported, find_not_applied
-from torchx_kfp.local.load import pipeline_from_documents, reading
-from torchx_kfp.local.outline import outline
+from torchx_kfp.pipeline.arguments import complete_arguments
+from torchx_kfp.pipeline.load import pipeline_from_documents, reading
+from torchx_kfp.pipeline.outline import outline
 
 #: Of how many pipelines are damaged: more finds more.
 SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))

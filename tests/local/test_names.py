@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from torchx_kfp.local.names import PodNames, make_run_name
+from torchx_kfp.pipeline.names import PodNames, make_run_name
 
 
 def test_an_execution_is_named_by_its_stage_and_its_attempt():

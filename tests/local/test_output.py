@@ -10,7 +10,7 @@ from kfp import dsl
 
 from tests.local.components import python, shell
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local.output import Log, Terminal
+from torchx_kfp.local.stage.output import Log, Terminal
 
 pytestmark = pytest.mark.once
 

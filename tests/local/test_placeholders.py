@@ -6,7 +6,13 @@ import json
 
 import pytest
 
-from torchx_kfp.local.placeholders import Facts, resolve_command, resolve_constant, resolve_text, unknown_placeholders
+from torchx_kfp.pipeline.placeholders import (
+    Facts,
+    resolve_command,
+    resolve_constant,
+    resolve_text,
+    unknown_placeholders,
+)
 
 X = "{{$.inputs.parameters['x']}}"
 FACTS = Facts(

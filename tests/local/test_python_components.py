@@ -15,8 +15,8 @@ from kfp.local import config
 
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import run
-from torchx_kfp.local.load import load_pipeline
-from torchx_kfp.local.python_components import parse_command
+from torchx_kfp.pipeline.load import load_pipeline
+from torchx_kfp.pipeline.python_components import parse_command
 
 
 def component(function=None, **options):

@@ -10,7 +10,7 @@ from torchx_kfp.errors import (
     UnsupportedPipelineError,
 )
 from torchx_kfp.local import run
-from torchx_kfp.local.load import pipeline_from_documents
+from torchx_kfp.pipeline.load import pipeline_from_documents
 
 
 def refusal(pipeline, tmp_path, why="fails on KFP"):

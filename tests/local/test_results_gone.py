@@ -10,9 +10,9 @@ from torchx.specs import AppDef, Role
 
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
-from torchx_kfp.cleanup import Cleanup
 from torchx_kfp.local import RunResult, resume, run
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.cleanup import Cleanup
 
 pytestmark = pytest.mark.once
 

@@ -17,7 +17,7 @@ from tests.local.components import shell, shell_out
 from tests.local.test_failures import alive
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunResult, State, resume, run
-from torchx_kfp.local.history import read_run
+from torchx_kfp.runs.history import read_run
 
 pytestmark = pytest.mark.once
 

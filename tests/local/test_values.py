@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchx_kfp.local.values import check, from_output, from_word, to_json, to_text
+from torchx_kfp.pipeline.values import check, from_output, from_word, to_json, to_text
 
 
 def nested(depth):

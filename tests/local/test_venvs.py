@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from torchx_kfp.local.requirements import are_satisfied
-from torchx_kfp.local.venvs import InstallError, cache_folder, provide_environment
+from torchx_kfp.local.stage.requirements import are_satisfied
+from torchx_kfp.local.stage.venvs import InstallError, cache_folder, provide_environment
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:

@@ -13,8 +13,8 @@ from kfp import dsl
 from tests.local.components import python, shell, write
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local import RunEnding, RunFinished, StageFinished, StageRetried, StageStarted, resume, run
-from torchx_kfp.local.events import decode, encode
-from torchx_kfp.local.messages import messages
+from torchx_kfp.runs.events import decode, encode
+from torchx_kfp.runs.messages import messages
 
 pytestmark = pytest.mark.once
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from torchx_kfp.local import RunResult, StageResult, State, run
-from torchx_kfp.local.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, StageWaiting, encode
+from torchx_kfp.runs.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, StageWaiting, encode
 
 #: In names, parameters, results and logs, where a page would run it.
 EVIL = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&amp;'\"</pre>"

@@ -15,11 +15,11 @@ from selenium.webdriver.common.by import By
 
 from tests.report.runs import write_events
 from torchx_kfp.local import StageResult, State
-from torchx_kfp.local.artifacts import Artifact
-from torchx_kfp.local.events import RunFinished, RunStarted, StageFinished
-from torchx_kfp.local.spec import ArtifactType
+from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.pipeline.spec import ArtifactType
 from torchx_kfp.report import read_model, write_report
 from torchx_kfp.report.artifacts import MOST_BYTES, ArtifactView, ArtifactViews, read_matrix, read_roc, render_markdown
+from torchx_kfp.runs.events import RunFinished, RunStarted, StageFinished
 
 Visit = Callable[..., Chrome]
 
@@ -145,7 +145,7 @@ class TestViews:
         assert there.link.href == "https://example.com/m"
 
     def test_several_of_one_output(self, tmp_path: Path) -> None:
-        from torchx_kfp.local.artifacts import ArtifactList
+        from torchx_kfp.pipeline.artifacts import ArtifactList
 
         several = ArtifactList([artifact("Model", "s3://a"), artifact("Model", "s3://b")])
         found = ArtifactViews(tmp_path, tmp_path).of({"models": several})

@@ -11,11 +11,11 @@ from tests.local.components import python, shell
 from tests.report.runs import play, record, write_events
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import State
-from torchx_kfp.local.events import RunFinished, RunStarted, StageFinished, StageRetried, StageStarted, StageWaiting
-from torchx_kfp.local.result import StageResult
 from torchx_kfp.report import read_model
 from torchx_kfp.report.graph import counts_of
 from torchx_kfp.report.timeline import draw_timeline
+from torchx_kfp.runs.events import RunFinished, RunStarted, StageFinished, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.runs.result import StageResult
 
 pytestmark = pytest.mark.once
 

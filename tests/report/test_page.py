@@ -20,8 +20,8 @@ from torchx.specs import AppDef, Role
 from tests.report.runs import EVIL, many_stages, play, record
 from torchx_kfp import task_from_app
 from torchx_kfp.local import State
-from torchx_kfp.local.journal import LOCK_FILE
 from torchx_kfp.report import read_model, write_report
+from torchx_kfp.runs.journal import LOCK_FILE
 
 Visit = Callable[..., Chrome]
 

@@ -25,7 +25,7 @@ from torchx_kfp.tracking import FsspecResultTracker, Point
 pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
 from mlflow import MlflowClient
 
-from torchx_kfp.trackers import mlflow, mlflow_values
+from torchx_kfp.tracking.backends import mlflow, mlflow_values
 
 pytestmark = pytest.mark.once
 
@@ -332,7 +332,7 @@ def test_without_a_tracking_uri(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_mlflow() -> None:
-    code = "import sys; sys.modules['mlflow'] = None; import torchx_kfp.trackers.mlflow"
+    code = "import sys; sys.modules['mlflow'] = None; import torchx_kfp.tracking.backends.mlflow"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert 'TrackerError: The tracker "mlflow" needs MLflow (' in done.stderr
@@ -347,7 +347,7 @@ def stage(base: Path, uri: str) -> protocol.StageContext:
 #: and its processes begin at once.
 FORKS = """
 import json, os, sys, time
-import torchx_kfp.trackers.mlflow
+import torchx_kfp.tracking.backends.mlflow
 for group in json.loads(sys.argv[1]):
     start, children = time.time() + 0.5, []
     for environ, code in group:
@@ -384,7 +384,7 @@ def test_processes_that_start_at_once_agree_on_one_run(
 ) -> None:
     # As on machines of their own, which have no file in common.
     apart = (
-        "import contextlib, torchx_kfp.trackers.mlflow as tracker\n"
+        "import contextlib, torchx_kfp.tracking.backends.mlflow as tracker\n"
         "tracker._one_process_at_a_time = lambda run_id: contextlib.nullcontext()\n"
     )
     put = "from torchx_kfp.tracking import current_run; current_run().put({'rank%d': 1})"
@@ -418,7 +418,7 @@ ENDS = {
 def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
     fails = PUT + "time.sleep(2); raise ValueError"
     waits = PUT + "time.sleep(4)"
-    gone = PUT + "torchx_kfp.trackers.mlflow.MlflowClient.set_terminated = lambda *_: 1 / 0  # as good as gone"
+    gone = PUT + "torchx_kfp.tracking.backends.mlflow.MlflowClient.set_terminated = lambda *_: 1 / 0  # as good as gone"
     done = run_processes(
         tmp_path,
         mlflow_server,

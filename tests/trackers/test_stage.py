@@ -17,8 +17,8 @@ from torchx.tracker.backend.fsspec import FsspecTracker
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError, TrackerError
-from torchx_kfp.trackers.stage import StageTracker, create
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, current_run
+from torchx_kfp.tracking.backends.stage import StageTracker, create
 from torchx_kfp.tracking.torchx_layout import import_torchx
 
 RUN = "local_cwd://session/app-1"
@@ -186,7 +186,7 @@ def test_a_stage_finds_it_and_all_that_it_reads_is_recorded(
     trials = ("p1/train/2", "p1/train/1")
     found = in_a_stage(base, {"prepare": "p1/prepare/1", "trials": trials, "empty": ()})
     assert found == {
-        "type": "torchx_kfp.trackers.stage",
+        "type": "torchx_kfp.tracking.backends.stage",
         "id": "p1/use/1",
         "sources": [["p1/prepare/1", None], ["p1/train/2", None], ["p1/train/1", None]],
         "ancestors": ["p1/prepare/1", *trials],

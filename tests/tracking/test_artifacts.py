@@ -14,8 +14,8 @@ import pytest
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
-from torchx_kfp.trackers.stage import create
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
+from torchx_kfp.tracking.backends.stage import create
 
 pytestmark = pytest.mark.storage
 

@@ -17,7 +17,7 @@ from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.retry import is_transient, retried
+from torchx_kfp.tracking.stores.retry import is_transient, retried
 
 pytestmark = [pytest.mark.s3, pytest.mark.storage]
 
@@ -46,7 +46,7 @@ def test_what_fails_for_a_moment_is_tried_again(
     tracker.put("run/train/1", loss=0.25)
     assert not proxy.faults, "both have happened"
     assert [request.split("?")[0] for request in proxy.requests] == [f"PUT /{s3_base[5:]}/run/train/1"] * 3
-    warnings = [record.getMessage() for record in caplog.records if record.name == "torchx_kfp.tracking.retry"]
+    warnings = [record.getMessage() for record in caplog.records if record.name == "torchx_kfp.tracking.stores.retry"]
     # aiohttp itself tries again where a connection that it has used before is closed.
     assert len(warnings) == 2 if isinstance(fault, int) else 1 <= len(warnings) <= 2
     assert warnings[0].startswith(f"Cannot write {s3_base}/run/train/1 now, trying again in 0.")
@@ -103,7 +103,7 @@ def test_a_store_that_hangs_is_given_up(
 ) -> None:
     # As a user sets it for fsspec; what torchx-kfp sets for botocore goes along.
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
-    monkeypatch.setattr("torchx_kfp.tracking.objects._WRITE_SECONDS", 1)
+    monkeypatch.setattr("torchx_kfp.tracking.stores.objects._WRITE_SECONDS", 1)
     tracker = FsspecResultTracker(s3_base)
     for fault, action, text in (
         (5.0, lambda: tracker.put("run", x=1), "no answer in 1"),
@@ -131,7 +131,7 @@ def test_what_is_wrong_for_good_is_not_tried_again(
     with pytest.raises(TrackerError, match="bucket of the tracker base 's3://no-such-bucket/x' does not exist"):
         FsspecResultTracker("s3://no-such-bucket/x").get("run")
     assert len(proxy.requests) == before + 1
-    assert not [record for record in caplog.records if record.name == "torchx_kfp.tracking.retry"]
+    assert not [record for record in caplog.records if record.name == "torchx_kfp.tracking.stores.retry"]
 
 
 def test_reading_many_is_done_at_once(proxy: Proxy, s3_base: str) -> None:
@@ -204,8 +204,8 @@ def test_waits_grow_and_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
         waits.append(seconds)
         clock[0] += seconds
 
-    monkeypatch.setattr("torchx_kfp.tracking.retry.time.sleep", sleep)
-    monkeypatch.setattr("torchx_kfp.tracking.retry.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("torchx_kfp.tracking.stores.retry.time.sleep", sleep)
+    monkeypatch.setattr("torchx_kfp.tracking.stores.retry.time.monotonic", lambda: clock[0])
 
     def fail() -> None:
         raise TimeoutError("too slow")

@@ -17,9 +17,9 @@ from tests.s3 import S3Server
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run
-from torchx_kfp.tracking.entries import folder_name, run_id_of, run_ids
 from torchx_kfp.tracking.lineage import trace
-from torchx_kfp.tracking.metadata import add_metadata
+from torchx_kfp.tracking.statements.entries import folder_name, run_id_of, run_ids
+from torchx_kfp.tracking.statements.metadata import add_metadata
 
 pytestmark = pytest.mark.storage
 
@@ -252,7 +252,7 @@ def test_folders_are_read_back() -> None:
 
 @pytest.mark.parametrize("run_id", ["", "..", "a/../b", "/a", "a//b", "a\0b"])
 def test_run_ids_that_are_no_keys(tmp_path: Path, run_id: str) -> None:
-    from torchx_kfp.trackers.stage import create
+    from torchx_kfp.tracking.backends.stage import create
 
     backend = create(str(tmp_path / "base"))
     for action in (

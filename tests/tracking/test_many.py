@@ -19,7 +19,7 @@ from tests.s3 import S3Server
 from torchx_kfp import protocol
 from torchx_kfp.errors import KeyRefusedError
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run, current_run
-from torchx_kfp.tracking.each import Concurrency, each
+from torchx_kfp.tracking.stores.each import Concurrency, each
 
 pytestmark = pytest.mark.storage
 

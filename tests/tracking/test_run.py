@@ -26,7 +26,7 @@ from torchx_kfp.errors import (
     UnknownAliasError,
 )
 from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
-from torchx_kfp.tracking.objects import survives_fork
+from torchx_kfp.tracking.stores.objects import survives_fork
 
 pytestmark = pytest.mark.storage
 

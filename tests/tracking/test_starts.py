@@ -16,8 +16,8 @@ from tests.s3 import S3Server
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
-from torchx_kfp.tracking.sources import read_sources
-from torchx_kfp.tracking.starts import Start, read_starts, record_start
+from torchx_kfp.tracking.statements.sources import read_sources
+from torchx_kfp.tracking.statements.starts import Start, read_starts, record_start
 
 pytestmark = pytest.mark.storage
 

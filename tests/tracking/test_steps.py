@@ -20,8 +20,8 @@ import pytest
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, MissingMetricError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, step_log
-from torchx_kfp.tracking.objects import survives_fork
 from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series
+from torchx_kfp.tracking.stores.objects import survives_fork
 
 pytestmark = pytest.mark.storage
 

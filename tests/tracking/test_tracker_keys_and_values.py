@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from torchx_kfp.errors import KeyRefusedError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.keys import key_text
+from torchx_kfp.tracking.stores.keys import key_text
 from torchx_kfp.tracking.values import check_results, decode_results, encode_results
 
 pytestmark = pytest.mark.storage

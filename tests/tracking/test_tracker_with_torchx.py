@@ -13,8 +13,8 @@ import pytest
 from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
 
 from torchx_kfp import protocol
-from torchx_kfp.trackers.stage import create
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.backends.stage import create
 
 RESULTS: dict[str, Any] = {
     "accuracy": 0.93,

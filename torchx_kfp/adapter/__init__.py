@@ -31,7 +31,7 @@ from torchx_kfp.adapter.authoring import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.adapter.functions import component_from_function
+from torchx_kfp.adapter.functions.components import component_from_function
 
 __all__ = [
     "artifact_from_uri",

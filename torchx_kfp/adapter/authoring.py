@@ -12,11 +12,10 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.channels import contains_channel
-from torchx_kfp.adapter.names import is_input_name
-from torchx_kfp.adapter.outputs import METRICS, check_artifact_class, read_publication
-from torchx_kfp.adapter.plan import StagePlan, plan_publisher, plan_stage
-from torchx_kfp.adapter.reads import (
+from torchx_kfp.adapter.stage.names import is_input_name
+from torchx_kfp.adapter.stage.outputs import METRICS, check_artifact_class, read_publication
+from torchx_kfp.adapter.stage.plan import StagePlan, plan_publisher, plan_stage
+from torchx_kfp.adapter.stage.reads import (
     RUN_ID,
     TRACKER_BASE,
     FanIn,
@@ -27,9 +26,10 @@ from torchx_kfp.adapter.reads import (
     read_uri,
     stage_of,
 )
-from torchx_kfp.adapter.references import Reference, parameter
-from torchx_kfp.adapter.secrets import Secrets
-from torchx_kfp.adapter.trackers import Trackers
+from torchx_kfp.adapter.stage.secrets import Secrets
+from torchx_kfp.adapter.stage.trackers import Trackers
+from torchx_kfp.adapter.values.channels import contains_channel
+from torchx_kfp.adapter.values.references import Reference, parameter
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
 Results = Mapping[str, type]

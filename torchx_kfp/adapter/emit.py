@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class, pipeline_context
 
-from torchx_kfp.adapter.inputs import NO_DEFAULT, PYTHON_TYPES
-from torchx_kfp.adapter.names import output_name
-from torchx_kfp.adapter.plan import StagePlan
-from torchx_kfp.adapter.reads import TRACKER_BASE, Stage, remember_stage
+from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
+from torchx_kfp.adapter.stage.names import output_name
+from torchx_kfp.adapter.stage.plan import StagePlan
+from torchx_kfp.adapter.stage.reads import TRACKER_BASE, Stage, remember_stage
 from torchx_kfp.errors import UnknownOutputError, did_you_mean
 from torchx_kfp.sdk import quick_sdk
 

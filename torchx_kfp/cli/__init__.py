@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 import torchx_kfp
-from torchx_kfp.cli.output import print_message
+from torchx_kfp.cli.display.output import print_message
 from torchx_kfp.errors import StageFailedError, TorchxKfpError, did_you_mean
 
 __all__ = ["main"]
@@ -24,7 +24,7 @@ _MODULES = {
     "compile": "compile",
     "check": "check",
     "run": "run",
-    "runs": "local_runs",
+    "runs": "runs",
     "logs": "logs",
     "cancel": "cancel",
     "report": "report",
@@ -49,7 +49,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _MODULES:
             return None
-        module = import_module(f"torchx_kfp.cli.{_MODULES[cmd_name]}")
+        module = import_module(f"torchx_kfp.cli.commands.{_MODULES[cmd_name]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 

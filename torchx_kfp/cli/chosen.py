@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchx_kfp.cli.output import listed, print_message, printable
+from torchx_kfp.cli.display.output import listed, print_message, printable
 from torchx_kfp.errors import ArgumentError, MissingResultsError, TorchxKfpError, UnknownRunError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
     Raises:
         UnknownRunError: there is none, or several fit.
     """
-    from torchx_kfp.local.names import LATEST, fitting
+    from torchx_kfp.pipeline.names import LATEST, fitting
 
     base = tracker.tracker_base
     here = RunsHere(output_dir, base, frozenset(known))
@@ -104,7 +104,7 @@ class RunsHere:
     @cached_property
     def folders(self) -> Mapping[str, Path]:
         """By their names, the newest first."""
-        from torchx_kfp.local.history import find_runs
+        from torchx_kfp.runs.history import find_runs
 
         try:
             return {folder.name: folder for folder in find_runs(self._output_dir)}
@@ -113,7 +113,7 @@ class RunsHere:
 
     def handed_on(self, name: str) -> dict[str, str]:
         """What the run id of each cached stage would be in this run -> what it is, if its results are still there."""
-        from torchx_kfp.local.history import read_run
+        from torchx_kfp.runs.history import read_run
 
         try:
             record = read_run(self.folders[name])
@@ -146,9 +146,9 @@ def _place(base: str) -> str:
 
 def _newest(tracker: FsspecResultTracker, here: RunsHere) -> str | None:
     """The pipeline run that was written last, or was started later on this machine."""
-    from torchx_kfp.local.history import created
-    from torchx_kfp.tracking.entries import run_id_of
-    from torchx_kfp.tracking.keys import PRIVATE
+    from torchx_kfp.runs.history import created
+    from torchx_kfp.tracking.statements.entries import run_id_of
+    from torchx_kfp.tracking.stores.keys import PRIVATE
 
     times: dict[str, float] = {}
     for file in tracker.store.files():
@@ -173,8 +173,8 @@ def _next(key: str, done: str) -> str | None:
 
 def _unknown(run: str, known: Iterable[str], here: RunsHere, base: str) -> UnknownRunError:
     """The error for a run that is not there: it names those that are, the most similar first."""
-    from torchx_kfp.cli.runs import pipeline_run
-    from torchx_kfp.local.names import nearest
+    from torchx_kfp.cli.bases import pipeline_run
+    from torchx_kfp.pipeline.names import nearest
 
     # Of a pipeline run that is there, its own stages are of more use than other runs.
     folder = f"{run.partition('/')[0]}/"

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from torchx_kfp.cli.output import counted, listed, print_message
+from torchx_kfp.cli.display.output import counted, listed, print_message
 
 #: Names that an expression has beside those of results.
 OWN = ("run", "stage", "execution", "run_id")
@@ -39,7 +39,7 @@ def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
     import celpy
     from celpy.celparser import CELParseError
 
-    from torchx_kfp.local.conditions import number_operators
+    from torchx_kfp.pipeline.conditions import number_operators
 
     environment = celpy.Environment()
     try:

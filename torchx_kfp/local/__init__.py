@@ -8,11 +8,16 @@ result.raise_for_failure()
 
 from __future__ import annotations
 
-from torchx_kfp.local.arguments import describe_parameters, parse_arguments
-from torchx_kfp.local.artifacts import Artifact
 from torchx_kfp.local.check import check_supported
-from torchx_kfp.local.docker import remove_containers
-from torchx_kfp.local.events import (
+from torchx_kfp.local.engines.docker import remove_containers
+from torchx_kfp.local.engines.mounts import Mount
+from torchx_kfp.local.options import default_parallelism
+from torchx_kfp.local.runner import OUTPUT_DIR, resume, run
+from torchx_kfp.pipeline.arguments import describe_parameters, parse_arguments
+from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.pipeline.load import load_pipeline
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.runs.events import (
     Event,
     LoopStarted,
     PipelineRetried,
@@ -24,12 +29,7 @@ from torchx_kfp.local.events import (
     StageStarted,
     StageWaiting,
 )
-from torchx_kfp.local.load import load_pipeline
-from torchx_kfp.local.mounts import Mount
-from torchx_kfp.local.options import default_parallelism
-from torchx_kfp.local.result import RunResult, StageResult, State
-from torchx_kfp.local.runner import OUTPUT_DIR, resume, run
-from torchx_kfp.local.spec import Pipeline
+from torchx_kfp.runs.result import RunResult, StageResult, State
 
 __all__ = [
     "OUTPUT_DIR",

@@ -9,11 +9,11 @@ from typing import Any
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.local.mounts import Mount
-from torchx_kfp.local.placeholders import Facts, resolve_text, resolve_value
-from torchx_kfp.local.spec import Component, Constant, FromInput, Pipeline, Task
+from torchx_kfp.local.engines.mounts import Mount
+from torchx_kfp.pipeline.placeholders import Facts, resolve_text, resolve_value
+from torchx_kfp.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
 from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.keys import PRIVATE
+from torchx_kfp.tracking.stores.keys import PRIVATE
 
 #: A key that no result has. It is the same for all runs, so that one that may not be removed is there once.
 _PROBE = f"{PRIVATE}/probe"

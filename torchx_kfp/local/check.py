@@ -8,17 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.local import backend, kubernetes
-from torchx_kfp.local.conditions import is_field_selector
-from torchx_kfp.local.containers import NO_CONTAINERS, Containers
-from torchx_kfp.local.findings import REFUSED, Finding, Kind, merge, refuse
-from torchx_kfp.local.kubernetes import GivenKeys
-from torchx_kfp.local.load import reading
-from torchx_kfp.local.names import join_names
-from torchx_kfp.local.places import Place, places
-from torchx_kfp.local.python_components import PythonComponent, find_containerized, names_executor, parse_command
-from torchx_kfp.local.spec import Component, FromInput, FromTask, Other, Pipeline
-from torchx_kfp.local.values import TYPE_NAMES
+from torchx_kfp.backend import checks as backend
+from torchx_kfp.local.engines.containers import NO_CONTAINERS, Containers
+from torchx_kfp.local.platform import kubernetes
+from torchx_kfp.local.platform.kubernetes import GivenKeys
+from torchx_kfp.pipeline.conditions import is_field_selector
+from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
+from torchx_kfp.pipeline.load import reading
+from torchx_kfp.pipeline.names import join_names
+from torchx_kfp.pipeline.places import Place, places
+from torchx_kfp.pipeline.python_components import PythonComponent, find_containerized, names_executor, parse_command
+from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
+from torchx_kfp.pipeline.values import TYPE_NAMES
 
 _ON_KFP = "Run the pipeline on KFP"
 # Inputs that KFP itself fills: how another task has ended, and how this one is run on Kubernetes.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local.history import RunRecord
-from torchx_kfp.local.values import shorten
+from torchx_kfp.pipeline.values import shorten
+from torchx_kfp.runs.history import RunRecord
 
 #: Items that all loops of a run have at most, unless told otherwise: each is kept in memory.
 MAX_ITEMS = 10_000

@@ -14,27 +14,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local.arguments import complete_arguments
-from torchx_kfp.local.artifacts import is_artifact
 from torchx_kfp.local.bases import check_bases
-from torchx_kfp.local.cache import FOLDER as CACHE_FOLDER
-from torchx_kfp.local.cache import Cache
+from torchx_kfp.local.cache.entries import FOLDER as CACHE_FOLDER
+from torchx_kfp.local.cache.entries import Cache
+from torchx_kfp.local.cache.recall import Memory
 from torchx_kfp.local.check import check_arguments, check_supported, find_not_applied
-from torchx_kfp.local.conditions import LONGEST
-from torchx_kfp.local.containers import Containers, choose_containers, verify_private
-from torchx_kfp.local.docker import DockerEngine, connect
-from torchx_kfp.local.engine import Processes
-from torchx_kfp.local.environment import stage_environment
-from torchx_kfp.local.events import Event, Listener, RunFinished, RunStarted
-from torchx_kfp.local.findings import Finding
-from torchx_kfp.local.history import RunRecord, read_run
-from torchx_kfp.local.journal import Journal
-from torchx_kfp.local.kubernetes import GivenKeys, has_workspace, time_limit, verify_given
-from torchx_kfp.local.load import PipelineLike, load_pipeline, reading
-from torchx_kfp.local.memory import Memory
-from torchx_kfp.local.messages import messages
-from torchx_kfp.local.mounts import Mount, named_paths
-from torchx_kfp.local.names import indices_of, make_run_name, without_indices
+from torchx_kfp.local.engines.containers import Containers, choose_containers, verify_private
+from torchx_kfp.local.engines.docker import DockerEngine, connect
+from torchx_kfp.local.engines.engine import Processes
+from torchx_kfp.local.engines.environment import stage_environment
+from torchx_kfp.local.engines.mounts import Mount, named_paths
+from torchx_kfp.local.engines.process import GRACE, kill_marked
 from torchx_kfp.local.options import (
     MAX_ITEMS,
     Options,
@@ -43,15 +33,25 @@ from torchx_kfp.local.options import (
     verify_limits,
     verify_options,
 )
-from torchx_kfp.local.outline import positions
-from torchx_kfp.local.output import LineListener, LogPump, Terminal
-from torchx_kfp.local.prepare import Settings
-from torchx_kfp.local.process import GRACE, kill_marked
-from torchx_kfp.local.result import RunResult, StageResult, State
+from torchx_kfp.local.platform.kubernetes import GivenKeys, has_workspace, time_limit, verify_given
+from torchx_kfp.local.platform.secrets import Given
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
-from torchx_kfp.local.secrets import Given
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
-from torchx_kfp.local.spec import Pipeline
+from torchx_kfp.local.stage.output import LineListener, LogPump, Terminal
+from torchx_kfp.local.stage.prepare import Settings
+from torchx_kfp.pipeline.arguments import complete_arguments
+from torchx_kfp.pipeline.artifacts import is_artifact
+from torchx_kfp.pipeline.conditions import LONGEST
+from torchx_kfp.pipeline.findings import Finding
+from torchx_kfp.pipeline.load import PipelineLike, load_pipeline, reading
+from torchx_kfp.pipeline.names import indices_of, make_run_name, without_indices
+from torchx_kfp.pipeline.outline import positions
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.runs.events import Event, Listener, RunFinished, RunStarted
+from torchx_kfp.runs.history import RunRecord, read_run
+from torchx_kfp.runs.journal import Journal
+from torchx_kfp.runs.messages import messages
+from torchx_kfp.runs.result import RunResult, StageResult, State
 
 #: Where runs leave their logs and outputs, each in a folder of its run id; below the current directory.
 OUTPUT_DIR = "local_outputs"

@@ -14,16 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchx_kfp.local.artifacts import Artifact
-from torchx_kfp.local.conditions import holds
-from torchx_kfp.local.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
-from torchx_kfp.local.kubernetes import volume_outputs, volume_task
-from torchx_kfp.local.memory import Memory
-from torchx_kfp.local.names import StageNames, without_indices
-from torchx_kfp.local.outline import Planned, stages_in
-from torchx_kfp.local.output import LogPump
-from torchx_kfp.local.prepare import Settings
-from torchx_kfp.local.result import StageResult, State
+from torchx_kfp.local.cache.recall import Memory
+from torchx_kfp.local.platform.kubernetes import volume_outputs, volume_task
 from torchx_kfp.local.scopes import (
     LoopProgress,
     Node,
@@ -37,8 +29,16 @@ from torchx_kfp.local.scopes import (
     task_inputs,
     with_defaults,
 )
-from torchx_kfp.local.spec import Importer, Pipeline
+from torchx_kfp.local.stage.output import LogPump
+from torchx_kfp.local.stage.prepare import Settings
 from torchx_kfp.local.stages import Happening, Stages
+from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.pipeline.conditions import holds
+from torchx_kfp.pipeline.names import StageNames, without_indices
+from torchx_kfp.pipeline.outline import Planned, stages_in
+from torchx_kfp.pipeline.spec import Importer, Pipeline
+from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
+from torchx_kfp.runs.result import StageResult, State
 
 #: Seconds after which waiting is interrupted: a signal that comes just before it begins would not end it.
 _LOOK_UP = 1.0

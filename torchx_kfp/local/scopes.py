@@ -12,12 +12,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.local.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
-from torchx_kfp.local.conditions import select_field
-from torchx_kfp.local.names import StageNames, is_group_name
-from torchx_kfp.local.placeholders import Facts, resolve_constant, resolve_text, resolve_value
-from torchx_kfp.local.result import State
-from torchx_kfp.local.spec import (
+from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
+from torchx_kfp.pipeline.conditions import select_field
+from torchx_kfp.pipeline.names import StageNames, is_group_name
+from torchx_kfp.pipeline.placeholders import Facts, resolve_constant, resolve_text, resolve_value
+from torchx_kfp.pipeline.spec import (
     Component,
     Constant,
     Dag,
@@ -29,7 +28,8 @@ from torchx_kfp.local.spec import (
     Source,
     Task,
 )
-from torchx_kfp.local.values import convert, shorten
+from torchx_kfp.pipeline.values import convert, shorten
+from torchx_kfp.runs.result import State
 
 
 class Node:

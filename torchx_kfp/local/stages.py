@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchx_kfp.local.code import CodeFiles
-from torchx_kfp.local.engine import Processes
-from torchx_kfp.local.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
-from torchx_kfp.local.execution import Execution, Outcome
-from torchx_kfp.local.keys import input_key
-from torchx_kfp.local.memory import Memory
-from torchx_kfp.local.names import PodNames
-from torchx_kfp.local.output import LogPump
-from torchx_kfp.local.prepare import Settings, cache_key_of, prepare_attempt
-from torchx_kfp.local.result import StageResult, State
+from torchx_kfp.local.cache.code import CodeFiles
+from torchx_kfp.local.cache.keys import input_key
+from torchx_kfp.local.cache.recall import Memory
+from torchx_kfp.local.engines.engine import Processes
 from torchx_kfp.local.scopes import Node, with_defaults
+from torchx_kfp.local.stage.execution import Execution, Outcome
+from torchx_kfp.local.stage.output import LogPump
+from torchx_kfp.local.stage.prepare import Settings, cache_key_of, prepare_attempt
+from torchx_kfp.pipeline.names import PodNames
+from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.runs.result import StageResult, State
 from torchx_kfp.terminal import clean
 
 #: An attempt that has ended, or the number of a signal.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from torchx_kfp.local.artifacts import Artifact, artifacts_in
+from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.report import show
 
 #: Bytes of an artifact that are shown in the page; larger ones are a link.

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torchx_kfp.local.history import INTERRUPTED, RUNNING
-from torchx_kfp.local.names import StageNames, is_group_name
-from torchx_kfp.local.outline import positions
 from torchx_kfp.local.scopes import dag_of, inner_names
-from torchx_kfp.local.spec import Component, Dag, Pipeline, Task
+from torchx_kfp.pipeline.names import StageNames, is_group_name
+from torchx_kfp.pipeline.outline import positions
+from torchx_kfp.pipeline.spec import Component, Dag, Pipeline, Task
 from torchx_kfp.report import show
 from torchx_kfp.report.layout import Box, edges, place
 from torchx_kfp.report.model import WAITING, RunView, StageView
+from torchx_kfp.runs.history import INTERRUPTED, RUNNING
 
 #: A box's width, height, and how many letters of a name it holds: of a graph, and of one with very many tasks.
 _SIZE, _COMPACT = (190.0, 46.0, 23), (124.0, 26.0, 15)

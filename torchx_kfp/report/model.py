@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError, PipelineFileError
-from torchx_kfp.local.events import (
+from torchx_kfp.pipeline.load import load_pipeline
+from torchx_kfp.pipeline.names import indices_of, without_indices
+from torchx_kfp.pipeline.outline import positions
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.report.inputs import input_names, named
+from torchx_kfp.runs.events import (
     Event,
     RunFinished,
     RunStarted,
@@ -19,14 +24,9 @@ from torchx_kfp.local.events import (
     StageStarted,
     StageWaiting,
 )
-from torchx_kfp.local.history import INTERRUPTED, RUNNING, read_run
-from torchx_kfp.local.journal import EVENTS_FILE
-from torchx_kfp.local.load import load_pipeline
-from torchx_kfp.local.names import indices_of, without_indices
-from torchx_kfp.local.outline import positions
-from torchx_kfp.local.result import StageResult, State
-from torchx_kfp.local.spec import Pipeline
-from torchx_kfp.report.inputs import input_names, named
+from torchx_kfp.runs.history import INTERRUPTED, RUNNING, read_run
+from torchx_kfp.runs.journal import EVENTS_FILE
+from torchx_kfp.runs.result import StageResult, State
 
 #: A state that neither stages nor runs have in ``local``: of a stage that has not started.
 WAITING = "waiting"

@@ -12,12 +12,12 @@ from torchx_kfp.errors import ArgumentError, TorchxKfpError
 from torchx_kfp.report import artifacts, plots, show
 from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
-from torchx_kfp.report.lineage import by_task, find_reads
+from torchx_kfp.report.listing import Links, failures, sections
 from torchx_kfp.report.model import RunView
-from torchx_kfp.report.stages import Links, failures, sections
+from torchx_kfp.report.readers import by_task, find_reads
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
-from torchx_kfp.tracking.atomic import write_file
+from torchx_kfp.tracking.stores.atomic import write_file
 
 _HERE = Path(__file__).parent
 #: What stands before a state, so that it is not told by a colour alone.

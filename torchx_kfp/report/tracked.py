@@ -9,10 +9,10 @@ from typing import Any
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.report.model import StageView
 from torchx_kfp.tracking import History
-from torchx_kfp.tracking.metadata import read_metadata_of
-from torchx_kfp.tracking.starts import Start, read_starts
+from torchx_kfp.tracking.statements.metadata import read_metadata_of
+from torchx_kfp.tracking.statements.starts import Start, read_starts
 from torchx_kfp.tracking.steps import read_history_of
-from torchx_kfp.tracking.store import open_store
+from torchx_kfp.tracking.stores.store import open_store
 
 #: Seconds for which a store that fails is tried again: somebody waits for the page.
 _PATIENCE = 5.0

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.results import FsspecResultTracker
+from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.values import Result
 
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.protocol import StageContext
-from torchx_kfp.tracking.artifacts import absolute
+from torchx_kfp.tracking.statements.artifacts import absolute
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.steps import Point
 
 _GROUP = "torchx.tracker"
 #: Modules of this project that are trackers -> what they need beside TorchX, and the extra that brings it.
-_NEEDED = {"torchx_kfp.trackers.mlflow": ("mlflow", "mlflow")}
+_NEEDED = {"torchx_kfp.tracking.backends.mlflow": ("mlflow", "mlflow")}
 #: After a failure a tracker is left alone for this many times as long as it took to fail: a server that is gone
 #: costs a tenth of the time, however often a stage records.
 _PAUSE = 9

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.keys import run_id_parts
+from torchx_kfp.tracking.stores.keys import run_id_parts
 from torchx_kfp.tracking.values import Result
 
 if TYPE_CHECKING:

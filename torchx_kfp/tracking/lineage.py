@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from torchx_kfp.tracking.artifacts import Artifact, read_artifacts_of
-from torchx_kfp.tracking.sources import Source, read_sources_of
-from torchx_kfp.tracking.store import Store
+from torchx_kfp.tracking.statements.artifacts import Artifact, read_artifacts_of
+from torchx_kfp.tracking.statements.sources import Source, read_sources_of
+from torchx_kfp.tracking.stores.store import Store
 
 _logger = logging.getLogger(__name__)
 

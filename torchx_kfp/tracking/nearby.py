@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.results import FsspecResultTracker
+from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 #: Run ids that a message lists.
 _LISTED = 5

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchx_kfp.errors import MissingMetricError, ResultRefusedError, did_you_mean
-from torchx_kfp.tracking.entries import STEPS, Corrupt, Entry, no_entry, read_entries
-from torchx_kfp.tracking.keys import shown
-from torchx_kfp.tracking.store import Store
+from torchx_kfp.tracking.statements.entries import STEPS, Corrupt, Entry, no_entry, read_entries
+from torchx_kfp.tracking.stores.keys import shown
+from torchx_kfp.tracking.stores.store import Store
 from torchx_kfp.tracking.values import check_results
 
 if TYPE_CHECKING:

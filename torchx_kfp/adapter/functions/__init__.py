@@ -1,0 +1,1 @@
+"""TorchX component functions as KFP components."""

@@ -1,0 +1,280 @@
+"""TorchX component functions as KFP components: the function's parameters become the component's inputs.
+
+The function is called with stand-ins for what is known at run time only. As text, a stand-in is KFP's placeholder of
+that input; what else is asked of it is refused, with the line that asks. Then the function is called with a few real
+values for each input: what it builds of them has to be what it has built, with their text in place of the placeholder.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import math
+import textwrap
+import traceback
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from torchx import specs
+
+from torchx_kfp.adapter import emit
+from torchx_kfp.adapter.authoring import Artifacts, Results, plan_component
+from torchx_kfp.adapter.functions.probes import build, content, misplaced_inputs, values_that_matter
+from torchx_kfp.adapter.functions.standins import MoreThanTextError, Text, Value
+from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
+from torchx_kfp.adapter.stage.names import is_input_name
+from torchx_kfp.adapter.stage.secrets import Secrets
+from torchx_kfp.adapter.stage.trackers import Trackers
+from torchx_kfp.adapter.values.references import Reference, parameter
+from torchx_kfp.errors import AppDefError
+
+_IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
+
+
+def component_from_function(
+    fn: Callable[..., specs.AppDef],
+    /,
+    *,
+    tracked: bool = False,
+    reads: Iterable[str] = (),
+    results: Results | None = None,
+    artifacts: Artifacts | None = None,
+    trackers: Trackers | None = None,
+    secrets: Secrets | None = None,
+    cache: bool = True,
+    inline: bool = True,
+    labels: bool = False,
+    **constants: Any,
+) -> emit.StageComponent:
+    """A TorchX component, a function that returns an AppDef, as a KFP component.
+
+    Its parameters become inputs of the same names, types, defaults and descriptions (from the docstring), but for those
+    that are given as constants. An input is text to the function: it may go into the entrypoint, the args, the values
+    of env and the image, also inside of other text, and its value is filled in when the component runs, as KFP writes
+    it (``true``, ``0.1``, JSON). What the function asks a parameter's value for (arithmetic, a comparison, a number of
+    replicas) must be a constant. A parameter with the default None stays None, unless it is given. The function is
+    called several times.
+
+    Args:
+        fn: such as ``torchx.components.utils.echo``.
+        tracked: as in ``component_from_app``; so are reads, results, artifacts, trackers, secrets, cache, inline
+            and labels. Where the function has a parameter of such a name, a value is that parameter's.
+        constants: values of parameters; for ``*args``, a list under that name.
+
+    Raises:
+        AppDefError: a parameter that must be a constant is none, or the AppDef cannot become a stage.
+        ReadsError: an alias or a parameter has a name that the stage needs itself.
+        OutputsError: a result or an artifact cannot be an output of KFP.
+    """
+    signature = inspect.signature(fn)
+    options = {
+        "tracked": tracked,
+        "reads": reads,
+        "results": results,
+        "artifacts": artifacts,
+        "trackers": trackers,
+        "secrets": secrets,
+        "cache": cache,
+        "inline": inline,
+        "labels": labels,
+    }
+    for name, default in _OPTIONS.items():
+        if name in signature.parameters:
+            given = options.pop(name)
+            constants.update({name: given} if given is not default else {})
+    _check_constants(fn, signature, constants)
+    inputs = dict(_inputs(fn, signature, constants))
+    app = _call(fn, signature, constants, inputs)
+    plan = plan_component(
+        app,
+        description=inspect.getdoc(fn),
+        parameters={
+            reference: NO_DEFAULT if default is inspect.Parameter.empty else default
+            for reference, default in ((inputs[name], signature.parameters[name].default) for name in inputs)
+        },
+        **options,  # type: ignore[arg-type]
+    )
+    return emit.StageComponent(plan)
+
+
+_OPTIONS = {
+    name: option.default
+    for name, option in inspect.signature(component_from_function).parameters.items()
+    if option.kind is option.KEYWORD_ONLY
+}
+
+
+def _check_constants(fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any]) -> None:
+    for name in constants:
+        if name not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise AppDefError(f"{_title(fn)} has no parameter {name!r}. Its parameters are: {known}.")
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL and not isinstance(constants[name], list | tuple):
+            raise AppDefError(
+                f"{name}={constants[name]!r} stands for *{name} of the function {_name(fn)!r}: give a list."
+            )
+
+
+def _inputs(
+    fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any]
+) -> Iterator[tuple[str, Reference]]:
+    """The parameters that become inputs."""
+    try:
+        hints = typing.get_type_hints(fn)
+    except Exception:  # a name in an annotation that is not known: the annotations themselves may do
+        hints = dict(getattr(fn, "__annotations__", {}))
+    for name, declared in signature.parameters.items():
+        if name in constants or declared.kind in (declared.VAR_POSITIONAL, declared.VAR_KEYWORD):
+            continue
+        if declared.default is None:
+            continue
+        kind = hints.get(name, str if declared.default is declared.empty else type(declared.default))
+        kind = _IR_TYPES.get(typing.get_origin(kind) or kind) or _IR_TYPES.get(_not_none(kind))
+        if kind is None or not is_input_name(name):
+            raise AppDefError(
+                f"The parameter {name!r} of the function {_name(fn)!r} has the type {hints.get(name)!r}, and inputs of "
+                f"KFP components have others (str, int, float, bool, list, dict). Give it as a constant: "
+                f"component_from_function({_name(fn)}, {name}=...)."
+            )
+        if declared.default is not declared.empty and not _is_of_type(declared.default, kind):
+            raise AppDefError(
+                f"The parameter {name!r} of the function {_name(fn)!r} has the default {declared.default!r}, which KFP "
+                f"cannot pass on as its type. Give it as a constant: component_from_function({_name(fn)}, {name}=...)."
+            )
+        yield name, parameter(name, kind)
+
+
+def _is_of_type(value: object, kind: str) -> bool:
+    if kind == "NUMBER_DOUBLE":
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    if kind == "NUMBER_INTEGER":
+        return type(value) is int and abs(value) <= 2**53
+    return isinstance(value, PYTHON_TYPES[kind])
+
+
+def _not_none(kind: Any) -> Any:
+    """T of Optional[T]."""
+    members = [member for member in typing.get_args(kind) if member is not type(None)]
+    member = members[0] if len(members) == 1 else None
+    return typing.get_origin(member) or member
+
+
+def _call(
+    fn: Callable[..., specs.AppDef],
+    signature: inspect.Signature,
+    constants: Mapping[str, Any],
+    inputs: Mapping[str, Reference],
+) -> specs.AppDef:
+    """The AppDef that the function makes with stand-ins for the inputs.
+
+    Where a parameter has to be a constant, its default takes its place, so that all such are found at once.
+    """
+    values: dict[str, Any] = {
+        name: Text(reference) if reference.type == "STRING" else Value(reference) for name, reference in inputs.items()
+    }
+    wrong: dict[str, str] = {}
+    app = None
+    while True:
+        bound = signature.bind_partial()
+        for name in signature.parameters:
+            if name in constants:
+                bound.arguments[name] = constants[name]
+            elif name in values:
+                bound.arguments[name] = values[name]
+        bound.apply_defaults()
+        try:
+            app = build(fn, bound)
+        except MoreThanTextError as error:
+            found = {error.name: f"{error.what}, {_line_of(fn, error)}"}
+        except Exception as error:
+            raise AppDefError(
+                f"{_title(fn)} failed with {type(error).__name__}: {error} ({_line_of(fn, error)}). It was called with "
+                f"stand-ins for its inputs ({', '.join(values) or 'none'}), whose values are known at run time only: "
+                f"give what it needs to know as a constant, component_from_function({_name(fn)}, NAME=...)."
+            ) from error
+        else:
+            found = {name: f"{place}, {_lines_with(fn, name)}" for name, place in misplaced_inputs(app).items()}
+            if not found and isinstance(app, specs.AppDef):
+                left = {name: inputs[name] for name in inputs if name not in wrong}
+                found = {
+                    name: f"what is built is not its text, {_lines_with(fn, name)}"
+                    for name in values_that_matter(fn, bound, app, left)
+                }
+                if not found and content(build(fn, bound)) != content(app):
+                    raise AppDefError(
+                        f"{_title(fn)} builds something else each time that it is called, even of the same arguments "
+                        "(a time, a random number, an object that it changes). A component is made once: give what "
+                        f"changes as a constant, component_from_function({_name(fn)}, NAME=...)."
+                    )
+        wrong.update(found)
+        fixed = {name for name in found if signature.parameters[name].default is not inspect.Parameter.empty}
+        if fixed != set(found) or not found:
+            break
+        for name in fixed:
+            values[name] = signature.parameters[name].default
+    if wrong:
+        _refuse_inputs(fn, signature, constants, wrong)
+    if not isinstance(app, specs.AppDef):
+        raise AppDefError(f"{_title(fn)} returned {app!r}, and a TorchX component returns an AppDef.")
+    return app
+
+
+def _refuse_inputs(
+    fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any], wrong: Mapping[str, str]
+) -> NoReturn:
+    lines = [f"- {name!r}: {why}" for name, why in wrong.items()]
+    defaults = {name: signature.parameters[name].default for name in wrong}
+    given = [
+        *(f"{name}={'...' if value is inspect.Parameter.empty else repr(value)}" for name, value in defaults.items()),
+        *(f"{name}={value!r}" for name, value in constants.items()),
+    ]
+    raise AppDefError(
+        f"{_title(fn)} uses parameters for more than text, so that KFP cannot fill them in at run time:\n"
+        + "\n".join(lines)
+        + f"\nGive them as constants: component_from_function({_name(fn)}, {', '.join(given)})."
+    ) from None
+
+
+def _line_of(fn: Callable[..., Any], error: BaseException) -> str:
+    """The line of the function at which the error came up."""
+    code, line = _code(fn), 0
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is code:
+            line = number
+    return f"{code.co_filename}:{line}" if code else "an unknown line"
+
+
+def _lines_with(fn: Callable[..., Any], name: str) -> str:
+    """The lines of the function that use the parameter."""
+    code = _code(fn)
+    if code is None:
+        return "an unknown line"
+    try:
+        lines, start = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):  # there is no file, as in an interactive session
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    used = {
+        node.lineno + start - 1
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+    }
+    return f"{code.co_filename}:{', '.join(map(str, sorted(used) or [start]))}"
+
+
+def _code(fn: Any) -> types.CodeType | None:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(inspect.unwrap(fn), "__code__", None)
+
+
+def _title(fn: Callable[..., Any]) -> str:
+    return f"The function {_name(fn)!r}"
+
+
+def _name(fn: Any) -> str:
+    return str(getattr(fn.func if isinstance(fn, functools.partial) else fn, "__name__", "fn"))

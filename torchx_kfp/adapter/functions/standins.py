@@ -1,0 +1,105 @@
+"""Stand-ins for values that are known at run time only: text can be made of them, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torchx_kfp.adapter.values.references import Reference, parameter_text
+
+#: What text may be made of a stand-in: these are not refused.
+_TEXT = {"__add__", "__class__", "__doc__", "__init__", "__new__", "__str__", "__format__", "__radd__", "__rmod__"}
+_TEXT |= {"__getattribute__", "__setattr__", "__delattr__", "__init_subclass__", "__subclasshook__", "__dir__"}
+_TEXT |= {"__getnewargs__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__module__"}
+#: Operations of numbers, lists and dicts.
+_OPERATIONS = """
+abs add and bool call ceil complex contains delitem divmod enter eq float floor floordiv ge getitem gt hash index int
+invert iter le len lshift lt matmul mod mul ne neg next or pos pow radd rand repr reversed rdivmod rfloordiv rlshift
+rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv trunc xor
+""".split()  # noqa: SIM905 - a list of them is sixty lines
+#: What text has not by itself, and Python asks of it all the same.
+_OF_TEXT = {"__bool__", "__complex__", "__float__", "__index__", "__int__"}
+
+
+class MoreThanTextError(BaseException):
+    """A function asks of a parameter what only its value could tell. No Exception: functions catch those."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(name, what)
+        self.name = name
+        self.what = what
+
+
+class Value:
+    """Stands for a number, a truth value, a list or a dict that is known at run time only."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+
+    @property
+    def input_name(self) -> str:
+        return self._reference.name
+
+    def __str__(self) -> str:
+        return Text(self._reference)
+
+    def __format__(self, how: str) -> str:
+        if how:
+            _refuse(self._reference.name, f"the format {how!r}")
+        return Text(self._reference)
+
+    def __deepcopy__(self, memo: object) -> Value:
+        return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)  # what Python and its libraries look for by themselves
+        _refuse(self._reference.name, f"its .{name}")
+
+
+class Text(str):
+    """Stands for text that is known at run time only."""
+
+    _reference: Reference
+
+    def __new__(cls, reference: Reference) -> Text:
+        text = super().__new__(cls, parameter_text(reference))
+        text._reference = reference
+        return text
+
+    def __format__(self, how: str) -> str:
+        if how:
+            _refuse(self._reference.name, f"the format {how!r}")
+        return self
+
+    def __str__(self) -> str:
+        return self
+
+    def __copy__(self) -> Text:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Text:
+        return self
+
+
+def _refuse(name: str, what: str) -> NoReturn:
+    raise MoreThanTextError(name, what)
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    what = f"the operation {name.strip('_')}" if name.startswith("__") else f"its .{name}()"
+
+    def refuse(self: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(self, Text) and sys._getframe(1).f_globals.get("__name__") == "shlex":
+            # Quotes around a stand-in are what the adapter looks for in shell programs.
+            return getattr("".join([self]), name)(*args, **options) if name != "__bool__" else True
+        _refuse(self._reference.name, what)
+
+    return refuse
+
+
+for _operation in _OPERATIONS:
+    setattr(Value, f"__{_operation}__", _refusal(f"__{_operation}__"))
+for _operation in ({*dir(str)} | _OF_TEXT) - _TEXT:
+    setattr(Text, _operation, _refusal(_operation))

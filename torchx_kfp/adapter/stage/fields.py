@@ -1,0 +1,312 @@
+"""Every field of AppDef, Role and Resource: mapped, refused or ignored, and why.
+
+``FIELDS`` is complete for torchx 0.7.0 and the nightly; a test compares it with the dataclasses of the installed
+torchx, so that a new field fails the build instead of being lost. The functions read what is mapped and refuse what
+KFP cannot do, each with the field's name and the way out.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx import specs
+
+from torchx_kfp.adapter.values.channels import contains_channel
+from torchx_kfp.adapter.values.escapes import check_word, find_rewritten
+from torchx_kfp.errors import AppDefError, ChannelError
+
+FIELDS: Mapping[str, Mapping[str, str]] = {
+    "AppDef": {
+        "name": "mapped: the stage's name, ${app_id} and labels",
+        "roles": "mapped: exactly one role",
+        "metadata": "ignored: for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler has no use "
+        "for it either",
+    },
+    "Role": {
+        "name": "mapped: label and description",
+        "image": "mapped",
+        "min_replicas": "refused unless it is 1: there is one replica",
+        "base_image": "refused: deprecated in TorchX 0.7.0, where nothing reads it, and gone after",
+        "entrypoint": "mapped",
+        "args": "mapped, with macros",
+        "env": "mapped, with macros",
+        "num_replicas": "refused unless it is 1: a KFP task is one pod",
+        "max_retries": "mapped: the task's retries",
+        "retry_policy": "ignored: with one role of one replica all policies restart the same thing",
+        "resource": "mapped",
+        "port_map": "ignored: a container's ports are informational in Kubernetes; what listens can be reached without",
+        "metadata": "ignored: keyed by scheduler, and KFP is none of them; the key `kubernetes` is refused, as it "
+        "changes pods",
+        "mounts": "mapped: VolumeMount; the others are refused",
+        "workspace": "refused: nothing here builds it into the image",
+        "overrides": "mapped: reading a field of the role resolves its override",
+    },
+    "Resource": {
+        "cpu": "mapped: request and limit",
+        "memMB": "mapped: request and limit, decimal megabytes",
+        "gpu": "mapped: nvidia.com/gpu",
+        "capabilities": "mapped: the instance type, as node selector; others are refused",
+        "devices": "mapped: one type, where no gpu is asked for",
+        "tags": "ignored: TorchX's own notes, which no scheduler interprets",
+    },
+}
+
+#: Megabytes of a stage's memory limit that KFP's launcher needs for itself: with 32 a stage is killed before it starts.
+LAUNCHER_MB = 64
+#: The one capability that TorchX's Kubernetes scheduler maps.
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+GPU = "nvidia.com/gpu"
+
+
+#: Field -> its type, and how an error names it. Lists may be tuples.
+_APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
+    "roles": (list, "a list of Roles"),
+    "metadata": (Mapping, "a dict"),
+}
+_ROLE_TYPES: Mapping[str, tuple[type, str]] = {
+    "args": (list, "a list of strings"),
+    "env": (Mapping, "a dict of strings"),
+    "metadata": (Mapping, "a dict"),
+    "mounts": (list, "a list of mounts"),
+    "resource": (specs.Resource, "a torchx.specs.Resource"),
+}
+_RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
+    "capabilities": (Mapping, "a dict"),
+    "devices": (Mapping, "a dict of numbers"),
+}
+#: Field -> the type of what a list holds, and of a dict's keys. Args and the values of env may be channels.
+_ITEM_TYPES: Mapping[str, Any] = {
+    "roles": specs.Role,
+    "env": str,
+    "mounts": specs.BindMount | specs.VolumeMount | specs.DeviceMount,
+    "capabilities": str,
+    "devices": str,
+}
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device type of Kubernetes and how many of it a stage gets."""
+
+    type: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a stage asks for, in Kubernetes' quantities; None where it asks for nothing."""
+
+    cpu: str | None = None
+    memory: str | None = None
+    accelerator: Accelerator | None = None
+
+
+def read_role(app: specs.AppDef) -> specs.Role:
+    """The AppDef's one role, after everything that KFP has no place for was refused.
+
+    Raises:
+        AppDefError: the app has several roles or replicas, or a field that cannot be mapped is set.
+        ChannelError: a pipeline channel stands in a field whose value has to be known when the pipeline is compiled.
+    """
+    if not isinstance(app, specs.AppDef):
+        raise AppDefError(f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one.")
+    check_name(app.name, "AppDef.name")
+    _check_types(app, f"AppDef {app.name!r}", _APPDEF_TYPES)
+    if contains_channel(app.metadata):
+        raise ChannelError(f"metadata of AppDef {app.name!r} holds a pipeline channel, and nothing reads it there.")
+    if len(app.roles) != 1:
+        names = ", ".join(repr(role.name) for role in app.roles) or "none"
+        raise AppDefError(
+            f"AppDef {app.name!r} has {len(app.roles)} roles ({names}); a KFP task is one pod and takes one role. "
+            "Make an AppDef of each role and chain their stages, or submit the app to TorchX's Kubernetes scheduler."
+        )
+    role = app.roles[0]
+    where = f"role {role.name!r} of AppDef {app.name!r}"
+    check_name(role.name, f"The name of {where}")
+    _check_types(role, where, _ROLE_TYPES)
+    _check_types(role.resource, f"resource of {where}", _RESOURCE_TYPES)
+    _refuse_channels(role, where)
+    _refuse_fields(role, where)
+    return role
+
+
+def read_resources(role: specs.Role) -> Resources:
+    """The role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
+    resource, where = role.resource, f"role {role.name!r}"
+    cpu = _number(resource.cpu, f"resource.cpu of {where}")
+    memory = _number(resource.memMB, f"resource.memMB of {where}")
+    if 0 < memory < LAUNCHER_MB:
+        _warn(
+            f"resource.memMB of {where} is {memory}, and KFP's launcher runs within the stage's limit: it needs about "
+            f"{LAUNCHER_MB} MB for itself, or Kubernetes kills the stage before it starts (OOMKilled). Add "
+            f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
+        )
+    return Resources(
+        # TorchX calls cpu an int, and people ask for half a core: both as millicores, like its Kubernetes scheduler.
+        cpu=f"{int(cpu * 1000)}m" if cpu * 1000 >= 1 else None,
+        memory=f"{int(memory)}M" if memory >= 1 else None,
+        accelerator=_accelerator(resource, where),
+    )
+
+
+def read_node_selector(role: specs.Role) -> dict[str, str]:
+    """Node labels that the role's capabilities ask for."""
+    selector = {}
+    for name, value in role.resource.capabilities.items():
+        if name != INSTANCE_TYPE:
+            raise AppDefError(
+                f"resource.capabilities of role {role.name!r} has {name!r} ({value!r}), which nothing maps to "
+                f"Kubernetes; TorchX's scheduler maps {INSTANCE_TYPE!r} alone. Remove it, and choose nodes with "
+                "kfp.kubernetes.add_node_selector(task, ...)."
+            )
+        selector[name] = str(value)
+    return selector
+
+
+def read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
+    """The role's persistent volume claims and the paths that they are mounted at."""
+    volumes = []
+    for mount in role.mounts:
+        if not isinstance(mount, specs.VolumeMount):
+            raise AppDefError(
+                f"mounts of role {role.name!r} has {mount!r}; KFP can mount neither paths nor devices of a host. Use a "
+                "VolumeMount, whose src is a PersistentVolumeClaim, or put the files into the image."
+            )
+        if mount.read_only:
+            raise AppDefError(
+                f"mounts of role {role.name!r} has {mount!r}; KFP mounts claims for writing only. Set read_only=False, "
+                "or use a claim whose access mode is ReadOnlyMany."
+            )
+        volumes.append((mount.src, mount.dst_path))
+    return tuple(volumes)
+
+
+def read_retries(role: specs.Role) -> int:
+    """How often a failed stage is tried again."""
+    retries = _number(role.max_retries, f"max_retries of role {role.name!r}")
+    if retries < 0 or retries != int(retries):
+        raise AppDefError(f"max_retries of role {role.name!r} is {role.max_retries!r}; give a whole number, 0 or more.")
+    return int(retries)
+
+
+def check_name(name: object, where: str) -> None:
+    """Refuse what is no name: a pipeline channel, nothing, or text that no process can be given.
+
+    Raises:
+        AppDefError: which of them it is.
+    """
+    if contains_channel(name):
+        raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
+    if not isinstance(name, str) or not name:
+        raise AppDefError(f"{where} is {name!r}; give it a name.")
+    check_word(name, where)
+
+
+def _check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
+    """Refuse fields of another type than TorchX declares: a dataclass checks none."""
+    for name, (kind, what) in types.items():
+        field = getattr(value, name)
+        items = field if kind in (list, Mapping) and isinstance(field, list | tuple | Mapping) else ()
+        if not isinstance(field, (list, tuple) if kind is list else kind):
+            raise AppDefError(f"{name} of {where} is {_shown(field)} ({type(field).__name__}); give {what}.")
+        wanted = _ITEM_TYPES.get(name, object)
+        for item in items:
+            if not isinstance(item, wanted):
+                raise AppDefError(f"{name} of {where} has {_shown(item)} ({type(item).__name__}); give {what}.")
+
+
+def _shown(value: object) -> str:
+    return "a pipeline channel" if contains_channel(value) else repr(value)
+
+
+def _refuse_channels(role: specs.Role, where: str) -> None:
+    compile_time = ("num_replicas", "min_replicas", "max_retries", "port_map", "mounts", "metadata", "retry_policy")
+    for name in compile_time:
+        value = getattr(role, name)
+        values = [vars(mount) for mount in value] if name == "mounts" else value
+        if contains_channel(values):
+            raise ChannelError(
+                f"{name} of {where} holds a pipeline channel. Its value must be known when the pipeline is compiled: "
+                "channels work in entrypoint, args, the values of env, and image."
+            )
+    if contains_channel(list(role.env)):
+        raise ChannelError(f"env of {where} has a pipeline channel for a name. Channels work in the values of env.")
+    if contains_channel(vars(role.resource)):
+        raise ChannelError(
+            f"resource of {where} holds a pipeline channel. Set it on the task instead: "
+            "task_from_app(...).set_cpu_limit(channel), set_memory_limit and set_accelerator_limit take channels."
+        )
+
+
+def _refuse_fields(role: specs.Role, where: str) -> None:
+    for name in ("num_replicas", "min_replicas"):
+        value = getattr(role, name)
+        if value != 1 and not (name == "min_replicas" and value is None):
+            raise AppDefError(
+                f"{where} has {name}={value!r}; a KFP task is one pod. Set it to 1 (dist.ddp: j='1xN' runs N processes "
+                "in one pod), or submit the app to TorchX's Kubernetes scheduler."
+            )
+    # A channel's == makes a condition for dsl.If, which is true.
+    entrypoint = role.entrypoint if isinstance(role.entrypoint, str) else "channel"
+    image = role.image if isinstance(role.image, str) else "channel"
+    if entrypoint in ("", specs.MISSING):
+        raise AppDefError(f"{where} has no entrypoint. Set Role.entrypoint to the program to run.")
+    if entrypoint.startswith("-"):
+        raise AppDefError(
+            f"The entrypoint of {where} is {role.entrypoint!r}, which reads as an option. Set it to a program and put "
+            "options into Role.args."
+        )
+    if image in ("", specs.MISSING):
+        raise AppDefError(f"{where} has no image. Set Role.image to a container image.")
+    if getattr(role, "base_image", None):
+        raise AppDefError(
+            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and nothing reads. Set image."
+        )
+    if getattr(role, "workspace", None):
+        raise AppDefError(
+            f"{where} has workspace={role.workspace!r}, and nothing here builds it into the image. Build and push the "
+            "image first (torchx's DockerWorkspace does), set Role.image to it and Role.workspace to None."
+        )
+    if "kubernetes" in role.metadata:
+        raise AppDefError(
+            f"metadata of {where} has the key 'kubernetes' ({role.metadata['kubernetes']!r}), with which TorchX's "
+            "scheduler changes pods. KFP makes the pods here: remove it, and use kfp.kubernetes on the task that "
+            "task_from_app returns."
+        )
+    if find_rewritten(image) and not contains_channel(image):
+        raise AppDefError(f"The image of {where} is {role.image!r}, which is no image's name.")
+
+
+def _warn(message: str) -> None:
+    """A warning at the line that calls this package."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("torchx_kfp."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a finite number.")
+    return value
+
+
+def _accelerator(resource: specs.Resource, where: str) -> Accelerator | None:
+    asked = {GPU: resource.gpu, **resource.devices}
+    counts = {name: _number(count, f"the count of {name} of {where}") for name, count in asked.items()}
+    counts = {name: count for name, count in counts.items() if count > 0}
+    if len(counts) > 1:
+        raise AppDefError(
+            f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}); a KFP task takes "
+            "one. Ask for one of them, or submit the app to TorchX's Kubernetes scheduler."
+        )
+    for name, count in counts.items():
+        if count != int(count):
+            raise AppDefError(f"resource of {where} asks for {count!r} of {name}; give a whole number.")
+        return Accelerator(name, int(count))
+    return None

@@ -1,0 +1,169 @@
+"""What a stage publishes: the results and artifacts that it declares, as outputs of KFP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kfp import dsl
+
+from torchx_kfp.adapter.stage.carried import PROGRAM
+from torchx_kfp.adapter.stage.names import output_name
+from torchx_kfp.adapter.stage.reads import RUN_ID
+from torchx_kfp.adapter.values.channels import contains_channel
+from torchx_kfp.adapter.values.escapes import check_word, escape
+from torchx_kfp.errors import OutputsError
+
+#: The artifact that shows all numbers that a stage has recorded, in KFP's UI.
+METRICS = "metrics"
+#: The artifact from which KFP's UI takes what it shall show; KFP v1's name for it.
+UI_METADATA = "mlpipeline_ui_metadata"
+
+#: The same program where the image has it. Not ``-m``, which looks for Python's own modules in the working directory.
+_INSTALLED = (
+    "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import publisher;publisher.main(*sys.argv[1:])"
+)
+#: What KFP's UI shows from its content.
+_SHOWN = (dsl.HTML, dsl.Markdown)
+_RESULT_TYPES = (int, float, bool, str)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The outputs of a stage by KFP's names, each with its type and the name under which it is recorded.
+
+    The artifact ``metrics`` is always one of them: all numbers that are recorded.
+    """
+
+    results: Mapping[str, tuple[type, str]] = field(default_factory=dict)
+    artifacts: Mapping[str, tuple[type[dsl.Artifact], str]] = field(default_factory=dict)
+
+    @property
+    def types(self) -> dict[str, type]:
+        """The type of each output."""
+        return {name: kind for name, (kind, _) in (*self.results.items(), *self.artifacts.items())}
+
+
+def read_publication(
+    results: Mapping[str, type] | None,
+    artifacts: Mapping[str, type[dsl.Artifact]] | None,
+    *,
+    taken: Iterable[str] = (RUN_ID,),
+) -> Publication | None:
+    """What is declared; None where nothing is. An empty ``results`` declares the metrics alone.
+
+    Args:
+        results: {name: int, float, bool or str}.
+        artifacts: {name: dsl.Model, dsl.HTML or another class of artifacts}.
+        taken: names that the stage has for something else.
+
+    Raises:
+        OutputsError: a name or type that cannot be an output, or two names that KFP would see as one.
+    """
+    if results is None and artifacts is None:
+        return None
+    outputs: dict[str, str] = {}
+    for what, declared, is_type, example in (
+        ("results", results, _is_result_type, "{'accuracy': float}, with int, float, bool or str"),
+        ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
+    ):
+        if declared is not None and not isinstance(declared, Mapping):
+            raise OutputsError(f"{what} is {declared!r}. Write {what}={example}.")
+        for name, kind in (declared or {}).items():
+            if not isinstance(name, str) or contains_channel(name) or not output_name(name):
+                raise OutputsError(f"{what} has the name {name!r}, which cannot be an output's. Write {example}.")
+            check_word(name, f"The name {name!r} in {what}")
+            if not is_type(kind):
+                raise OutputsError(f"{what}[{name!r}] is {kind!r}. Write {what}={example}.")
+            output = output_name(name)
+            if output in (METRICS, UI_METADATA, "Output", *taken):
+                raise OutputsError(
+                    f"{what} has the name {name!r}, and the stage or KFP has an input or output {output!r} of its own. "
+                    "Record it under another name."
+                )
+            if output in outputs:
+                raise OutputsError(
+                    f"{what} has the name {name!r}, and {outputs[output]!r} is declared too: both would be the output "
+                    f"{output!r}, since KFP's names have letters, digits and '_' only. Record one under another name."
+                )
+            outputs[output] = name
+    return Publication(
+        results={output_name(name): (kind, name) for name, kind in (results or {}).items()},
+        artifacts={
+            METRICS: (dsl.Metrics, METRICS),
+            **{output_name(name): (kind, name) for name, kind in (artifacts or {}).items()},
+        },
+    )
+
+
+def check_artifact_class(kind: object) -> None:
+    """Refuse what is no class of artifacts.
+
+    Raises:
+        OutputsError: it is something else.
+    """
+    if not _is_artifact_type(kind):
+        raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {kind!r}.")
+
+
+def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...]:
+    """The words that run ``torchx_kfp.publisher`` around the application that follows them.
+
+    Args:
+        publication: what the stage publishes.
+        inline: whether the program travels in the command; the image has torchx-kfp otherwise.
+    """
+    spec = {
+        "results": {output: [kind.__name__, name] for output, (kind, name) in publication.results.items()},
+        "artifacts": {
+            output: [kind.schema_title, name, int(issubclass(kind, _SHOWN))]
+            for output, (kind, name) in publication.artifacts.items()
+        },
+    }
+    return (
+        "python3",
+        "-c",
+        PROGRAM if inline else _INSTALLED,
+        _plain_json(spec),
+        "{{$}}",
+        *(_artifact_path(output) for output in publication.artifacts),
+    )
+
+
+def ui_metadata_words(ui_metadata: Mapping[str, object]) -> tuple[str, str]:
+    """The path of ``mlpipeline_ui_metadata`` for KFP to fill in, and its escaped text.
+
+    Raises:
+        OutputsError: it is no mapping that JSON can hold, or holds a pipeline channel.
+    """
+    if not isinstance(ui_metadata, Mapping) or contains_channel(dict(ui_metadata)):
+        raise OutputsError(
+            f"ui_metadata is {ui_metadata!r}. It is constant, such as {{'outputs': [{{'type': 'markdown', ...}}]}}; "
+            "what is known at run time only is an artifact: artifacts={'report': dsl.Markdown}."
+        )
+    try:
+        text = json.dumps(dict(ui_metadata), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise OutputsError(f"ui_metadata cannot be written as JSON: {error}. Got: {ui_metadata!r}.") from None
+    return _artifact_path(UI_METADATA), check_word(escape(text), "ui_metadata, as it is passed on,")
+
+
+def _artifact_path(name: str) -> str:
+    """What KFP replaces by the local path of an output artifact."""
+    return f"{{{{$.outputs.artifacts['{name}'].path}}}}"
+
+
+def _plain_json(value: object) -> str:
+    """JSON without spaces, and without anything in its strings that an engine would rewrite."""
+    text = json.dumps(value, separators=(",", ":"))
+    # Braces that follow each other and are no string's stand before a quote, or close.
+    return text.replace("$", "\\u0024").replace("{{", "\\u007b\\u007b").replace("\x7f", "\\u007f")
+
+
+def _is_result_type(kind: object) -> bool:
+    return kind in _RESULT_TYPES
+
+
+def _is_artifact_type(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, dsl.Artifact)

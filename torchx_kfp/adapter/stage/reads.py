@@ -1,0 +1,234 @@
+"""What a stage reads: the aliases, and the run ids of the stages behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kfp import dsl
+from kfp.dsl import pipeline_channel
+
+from torchx_kfp.adapter.values.channels import channel_key, contains_channel, ir_type, parse, parse_checked
+from torchx_kfp.adapter.values.escapes import check_word, find_rewritten
+from torchx_kfp.adapter.values.references import Parts, Reference
+from torchx_kfp.adapter.values.scope import check_in_scope, is_in_loop
+from torchx_kfp.errors import ChannelError, ReadsError, TrackerError
+from torchx_kfp.tracking.stores.store import check_tracker_base
+
+#: The output that carries a tracked stage's run id.
+RUN_ID = "run_id"
+#: The input that carries the tracker base.
+TRACKER_BASE = "tracker_base"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a task does not tell: the stage's name as it was given, and where it records."""
+
+    name: str
+    tracker_base: object = None
+
+
+_STAGES: WeakKeyDictionary[dsl.PipelineTask, Stage] = WeakKeyDictionary()
+
+
+class StageName(str):
+    """An alias that nobody gave: the name of the stage that is read."""
+
+
+@dataclass(frozen=True)
+class FanIn:
+    """Several stages behind one alias: a reference to a list of run ids, or each stage's own."""
+
+    run_ids: Reference | tuple[Reference | str, ...]
+
+
+Source = Reference | FanIn | str
+
+
+def remember_stage(task: dsl.PipelineTask, stage: Stage) -> None:
+    """Note which stage the task is; its name is its alias where it is read."""
+    _STAGES[task] = stage
+
+
+def stage_of(what: object) -> Stage | None:
+    """The stage that a task is; None of anything else."""
+    return _STAGES.get(what) if isinstance(what, dsl.PipelineTask) else None
+
+
+def read_sources(reads: object) -> dict[str, Source]:
+    """What is read by its alias, in order. An alias that nobody gave is a ``StageName``.
+
+    Args:
+        reads: a task, a list of tasks, or {alias: what is read}; None and empty ones read nothing.
+
+    Raises:
+        ReadsError: something has no run id, or no alias of its own.
+        ChannelError: something runs in a loop that is closed, and is read without dsl.Collected.
+    """
+    if reads is None:
+        return {}
+    if isinstance(reads, Mapping):
+        for alias in reads:
+            check_alias(alias)
+        return {alias: _source(what, f"reads[{alias!r}]") for alias, what in reads.items()}
+    if isinstance(reads, str) or not isinstance(reads, Iterable):
+        reads = [reads]
+    sources: dict[str, Source] = {}
+    for what in reads:
+        alias = _default_alias(what)
+        if alias in sources:
+            raise ReadsError(
+                f"reads has two stages named {alias!r}. Give each an alias of its own: "
+                f"reads={{'{alias}_1': task, '{alias}_2': other_task}}."
+            )
+        sources[StageName(alias)] = _source(what, f"reads ({alias!r})")
+    return sources
+
+
+def check_alias(alias: object) -> str:
+    """The alias, if it is one.
+
+    Raises:
+        ReadsError: it is not text, is empty, or is a pipeline channel.
+    """
+    if isinstance(alias, str) and alias and not contains_channel(alias):
+        return check_word(alias, f"The alias {alias!r}")
+    raise ReadsError(f"reads has the alias {alias!r}. An alias is a name such as 'train', known at compile time.")
+
+
+def read_tracker_base(tracker_base: object) -> Parts:
+    """The tracker base as text and references.
+
+    Raises:
+        ReadsError: it is empty, of another type than str, or text that engines would change.
+        ChannelError: a channel that cannot be filled in here.
+    """
+    if isinstance(tracker_base, pipeline_channel.PipelineChannel):
+        if ir_type(tracker_base) != "STRING":
+            raise ReadsError(
+                f"tracker_base is {_show(tracker_base)} of type {ir_type(tracker_base)}. It is a string: declare the "
+                "parameter as str."
+            )
+    elif not isinstance(tracker_base, str):
+        raise ReadsError(
+            f"tracker_base is {tracker_base!r}. Give an fsspec URL such as 's3://bucket/results', a directory, or a "
+            "pipeline parameter of type str."
+        )
+    else:
+        try:
+            check_tracker_base(tracker_base)
+        except TrackerError as error:
+            raise ReadsError(f"tracker_base: {error}") from None
+    parts = parse_checked(tracker_base, "tracker_base")
+    for part in parts:
+        if isinstance(part, str) and find_rewritten(part):
+            raise ReadsError(
+                f"tracker_base is {tracker_base!r}; Argo or the kubelet would change {find_rewritten(part)!r} in it."
+            )
+    return parts
+
+
+def read_uri(uri: object) -> object:
+    """The URI of an artifact: a channel that is a string, or constant text.
+
+    Raises:
+        ChannelError: it is something else, is empty, or has a channel inside, which KFP does not fill in there.
+    """
+    parts = parse(uri, "uri") if isinstance(uri, str) and uri else ()
+    if len(parts) > 1:
+        raise ChannelError(
+            f"uri is {uri!r}, text with a pipeline channel inside, which KFP does not fill in there. Pass a channel "
+            "that is the whole URI: let the stage record it as a result."
+        )
+    argument = parts[0].argument if parts and isinstance(parts[0], Reference) else uri
+    if isinstance(argument, pipeline_channel.PipelineChannel):
+        if ir_type(argument) != "STRING":
+            raise ChannelError(f"uri is {_show(argument)} of type {ir_type(argument)}. It is a string.")
+        check_in_scope(argument, "uri")
+    elif not isinstance(argument, str) or not argument:
+        raise ChannelError(f"uri is {uri!r}. Pass a URI such as 's3://models/7', or a channel that is one.")
+    return argument
+
+
+def _default_alias(what: object) -> str:
+    task: Any = what.output.task if isinstance(what, dsl.Collected) else what
+    if isinstance(task, dsl.PipelineTask):
+        stage = stage_of(task)
+        return stage.name if stage else str(task.component_spec.name)
+    if isinstance(what, str) and not contains_channel(what):
+        raise ReadsError(
+            f"reads has the text {what!r}. Pass the task that is read: reads=task. If this is a run id, it needs an "
+            f"alias: reads={{'train': {what!r}}}."
+        )
+    raise ReadsError(
+        f"reads has {_show(what)}, which has no name of its own. Give it an alias: reads={{'train': ...}}."
+    )
+
+
+def _source(what: object, where: str) -> Source:
+    if isinstance(what, dsl.PipelineTask):
+        if RUN_ID not in what.outputs:
+            raise ReadsError(
+                f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}: it is not tracked. Give its "
+                "task_from_app a tracker_base; of other components, read the outputs as channels."
+            )
+        return _source(what.outputs[RUN_ID], where)
+    if isinstance(what, pipeline_channel.PipelineChannel):
+        return _channel_source(what, where)
+    if isinstance(what, str):
+        return _text_source(what, where)
+    if isinstance(what, list | tuple):
+        sources = tuple(_source(item, f"{where}[{index}]") for index, item in enumerate(what))
+        if any(isinstance(source, FanIn) for source in sources):
+            raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in an alias of its own.")
+        return FanIn(tuple(source for source in sources if not isinstance(source, FanIn)))
+    raise ReadsError(
+        f"{where} is {what!r} ({type(what).__name__}). What is read is a task, dsl.Collected of run ids, or a run id: "
+        "a channel or a string."
+    )
+
+
+def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> Source:
+    collected = isinstance(channel, dsl.Collected)
+    kind = ir_type(channel.output if collected else channel)
+    if collected and not is_in_loop(channel.output):
+        raise ReadsError(
+            f"{where} collects {_show(channel.output)}, whose task runs once: it is in no loop that is closed here. "
+            "Pass the task itself; dsl.Collected is for tasks of a dsl.ParallelFor loop, behind that loop."
+        )
+    if collected and kind != "STRING":
+        raise ReadsError(
+            f"{where} collects {_show(channel.output)} of type {kind}, which is no run id. Write "
+            "dsl.Collected(task.outputs['run_id'])."
+        )
+    if kind not in ("STRING", "LIST"):
+        raise ReadsError(f"{where} is {_show(channel)} of type {kind}. A run id is a string; a fan-in a list of them.")
+    if collected:
+        return FanIn(Reference(channel_key(channel), channel, channel.name, "LIST"))
+    check_in_scope(channel, where)
+    reference = Reference(channel_key(channel), channel, channel.name, kind)
+    return FanIn(reference) if kind == "LIST" else reference
+
+
+def _text_source(run_id: str, where: str) -> Source:
+    parts = parse(run_id, where)
+    if len(parts) > 1:
+        raise ReadsError(f"{where} is {run_id!r}, text with a pipeline channel inside. Pass the task or channel alone.")
+    if isinstance(parts[0], Reference) and isinstance(parts[0].argument, pipeline_channel.PipelineChannel):
+        return _channel_source(parts[0].argument, where)
+    # ASCII: what a stage's script makes of names, and what is the same text in JSON.
+    if (
+        not run_id
+        or not (run_id.isascii() and run_id.isprintable())
+        or find_rewritten(run_id)
+        or set(run_id) & set('"\\')
+    ):
+        raise ReadsError(f"{where} is {run_id!r}, which is no run id. One looks like 'run/stage/execution'.")
+    return check_word(run_id, where)
+
+
+def _show(what: object) -> str:
+    return f"the channel {what.full_name!r}" if isinstance(what, pipeline_channel.PipelineChannel) else repr(what)

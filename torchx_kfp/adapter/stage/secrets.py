@@ -1,0 +1,96 @@
+"""Kubernetes secrets as variables of a stage: ``{name of a secret: {key in it: environment variable}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from torchx_kfp import protocol
+from torchx_kfp.adapter.stage.names import is_shell_variable
+from torchx_kfp.adapter.values.channels import contains_channel
+from torchx_kfp.errors import AppDefError
+
+#: What ``kfp.kubernetes.use_secret_as_env`` takes as secret_key_to_env, by the secret's name.
+Secrets = Mapping[str, Mapping[str, str]]
+
+_EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID'}}"
+
+
+def read_secrets(secrets: object) -> dict[str, dict[str, str]]:
+    """The secrets as plain data.
+
+    Raises:
+        AppDefError: they are no mapping of mappings of text, or two keys would become one variable.
+    """
+    if secrets is None:
+        return {}
+    if not isinstance(secrets, Mapping):
+        raise AppDefError(f"secrets is {secrets!r}. Give {{secret: {{key: variable}}}}, such as {_EXAMPLE}.")
+    read: dict[str, dict[str, str]] = {}
+    sources: dict[str, str] = {}
+    for secret, variables in secrets.items():
+        _check_text(secret, f"secrets has {secret!r} as the name of a secret")
+        where = f"secrets[{secret!r}]"
+        if not isinstance(variables, Mapping) or not variables:
+            raise AppDefError(f"{where} is {variables!r}. Name its keys and their variables, such as {_EXAMPLE}.")
+        read[secret] = {}
+        for key, variable in variables.items():
+            _check_text(key, f"{where} has {key!r} as a key of the secret")
+            _check_text(variable, f"{where} gives the key {key!r} the variable {variable!r}")
+            if not is_shell_variable(variable):
+                raise AppDefError(
+                    f"{where} gives the key {key!r} the variable {variable!r}, which shells do not hand on. Use ASCII "
+                    "letters, digits and '_', and no digit first."
+                )
+            if variable in sources:
+                raise AppDefError(
+                    f"{where} gives the key {key!r} the variable {variable!r}, which {sources[variable]} has too. "
+                    "Give each a variable of its own."
+                )
+            sources[variable] = f"the key {key!r} of {secret!r}"
+            read[secret][key] = variable
+    return read
+
+
+def secret_variables(secrets: Secrets) -> list[str]:
+    """The variables that hold keys of secrets."""
+    return [variable for variables in secrets.values() for variable in variables.values()]
+
+
+def check_variables(secrets: Secrets, env: Container[str], reserved: Container[str], where: str) -> None:
+    """Refuse variables that something else sets.
+
+    Args:
+        secrets: what ``read_secrets`` gave.
+        env: the variables of the role.
+        reserved: those that the pipeline sets in this stage.
+        where: the role, for errors.
+
+    Raises:
+        AppDefError: a variable is one of those.
+    """
+    for secret, variables in secrets.items():
+        for key, variable in variables.items():
+            if variable in reserved:
+                raise AppDefError(
+                    f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}, which a tracked stage gets "
+                    "from the pipeline. Use another one."
+                )
+            if variable in env:
+                raise AppDefError(
+                    f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}, which env of {where} sets "
+                    "too. Remove one of them."
+                )
+
+
+#: What every tracked stage gets from the pipeline or the engine.
+PROTOCOL_VARIABLES = (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME)
+
+
+def _check_text(value: object, what: str) -> None:
+    if contains_channel(value):
+        raise AppDefError(
+            f"{what}, which holds a pipeline channel. Secrets are named when the pipeline is compiled: for others call "
+            "kfp.kubernetes.use_secret_as_env on the task."
+        )
+    if not isinstance(value, str) or not value:
+        raise AppDefError(f"{what}. It is text, such as in {_EXAMPLE}.")

@@ -1,0 +1,274 @@
+"""Pipeline channels in an AppDef's values: as objects, or as the text that KFP puts into f-strings.
+
+KFP reads the channels of an f-string back from their text, and loses some on the way: a type such as
+``typing.List[int]`` does not match its pattern, so the channel stays in the compiled file as a literal, and a field of
+a dict loop item is taken for a pipeline parameter that does not exist. So each channel is looked up here, and handed
+to KFP as the object that it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from kfp import dsl
+from kfp.dsl import for_loop, pipeline_channel, pipeline_context, tasks_group
+from kfp.dsl.types import type_utils
+
+from torchx_kfp.adapter.values.escapes import check_beside_channel, check_word
+from torchx_kfp.adapter.values.references import PARAMETER, Parts, Reference, parameter
+from torchx_kfp.adapter.values.scope import check_in_scope, pipeline_here
+from torchx_kfp.errors import AppDefError, ChannelError
+
+_CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
+_CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
+_FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
+
+#: What f-strings make of objects that are no text -> what to say of them.
+_TRACES = {
+    "<kfp.dsl.pipeline_task.PipelineTask object at 0x": "a task (pass one of its outputs, or reads=task)",
+    "ConditionOperation(operator=": "a comparison of pipeline channels (only dsl.If takes one)",
+}
+
+#: Placeholders that KFP fills where they are the whole value of a task's input.
+_PLACEHOLDERS = {
+    getattr(dsl, name): name.removesuffix("_PLACEHOLDER").lower()
+    for name in (
+        "PIPELINE_JOB_NAME_PLACEHOLDER",
+        "PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER",
+        "PIPELINE_JOB_ID_PLACEHOLDER",
+        "PIPELINE_JOB_CREATE_TIME_UTC_PLACEHOLDER",
+        "PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER",
+        "PIPELINE_TASK_NAME_PLACEHOLDER",
+        "PIPELINE_TASK_ID_PLACEHOLDER",
+        "PIPELINE_ROOT_PLACEHOLDER",
+    )
+}
+
+
+def parse(value: object, where: str) -> Parts:
+    """The value as constant text and references, in order.
+
+    Args:
+        value: a string, which may hold channels as text, or a channel.
+        where: the value's place in the AppDef, for errors.
+
+    Raises:
+        ChannelError: a channel that cannot be filled in here.
+        AppDefError: the value is neither text nor a channel.
+    """
+    if isinstance(value, pipeline_channel.PipelineChannel):
+        return (_reference(value, where),)
+    if not isinstance(value, str):
+        raise AppDefError(_no_text(value, where))
+    if value in _PLACEHOLDERS:
+        return (Reference(value, value, _PLACEHOLDERS[value], "STRING"),)
+    for placeholder in _PLACEHOLDERS:
+        if placeholder in value:
+            raise ChannelError(
+                f"{where} holds {placeholder} inside of other text: {value!r}. KFP fills it only where it is the "
+                "whole value: pass it as an argument or variable of its own."
+            )
+    parts: list[str | Reference] = []
+    end = 0
+    for found in _CHANNELS.finditer(value):
+        if found.start() > end:
+            parts.append(value[end : found.start()])
+        if found["input"]:
+            parts.append(parameter(found["input"], found["kind"]))
+        else:
+            parts.append(_reference(_resolve(found, where), where))
+        end = found.end()
+    if end < len(value) or not parts:
+        parts.append(value[end:])
+    for part in parts:
+        if isinstance(part, str):
+            _refuse_lost(part, where)
+    return tuple(parts)
+
+
+def check_parts(parts: Parts, where: str) -> Parts:
+    """The parts, if they arrive as they are written: constant text can be escaped, text beside a channel cannot.
+
+    Raises:
+        AppDefError: text that no process can be given.
+        ChannelError: text beside a channel that an engine would change.
+    """
+    for part, follower in zip(parts, (*parts[1:], None), strict=True):
+        if isinstance(part, str):
+            check_word(part, where)
+            if len(parts) > 1:
+                check_beside_channel(part, where, before=follower is not None)
+    return parts
+
+
+def parse_checked(value: object, where: str) -> Parts:
+    """The value's parts, if they arrive as they are written: see ``parse`` and ``check_parts``."""
+    return check_parts(parse(value, where), where)
+
+
+def contains_channel(value: object) -> bool:
+    """Whether there is a channel anywhere in the value: in text, in a list, a dict's keys and values."""
+    if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
+        return True
+    if isinstance(value, str):
+        return _CHANNELS.search(value) is not None
+    if isinstance(value, dict):
+        return any(contains_channel(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple | set):
+        return any(contains_channel(item) for item in value)
+    return False
+
+
+def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
+    """The channel's type as the IR names it, ``ARTIFACT`` where it is no parameter."""
+    try:
+        return str(type_utils.get_parameter_type_name(channel.channel_type))
+    except (ValueError, TypeError, AttributeError):
+        return "ARTIFACT"
+
+
+def _no_text(value: object, where: str) -> str:
+    if isinstance(value, dsl.PipelineTask):
+        return (
+            f"{where} is the task {value.name!r}. Pass one of its outputs, task.outputs['...'], or read its results "
+            "through the tracker with reads=task."
+        )
+    if isinstance(value, pipeline_channel.ConditionOperation):
+        return (
+            f"{where} is a comparison of pipeline channels, which only dsl.If takes. Pass the values, and compare them "
+            "in the application."
+        )
+    if value is None:
+        return f"{where} is None, and must be a string. Leave it out, or pass '' if that is meant."
+    # The text of most objects is nothing that anybody means.
+    meant = f": write {str(value)!r}" if isinstance(value, (int, float, os.PathLike)) else ""
+    return f"{where} is {value!r} ({type(value).__name__}), and must be a string{meant}."
+
+
+def _refuse_lost(text: str, where: str) -> None:
+    """Refuse text that an f-string has made of something that is no text, and that KFP would take for a constant."""
+    for trace, what in _TRACES.items():
+        if trace in text:
+            raise ChannelError(f"{where} holds {what} as text: {text!r}.")
+    pipeline = pipeline_context.Pipeline.get_default_pipeline()
+    for group in pipeline.groups if pipeline else ():
+        name = group.loop_argument.name if isinstance(group, tasks_group.ParallelFor) else None
+        if isinstance(name, str) and name in text:
+            raise ChannelError(
+                f"{where} holds {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are that, "
+                "and no fields of its dict. Rename the field."
+            )
+
+
+def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Reference:
+    if isinstance(channel, dsl.Collected):
+        raise ChannelError(
+            f"{where} holds dsl.Collected of {channel.task_name!r}, a list of values. It can only be read: "
+            "reads={'trials': dsl.Collected(task.outputs['run_id'])} and the tracker gives the results of each."
+        )
+    kind = ir_type(channel)
+    if kind == "ARTIFACT" or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
+        raise ChannelError(
+            f"{where} holds the artifact {channel.full_name!r}. Text can only hold parameters: pass the artifact's URI "
+            "as a parameter, or record it as a result and read it through the tracker."
+        )
+    if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
+        raise ChannelError(f"{where} holds {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
+    check_in_scope(channel, where)
+    for group in pipeline_here(where).groups:
+        if isinstance(group, tasks_group.ParallelFor):
+            _loop_item(group, where)
+    channel = _with_true_type(channel)
+    carrier = None
+    if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
+        loop = pipeline_here(where).groups[-1]
+        if getattr(loop, "loop_argument", None) is not channel.loop_argument:
+            # KFP hands a field of a constant item into a group inside of the loop only where the item goes along.
+            carrier = _reference(channel.loop_argument, where)
+    return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), carrier)
+
+
+def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
+    """What tells the channel from others of its pipeline."""
+    kind = "collected " if isinstance(channel, dsl.Collected) else ""
+    return f"{kind}{channel.task_name or ''};{channel.name}"
+
+
+def _with_true_type(channel: pipeline_channel.PipelineChannel) -> pipeline_channel.PipelineChannel:
+    """The channel, with the type of all items where it is one of a loop over constants.
+
+    KFP takes the type of the first item, and of the first field for all fields of dict items: ``{"lr": 0.1, "name":
+    "a"}`` makes ``name`` a number, which the backend refuses, and ``[1, 0.5]`` integers, which kfp.local truncates.
+    """
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        item = channel.loop_argument
+        if isinstance(item.items_or_pipeline_channel, list):
+            fields = [entry.get(channel.subvar_name) for entry in item.items_or_pipeline_channel]
+            channel = for_loop.LoopArgumentVariable(item, channel.subvar_name)
+            channel.channel_type = _common_type(fields)
+    elif isinstance(channel, for_loop.LoopParameterArgument) and isinstance(channel.items_or_pipeline_channel, list):
+        kind = _common_type(channel.items_or_pipeline_channel)
+        if type_utils.get_parameter_type(kind) != type_utils.get_parameter_type(channel.channel_type):
+            channel = for_loop.LoopParameterArgument(
+                channel.items_or_pipeline_channel, name_override=channel.name, channel_type=kind
+            )
+    return channel
+
+
+def _common_type(values: list[object]) -> str:
+    kinds = {type(value) for value in values}
+    if kinds == {int, float}:
+        return "float"
+    return kinds.pop().__name__ if len(kinds) == 1 else "str"
+
+
+def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
+    """What the input is called in the KFP UI: ``lr``, ``item``, ``item_lr``, and ``accuracy`` for any task's output."""
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        return f"item_{channel.subvar_name}"
+    if isinstance(channel, for_loop.LoopParameterArgument):
+        return "item"
+    # The name of a Python component's one output is no input's.
+    return "output" if channel.name == "Output" else str(channel.name)
+
+
+def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.PipelineChannel:
+    item = loop.loop_argument
+    for attribute in ("name", "task_name", "channel_type", "pipeline"):
+        if isinstance(getattr(item, attribute), for_loop.LoopArgumentVariable):
+            raise ChannelError(
+                f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP keeps an "
+                "attribute of its own under that name and loses it: rename the field."
+            )
+    return item
+
+
+def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
+    """The channel that KFP wrote as this text."""
+    pipeline = pipeline_here(where)
+    task_name, name = found["task"], found["name"]
+    for group in reversed(pipeline.groups):
+        if not isinstance(group, tasks_group.ParallelFor):
+            continue
+        item = _loop_item(group, where)
+        if (item.task_name or "") != task_name:
+            continue
+        if name == item.name:
+            return item
+        if name.startswith(item.name + _FIELD):
+            return for_loop.LoopArgumentVariable(item, name.removeprefix(item.name + _FIELD))
+    if task_name:
+        task = pipeline.tasks.get(task_name)
+        if task is not None and name in task.outputs:
+            output = task.outputs[name]
+            if str(output) != found.group():
+                # dsl.Collected(output) has the output's name and the type LIST.
+                return dsl.Collected(output)
+            return output
+    elif name.isidentifier():
+        return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
+    raise ChannelError(
+        f"{where} holds the channel {found.group()!r}, which is not known here: neither an output of a task of this "
+        "pipeline, nor a parameter, nor the item of a loop that is open here. Use loop items inside of their loop."
+    )

@@ -1,0 +1,184 @@
+"""Shell programs in an AppDef's arguments, such as the one that ``dist.ddp`` builds for ``bash -c``.
+
+KFP fills a channel into a word as text, and in a program that text would be code: whoever sets a parameter could end
+the quotes around it. So a channel beside other text of a program becomes a variable of the environment, and the program
+expands it in quotes: the value is one word there, whatever it holds. It may only stand where every shell that was
+looked at takes it for data (``rules``), in a program that is understood whole (``parser``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
+
+from torchx_kfp.adapter.stage.names import input_name
+from torchx_kfp.adapter.values.references import Parts, Reference
+from torchx_kfp.adapter.values.shell.parser import Parser
+from torchx_kfp.adapter.values.shell.programs import KNOWN_SHELLS, SHELL, shell_options
+from torchx_kfp.adapter.values.shell.rules import check
+from torchx_kfp.adapter.values.shell.tree import NotUnderstood
+from torchx_kfp.adapter.values.shell.words import CHANNEL
+from torchx_kfp.errors import ChannelError
+
+#: Programs that start another one in the same environment, and options of ``env`` with which it does not.
+_WRAPPERS = ("env", "timeout", "nohup", "nice", "stdbuf", "setsid", "time", "tini", "dumb-init", "busybox", "toybox")
+_OTHER_ENVIRONMENTS = ("-i", "-", "-u", "-S", "--ignore-environment", "--unset", "--split-string")
+_SPLITS = re.compile(r"-\w*S|--split-string")
+#: Options of shells that the next word belongs to.
+_WITH_VALUE = ("--rcfile", "--init-file")
+
+#: How a variable is expanded in each kind of place: quotes that are open are closed around it.
+_EXPANSIONS = {
+    "plain": '"${{{}}}"',
+    "double": "${{{}}}",
+    "document": "${{{}}}",
+    "comment": "${{{}}}",
+    "single": "'\"${{{}}}\"'",
+}
+
+
+def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
+    """The index of the argument that a shell takes for its program; None where there is none.
+
+    Args:
+        entrypoint: a shell, or a program that starts one (``env sh -c PROGRAM``, ``timeout 10 bash -c PROGRAM``).
+        args: its arguments.
+    """
+    words = _texts(entrypoint, args)
+    for start, word in enumerate(words):
+        if _is_shell(word):
+            found = _program_of(words[start + 1 :])
+            return None if found is None else start + found
+        if (start == 0 and _program(word) not in _WRAPPERS) or word in _OTHER_ENVIRONMENTS:
+            return None
+    return None
+
+
+def lift_arguments(
+    entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str, taken: Collection[str] = ()
+) -> tuple[list[Parts], dict[str, Reference]]:
+    """The arguments with variables in place of the channels inside of a shell's program, and those variables.
+
+    Args:
+        entrypoint: the program.
+        args: its arguments.
+        env: the role's variables.
+        where: the role, for errors.
+        taken: names of further variables that are used already.
+
+    Raises:
+        ChannelError: a channel where a shell might read its value as code.
+    """
+    args = list(args)
+    index = find_program(entrypoint, args)
+    _refuse_hidden_programs(entrypoint, args, index, where)
+    if index is None or len(args[index]) == 1:
+        return args, {}
+    place = f"args[{index}] of {where}"
+    words = _texts(entrypoint, args)[: index + 2]
+    start = next(position for position, word in enumerate(words) if _is_shell(word))
+    shell = _program(words[start])
+    if shell not in KNOWN_SHELLS:
+        _refuse(args[index], place, f"is for {shell!r}, and only programs of {', '.join(KNOWN_SHELLS)} are understood")
+    if shell_options(words[start + 1 :]) != (index - start, True):
+        _refuse(args[index], place, f"is run with options of {shell!r} that are not known here")
+    values = [name for name, parts in env.items() if any(isinstance(part, Reference) for part in parts)]
+    text, lifted = lift_channels(args[index], place, {*taken, *env}, bash=shell == "bash", values=values)
+    args[index] = (text,)
+    return args, lifted
+
+
+def lift_channels(
+    program: Parts, where: str, taken: Collection[str] = (), *, bash: bool = False, values: Collection[str] = ()
+) -> tuple[str, dict[str, Reference]]:
+    """The program with expansions in place of its channels, and the variables that it expands.
+
+    Args:
+        program: text with channels.
+        where: its place in the AppDef, for errors.
+        taken: names of variables that are used already.
+        bash: whether it is a program of bash; only what all shells have in common is taken otherwise.
+        values: variables of the environment that hold channels as well.
+
+    Raises:
+        ChannelError: a channel where a shell might read its value as code, or a program that is not understood.
+    """
+    source = "".join(part if isinstance(part, str) else CHANNEL for part in program)
+    if source.count(CHANNEL) != sum(isinstance(part, Reference) for part in program):
+        raise ChannelError(f"{where} holds a NUL character, which no argument can carry. Remove it.")
+    parser = Parser(source, bash)
+    try:
+        check(parser.parse(), bash=bash, values=values)
+    except NotUnderstood as error:
+        _refuse(program, where, str(error))
+    variables: dict[Reference, str] = {}
+    taken = {*taken, *re.findall(r"\w+", source)}
+    text = ""
+    at = 0
+    for part in program:
+        if isinstance(part, str):
+            text += part
+            at += len(part)
+            continue
+        if part not in variables:
+            variables[part] = input_name(f"TORCHX_KFP_{part.name.upper()}", {*taken, *variables.values()})
+        text += _EXPANSIONS[parser.places[at]].format(variables[part])
+        at += 1
+    return text, {name: reference for reference, name in variables.items()}
+
+
+def _refuse(program: Parts, where: str, why: str) -> NoReturn:
+    name = next(part.name for part in program if isinstance(part, Reference))
+    raise ChannelError(
+        f"{where} is a shell program with the pipeline channel {name!r}, and {why}. A channel may only stand where a "
+        "shell is known to take its value for data. Pass it behind the program, as an argument that a program of yours "
+        f"""reads: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]."""
+    )
+
+
+def _refuse_hidden_programs(entrypoint: Parts, args: Sequence[Parts], index: int | None, where: str) -> None:
+    """Refuse channels in what may be a shell's program, where it is not known how the shell is started."""
+    words = _texts(entrypoint, args)
+    env = "env" in map(_program, words)
+    shell = split = code = False
+    for position, word in enumerate(words):
+        mixed = position > 0 and len(args[position - 1]) > 1
+        if index is not None and position > index:
+            return
+        if mixed and (split or code or (env and _splits(args[position - 1]))):
+            _refuse(args[position - 1], f"args[{position - 1}] of {where}", "it is not known how the shell is started")
+        shell |= _is_shell(word)
+        code |= shell and word is not None and re.match(r"[-+]\w*c", word) is not None
+        split |= env and re.match(_SPLITS, word or "") is not None
+
+
+def _splits(parts: Parts) -> bool:
+    """Whether the argument is ``env``'s ``-S``, whose text becomes a command."""
+    return isinstance(parts[0], str) and re.match(_SPLITS, parts[0]) is not None
+
+
+def _texts(entrypoint: Parts, args: Sequence[Parts]) -> list[str | None]:
+    return [parts[0] if len(parts) == 1 and isinstance(parts[0], str) else None for parts in (entrypoint, *args)]
+
+
+def _program(word: str | None) -> str:
+    return (word or "").rpartition("/")[2]
+
+
+def _is_shell(word: str | None) -> bool:
+    return SHELL.fullmatch(_program(word)) is not None
+
+
+def _program_of(words: Sequence[str | None]) -> int | None:
+    """The index of a shell's program among its arguments."""
+    takes_program = takes_value = False
+    for index, word in enumerate(words):
+        if takes_value:
+            takes_value = False
+        elif word is not None and word[:1] in ("-", "+") and word not in ("-", "--"):
+            takes_program |= not word.startswith("--") and "c" in word
+            takes_value = word in _WITH_VALUE or (word[-1:] in ("o", "O") and not word.startswith("--"))
+        elif word not in ("-", "--"):
+            return index if takes_program else None
+    return None

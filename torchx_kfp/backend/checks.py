@@ -1,0 +1,293 @@
+"""What KFP's backend makes of a pipeline that its author may not expect: seen on KFP 2.17.0, or read in its source.
+
+The pipelines of ``tests/local/corpus`` were run there; ``docs/local.md`` has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchx_kfp.backend.rewriting import find_change, large_character, variables_of
+from torchx_kfp.pipeline.conditions import compares_types, verify_condition
+from torchx_kfp.pipeline.findings import Finding, Kind
+from torchx_kfp.pipeline.names import join_names
+from torchx_kfp.pipeline.placeholders import Facts, unknown_placeholders
+from torchx_kfp.pipeline.places import Place
+from torchx_kfp.pipeline.resources import read_limits
+from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Task
+
+#: Bytes that KFP's launcher needs beside the application: it shares the stage's memory limit.
+_LAUNCHER = 64 * 10**6
+_CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
+_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\[(['\"])(.+?)\1\]\}\}")
+#: Facts about the run that KFP fills in as a task's constant input.
+_FACT = re.compile(r"\{\{\$\.(?:pipeline_\w+)\}\}")
+_UNKNOWN_FACT = "{{$.pipeline_root}}"
+_UTF8 = (
+    "which KFP's database refuses ('Incorrect string value': its connection is MySQL's utf8). Use other characters, or "
+    "escapes that the application decodes"
+)
+
+
+def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
+    """The findings about the pipeline as a whole."""
+    if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
+        yield Finding(
+            Kind.FAILS,
+            "the pipeline",
+            f"takes an artifact ({join_names(names)}), which no run can be given. Import it by its URI (dsl.importer), "
+            "or use the pipeline inside of another one",
+        )
+
+
+def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """The findings about the arguments of a run."""
+    for name, value in arguments.items():
+        place, text = f"the argument {name!r}", _as_text(value)
+        if large := large_character(text):
+            yield Finding(Kind.MAY_FAIL, place, f"holds {large}, {_UTF8}")
+        if change := find_change(text):
+            yield Finding(Kind.CHANGED, place, f"holds {change[0]!r}, which {_arrives(change[1])}")
+
+
+def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:
+    """The findings about a task."""
+    task, component = place.task, place.component
+
+    def finding(kind: Kind, text: str) -> Finding:
+        return Finding(kind, f"task {place.path!r}", text)
+
+    for kind, text in (
+        *_inputs(pipeline, place),
+        *_loop(task),
+        *_hook(place),
+        *(_condition(task.condition) if task.condition else ()),
+        *(_container(task, component) if component.container else ()),
+    ):
+        yield finding(kind, text)
+    if task.retry is not None:
+        yield finding(
+            Kind.CHANGED,
+            "is tried again here when its application fails, and not on KFP 2.17 as it is installed: the controller's "
+            "templateDefaults set the retry policy OnError. A cluster's administrator can remove "
+            "templateDefaults.retryStrategy from the ConfigMap workflow-controller-configmap",
+        )
+    optional = [name for name in task.artifacts if name in component.optional_artifacts]
+    if optional and component.dag is None:
+        yield finding(
+            Kind.MAY_FAIL,
+            f"is given an artifact for the optional input {join_names(optional)}, with which a stage failed on "
+            "KFP 2.17. Make the input a required one, in a component of its own if need be",
+        )
+
+
+def _inputs(pipeline: Pipeline, place: Place) -> Iterator[tuple[Kind, str]]:
+    task, nested = place.task, place.component.dag is not None
+    for name, source in task.inputs.items():
+        if isinstance(source, FromInput) and source.name not in place.given:
+            yield (
+                Kind.FAILS,
+                f"takes {source.name!r}, which does not exist where the task stands: KFP has lost it in compiling, as "
+                "it does with loop items and their fields inside of text, lists and dicts. Pass the loop item as an "
+                "argument of its own, and put the text together in the component",
+            )
+        elif isinstance(source, Constant):
+            yield from _constant(name, source.value, nested)
+    for name, source in (*task.inputs.items(), *task.artifacts.items()):
+        if isinstance(source, FromTask) and place.scope.dag is not None:
+            yield from _collected(pipeline, place.scope, name, source.task, source.output)
+
+
+def _constant(name: str, value: Any, nested: bool) -> Iterator[tuple[Kind, str]]:
+    text = _as_text(value)
+    yield from _channels_left(text)
+    if nested and (found := _INPUT.search(text)):
+        channel = found.group(2).removeprefix("pipelinechannel--")
+        yield (
+            Kind.FAILS,
+            f"gives a nested pipeline the input {name!r} as text with {channel!r} in it, which arrives as "
+            f"{found.group()}. Pass the value as an argument of its own, and put the text together inside",
+        )
+    if text != value or not _FACT.fullmatch(text):
+        for fact in dict.fromkeys(_FACT.findall(text)):
+            yield (
+                Kind.CHANGED,
+                f"has {fact} inside of its input {name!r}, where KFP leaves it as it is. Pass it as an argument of "
+                "its own",
+            )
+    elif text == _UNKNOWN_FACT:
+        yield Kind.CHANGED, f"has {text} as its input {name!r}, which KFP's backend does not fill in. Pass the place"
+    yield from _text(f"its input {name!r}", text, {})
+
+
+def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
+    if task.loop is None:
+        return
+    if task.loop.from_input in task.artifacts:
+        yield (
+            Kind.FAILS,
+            "loops over artifacts, which KFP's backend refuses ('artifact iterator not implemented'). Loop over a list "
+            "of names or places, and have each stage find its own",
+        )
+    sources = [source for source in task.inputs.values() if isinstance(source, FromInput | FromTask)]
+    if selectors := [source.selector for source in sources if source.selector]:
+        yield (
+            Kind.FAILS,
+            f"loops over {selectors[0]} of another loop's item, and KFP's driver fails on each iteration. "
+            "Hand the list on by a stage, and loop over its output",
+        )
+    if task.loop.raw is not None:
+        yield from _channels_left(task.loop.raw)
+        yield from _text("its items", task.loop.raw, {})
+
+
+def _collected(
+    pipeline: Pipeline, scope: Component, name: str, task_name: str, output: str, *, in_loop: bool = False
+) -> Iterator[tuple[Kind, str]]:
+    """Follows what an input takes through nested pipelines, branches and loops to the stage that makes it."""
+    assert scope.dag is not None
+    task = scope.dag.tasks[task_name]
+    component = pipeline.component_of(task)
+    if component.dag is None:
+        return
+    selector = component.dag.outputs.get(output) or component.dag.artifacts.get(output)
+    if selector is None:
+        return
+    if in_loop and task.condition is not None:
+        yield (
+            Kind.MAY_FAIL,
+            f"collects as {name!r} what a dsl.If inside of a loop has made, and KFP's driver fails where an iteration "
+            "has skipped it. Have a stage in each iteration that makes something, and collect from that",
+        )
+        return
+    in_loop = in_loop or task.loop is not None
+    if in_loop and len(selector.sources) > 1:
+        yield (
+            Kind.FAILS,
+            f"collects as {name!r} what branches (dsl.OneOf) inside of a loop have made, and KFP's driver fails where "
+            "iterations take different ones. End each iteration with a stage that takes the dsl.OneOf, and collect "
+            "from that stage",
+        )
+        return
+    for inner, inner_output in selector.sources:
+        yield from _collected(pipeline, component, name, inner, inner_output, in_loop=in_loop)
+
+
+def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
+    """What runs whatever became of the tasks before it is an exit hook of each of these, and no task of the graph."""
+    assert place.scope.dag is not None
+    tasks = place.scope.dag.tasks
+    if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
+        yield (
+            Kind.MAY_FAIL,
+            f"waits for {join_names(waited)}, which ignores a failure: KFP runs that as an exit hook, which nothing "
+            "can wait for. Put both into one stage, or do without ignore_upstream_failure",
+        )
+    if not place.task.runs_always:
+        return
+    for upstream in place.task.depends_on:
+        rivals = [name for name, other in tasks.items() if other.runs_always and upstream in other.depends_on]
+        if max(rivals) != place.task.name:
+            yield (
+                Kind.CHANGED,
+                f"ignores a failure of {upstream!r}, as {join_names(sorted(set(rivals) - {place.task.name}))} does: "
+                f"KFP runs {max(rivals)!r} alone. Have one task for each that may fail",
+            )
+    if len(place.task.depends_on) > 1:
+        yield (
+            Kind.CHANGED,
+            f"ignores failures of {join_names(place.task.depends_on)}: KFP runs it after each of them, here it is run "
+            "once. Wait for one of them",
+        )
+
+
+def _condition(condition: str) -> Iterator[tuple[Kind, str]]:
+    try:
+        verify_condition(condition)
+    except ValueError as error:
+        if compares_types(condition):
+            text = (
+                f"has the condition {condition!r}, which compares values of different types, so KFP has put one of "
+                "them into quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str "
+                "with a str"
+            )
+        else:
+            text = (
+                f"has the condition {condition!r}, which {error}. KFP compiles a string with a quote or a "
+                "backslash in it wrongly: compare with one that has none"
+            )
+        yield Kind.FAILS, text
+
+
+def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
+    container = component.container
+    assert container is not None
+    variables = variables_of(component)
+    for text in (*container.command, *container.args):
+        if '{"Concat":' in text and text.startswith(('{"Concat":', '{"IfPresent":')):
+            yield (
+                Kind.FAILS,
+                "holds dsl.ConcatPlaceholder, which KFP's backend hands on as JSON. Write one text with the inputs in "
+                'it, f"--name={name}"',
+            )
+        for placeholder in unknown_placeholders(text):
+            yield (
+                Kind.CHANGED,
+                f"holds {placeholder}, which KFP's backend leaves as it is in a command. Facts about the run work as "
+                "the argument of a task; an artifact's metadata and the report's path are in the executor input, {{$}}",
+            )
+        yield from _channels_left(text)
+        yield from _text("its command", text, variables)
+    for name, text in container.env:
+        yield from _channels_left(text)
+        yield from _text(f"its variable {name}", text, variables)
+    for text in container.args:
+        unset = [found.group(2) for found in _INPUT.finditer(text) if found.group(2) not in task.inputs]
+        if unset and not text.startswith('{"IfPresent":'):
+            yield (
+                Kind.MAY_FAIL,
+                f"is not given the input {unset[0]!r}, which is in its args: KFP 2.17's driver finds no value for it, "
+                "whatever its default is. Pass the value",
+            )
+    try:
+        memory = read_limits(container.resources, Facts()).memory
+    except ValueError:  # known when the pipeline runs
+        memory = None
+    if memory is not None and memory < _LAUNCHER:
+        yield (
+            Kind.MAY_FAIL,
+            f"may use {memory / 10**6:g} MB of memory, with KFP's launcher, which needs some itself: a stage with "
+            f"32 MB was killed before it began. Give it at least {_LAUNCHER // 10**6} MB",
+        )
+
+
+def _text(what: str, text: str, variables: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+    if change := find_change(text, variables):
+        yield Kind.CHANGED, f"has {change[0]!r} in {what}, which {_arrives(change[1])}"
+    if large := large_character(text):
+        yield Kind.MAY_FAIL, f"has {large} in {what}, {_UTF8}"
+
+
+def _arrives(text: str) -> str:
+    return (
+        f"arrives as {text!r}: Argo and the kubelet expand what a stage is given. Write it another way (task_from_app "
+        "encodes an AppDef's own arguments and variables), or have the application read it from a file"
+    )
+
+
+def _channels_left(text: str) -> Iterator[tuple[Kind, str]]:
+    """Channels that KFP's compiler has left in a text, as it does in variables and items of loops."""
+    if match := _CHANNEL.search(text):
+        producer, name = match.groups()
+        channel = f"{producer}.{name}" if producer else name
+        yield (
+            Kind.FAILS,
+            f"holds the channel {channel!r} as text that KFP has not filled in. Pass it as an argument of its own",
+        )
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

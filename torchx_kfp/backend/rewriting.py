@@ -1,0 +1,64 @@
+"""What Argo and the kubelet make of text on its way to a stage.
+
+All that a stage is given is text of its pod: its command and variables, and its inputs, which KFP's launcher gets as
+an argument. The kubelet expands that (``torchx_kfp.backend.kubelet``), and Argo fills its own variables in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torchx_kfp.backend.kubelet import REWRITTEN_AFTER_DOLLAR, expand
+from torchx_kfp.pipeline.spec import Component
+
+#: Variables that KFP, Argo and Kubernetes set in each container: their values are known there alone.
+_SET = re.compile(r"KFP_POD_(?:NAME|UID)|(?:ARGO|KUBERNETES)_[A-Z0-9_]+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)(?:_\w+)?")
+_ARGO = r"\{\{=.*?\}\}|\{\{\s*(?:workflow|pod|node|inputs|outputs|tasks|steps|item|retries)\b.*?\}\}"
+_CHANGED = re.compile(rf"{_ARGO}|\$(?:\((?P<name>[^)]*)\)|{REWRITTEN_AFTER_DOLLAR})", re.DOTALL)
+_LARGE = re.compile("[\U00010000-\U0010ffff]")
+#: Characters that are shown around a change.
+_AROUND = 12
+
+
+def variables_of(component: Component) -> dict[str, str]:
+    """The variables that the pipeline sets in the component's container; what is known there alone is in ``<>``."""
+    values = dict(component.container.env) if component.container is not None else {}
+    for setting in ("secretAsEnv", "configMapAsEnv"):
+        for item in component.platform.get(setting) or ():
+            values |= {pair["envVar"]: f"<{pair['envVar']}>" for pair in item.get("keyToEnv") or ()}
+    for item in component.platform.get("fieldPathAsEnv") or ():
+        values[item["name"]] = f"<{item['fieldPath']}>"
+    return values
+
+
+def find_change(text: str, variables: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """The first piece of the text that is changed, with a little around it, and what arrives in its place.
+
+    Args:
+        text: what the pipeline holds.
+        variables: those of the container, beside the ones that every container has.
+    """
+    if "$" not in text and "{{" not in text:
+        return None
+    known = variables or {}
+    for found in _CHANGED.finditer(text):
+        if _arriving(found, known) != found.group():
+            piece = text[max(0, found.start() - _AROUND) : found.end() + _AROUND]
+            return piece, _CHANGED.sub(lambda part: _arriving(part, known), piece)
+    return None
+
+
+def _arriving(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    piece, name = found.group(), found["name"]
+    if piece.startswith("{{"):
+        return f"<{piece[2:-2].strip()}>"
+    if name is not None and name not in variables and _SET.fullmatch(name):
+        return f"<{name}>"
+    return expand(piece, variables).decode("utf-8", "replace")
+
+
+def large_character(text: str) -> str:
+    """The first character above U+FFFF, as it is shown in a message; empty where there is none."""
+    found = _LARGE.search(text)
+    return f"{found.group()!r} (U+{ord(found.group()):X})" if found else ""

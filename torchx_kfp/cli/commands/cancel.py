@@ -1,0 +1,111 @@
+"""``torchx-kfp cancel``: ending a run on this machine, from anywhere on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchx_kfp.cli.commands.runs import output_dir_option
+from torchx_kfp.cli.display.output import listed, print_message
+from torchx_kfp.errors import ArgumentError, LocalRunError
+
+if TYPE_CHECKING:
+    from torchx_kfp.runs.history import RunRecord
+
+#: Seconds that a runner has beyond its stages' grace: it kills what is left then, which takes no time.
+_BEYOND_GRACE = 30.0
+
+
+@click.command("cancel", short_help="End a run on this machine.")
+@click.argument("run")
+@output_dir_option
+def cancel_command(run: str, output_dir: str) -> None:
+    """End RUN: its stages get SIGTERM, and SIGKILL after their grace period, as after Ctrl-C.
+
+    RUN is a run id, the beginning or the end of one, or "latest". The command waits until the run has ended. Of a run
+    whose runner was killed, it ends what was left running.
+    """
+    from torchx_kfp.runs.history import find_run, read_run
+
+    folder = find_run(output_dir, run)
+    record = read_run(folder)
+    if record.state == "interrupted":
+        _end_left(record)
+        print_message(f"The runner of {record.run_id} was killed before; whatever it had left running is ended now.")
+        return
+    if not record.is_running:
+        raise ArgumentError(f"The run {record.run_id} has ended already ({record.state}): there is nothing to cancel.")
+    grace = _grace(record)
+    if _terminate(folder, record):
+        stages = f"{listed(record.running)}, for up to {grace:g} s" if record.running else "its end"
+        print_message(f"Canceling {record.run_id}: waiting for {stages}.")
+        _wait(folder, record, grace + _BEYOND_GRACE)
+    state = read_run(folder).state
+    if state in ("canceled", "interrupted"):
+        print_message(f"The run {record.run_id} is canceled.")
+    else:
+        print_message(f"The run {record.run_id} has ended before that ({state}).")
+
+
+def _end_left(record: RunRecord) -> None:
+    """Ends the processes and containers that a killed runner has left."""
+    from torchx_kfp.local import remove_containers
+    from torchx_kfp.local.engines.process import kill_marked
+
+    kill_marked(record.run_id)
+    if record.options.get("docker"):
+        remove_containers(record.run_id)
+
+
+def _grace(record: RunRecord) -> float:
+    from torchx_kfp.local.engines.process import GRACE
+
+    grace = record.options.get("grace")
+    return float(grace) if isinstance(grace, int | float) else GRACE
+
+
+def _terminate(folder: Path, record: RunRecord) -> bool:
+    """Sends SIGTERM to the run's process, and to no other; False if it has ended meanwhile.
+
+    Raises:
+        ArgumentError: there is no such process that this one may signal.
+    """
+    from torchx_kfp.runs.journal import is_runner, is_running, read_pid
+
+    pid = read_pid(folder)
+    with contextlib.suppress(ProcessLookupError):
+        if pid is not None:
+            # What is looked at then is what gets the signal, also if the process's id is given to another meanwhile.
+            handle = os.pidfd_open(pid)
+            try:
+                if is_runner(pid, folder):
+                    signal.pidfd_send_signal(handle, signal.SIGTERM)
+                    return True
+            finally:
+                os.close(handle)
+    if not is_running(folder):
+        return False
+    process = f"process {pid} is not its runner" if pid is not None else "its process is not recorded"
+    raise ArgumentError(
+        f"The run {record.run_id} is running, but not as a process that can be seen from here ({process}): on another "
+        "machine, in another container, or as another user. Cancel it there."
+    )
+
+
+def _wait(folder: Path, record: RunRecord, patience: float) -> None:
+    from torchx_kfp.runs.journal import is_running, read_pid
+
+    deadline = time.monotonic() + patience
+    while is_running(folder):
+        if time.monotonic() > deadline:
+            raise LocalRunError(
+                f"The run {record.run_id} has not ended {patience:g} s after it was asked to. Its process is "
+                f"{read_pid(folder)}."
+            )
+        time.sleep(0.05)

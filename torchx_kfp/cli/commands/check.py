@@ -1,0 +1,35 @@
+"""``torchx-kfp check``: what of a pipeline cannot run here, and what KFP's backend fails on or does otherwise."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.cli.display.output import counted, print_message, print_text
+
+
+@click.command("check")
+@click.argument("target", metavar="FILE[:NAME]|YAML")
+@click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
+@click.option("--strict", is_flag=True, help="Exit with 2 whatever is found.")
+@click.pass_context
+def check_command(ctx: click.Context, target: str, words: tuple[str, ...], strict: bool) -> None:
+    """Check a pipeline without running it.
+
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one. Prints what fails on KFP's backend or differs
+    there, seen on KFP 2.17, and what cannot run on this machine, each with the way out. Exits with 2 where
+    `torchx-kfp run` would refuse the pipeline.
+    """
+    from torchx_kfp.cli.pipelines import load_target, split_words
+    from torchx_kfp.local import parse_arguments
+    from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of
+    from torchx_kfp.pipeline.findings import REFUSED, Kind
+
+    pipeline = load_target(target)
+    arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
+    findings = [*check_pipeline(pipeline), *check_arguments(arguments)]
+    in_order = list(Kind)
+    for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):
+        print_text(f"{finding.kind.value}: {finding}")
+    print_message(f"{pipeline.name}: {counted(len(findings), 'finding')}.")
+    if any(finding.kind in REFUSED for finding in findings) or (strict and findings):
+        ctx.exit(2)

@@ -1,0 +1,281 @@
+"""``torchx-kfp compare``: runs side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.cli.bases import open_tracker, parts, read
+from torchx_kfp.cli.chosen import Chosen, choose, nothing, say_cached
+from torchx_kfp.cli.commands.runs import output_dir_option
+from torchx_kfp.cli.display.output import (
+    is_number,
+    print_csv,
+    print_json,
+    print_message,
+    print_text,
+    show_value,
+    sparkline,
+)
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.steps import History
+
+_RESULT, _METADATA, _CACHED = "result", "metadata", "cached"
+#: Of what was logged for each step: the value of the last one, the smallest and the largest.
+_STEPS = ("last", "min", "max")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the runs have under one name in one stage: for each run the values of all executions of the stage."""
+
+    stage: str
+    kind: str
+    name: str
+    values: tuple[tuple[Any, ...], ...]
+    #: For each run the curve, as characters, where it has one.
+    curves: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the runs differ in it."""
+        return self.kind != _CACHED and any(not _same(values, self.values[0]) for values in self.values[1:])
+
+    @property
+    def difference(self) -> int | float | None:
+        """The second run's number less the first one's, where both have one."""
+        if [len(values) for values in self.values] != [1, 1]:
+            return None
+        (first,), (second,) = self.values
+        if not is_number(first) or not is_number(second):
+            return None
+        try:
+            return second - first  # type: ignore[no-any-return]
+        except OverflowError:  # an int beyond all floats
+            return None
+
+
+@click.command("compare", short_help="Show runs side by side.")
+@click.argument("tracker_base")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN ...")
+@click.option("--changed", is_flag=True, help="Leave out what is the same in all runs.")
+@output_dir_option
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
+)
+def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, output_dir: str, form: str) -> None:
+    """Compare what runs have recorded under TRACKER_BASE: results, metrics of steps and metadata, side by side.
+
+    RUN is a run of a pipeline, the run id of one stage, the beginning or end of one, or "latest". Of a run on this
+    machine, stages that were cached have the results that they were given.
+
+    \b
+    torchx-kfp compare s3://bucket/results \\
+        digits-20260101-120000 digits-20260102-120000 --changed
+
+    Of a stage that was executed several times, such as one in a loop, the smallest and the largest number are shown,
+    and how many there are. Of two runs, the last column is the second one's number less the first one's. Of metrics of
+    steps there are the last value, with the curve before it, the smallest and the largest.
+    """
+    from torchx_kfp.tracking.statements.entries import run_ids
+    from torchx_kfp.tracking.statements.metadata import read_metadata_of
+    from torchx_kfp.tracking.steps import read_history_of
+
+    if len(runs) < 2:
+        raise click.UsageError("One run cannot be compared. Give two or more; `torchx-kfp results` shows one.")
+    tracker = open_tracker(tracker_base)
+    known = sorted({*tracker.keys(), *run_ids(tracker.store)})
+    if not known:
+        raise nothing(tracker_base, runs[0])
+    chosen = [choose(run, known, tracker, output_dir) for run in runs]
+    labels = [one.name for one in chosen]
+    again = next((label for label in labels if labels.count(label) > 1), None)
+    if again is not None:
+        raise click.UsageError(f"The run {again!r} is given twice. Give different runs.")
+    keys = [one.keys for one in chosen]
+    wanted = list(dict.fromkeys(key for found in keys for key in found))
+    results, metadata = read(tracker, wanted), read_metadata_of(tracker.store, wanted)
+    history = read_history_of(tracker.store, wanted)
+    rows = [
+        *_rows(keys, _RESULT, results),
+        *_step_rows(keys, history),
+        *_rows(keys, _METADATA, metadata),
+        *_cached_rows(chosen),
+    ]
+    stages = dict.fromkeys(row.stage for row in rows)
+    rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
+    if not rows:
+        print_message("The runs are the same." if changed else "The runs have recorded nothing.")
+    for one in chosen:
+        say_cached(one)
+    {"json": _print_json, "csv": _print_csv, "table": _print_table}[form](labels, rows)
+
+
+def _cached_rows(chosen: Sequence[Chosen]) -> list[Row]:
+    """Of each stage that was cached in one of the runs, from which runs in which."""
+    stages = dict.fromkeys(parts(key).get("stage", "") for one in chosen for key in one.cached.values())
+    return [
+        Row(
+            stage,
+            _CACHED,
+            "state",
+            tuple(
+                tuple(real.partition("/")[0] for real, key in one.cached.items() if parts(key).get("stage") == stage)
+                for one in chosen
+            ),
+        )
+        for stage in stages
+    ]
+
+
+def _rows(keys: Sequence[Sequence[str]], kind: str, values: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    # Single executions are compared whatever their stages are called.
+    single = all(len(found) == 1 for found in keys)
+    stages = {key: parts(key).get("stage", "") for found in keys for key in found}
+    if single and len(set(stages.values())) > 1:
+        stages = dict.fromkeys(stages, "")
+    names = dict.fromkeys((stages[key], name) for found in keys for key in found for name in values.get(key, ()))
+    return [
+        Row(
+            stage,
+            kind,
+            name,
+            tuple(
+                tuple(values[key][name] for key in found if stages[key] == stage and name in values.get(key, ()))
+                for found in keys
+            ),
+        )
+        for stage, name in names
+    ]
+
+
+def _step_rows(keys: Sequence[Sequence[str]], history: Mapping[str, History]) -> list[Row]:
+    kinds = [
+        _rows(
+            keys,
+            kind,
+            {key: {name: getattr(it, kind).value for name, it in found.items()} for key, found in history.items()},
+        )
+        for kind in _STEPS
+    ]
+    lines = {
+        key: {name: sparkline([point.value for point in it.points]) for name, it in found.items()}
+        for key, found in history.items()
+    }
+    drawn = _rows(keys, _STEPS[0], lines)
+    kinds[0] = [
+        replace(row, curves=tuple(its[0] if len(its) == 1 else "" for its in line.values))
+        for row, line in zip(kinds[0], drawn, strict=True)
+    ]
+    # The three of a name one below the other.
+    return [row for rows in zip(*kinds, strict=True) for row in rows]
+
+
+def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    # Executions have no order that would be the same in two runs.
+    return len(values) == len(others) and all(map(_equal, sorted(values, key=repr), sorted(others, key=repr)))
+
+
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, bool) != isinstance(other, bool):
+        return False
+    return bool(value == other) or (value != value and other != other)  # NaN is what it was
+
+
+def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
+    from torchx_kfp.cli.display.tables import fits, print_table
+
+    differing = len(labels) == 2
+    cells = [
+        [
+            row.stage,
+            row.name if row.kind in (_RESULT, _CACHED) else f"{row.name} ({row.kind})",
+            *(
+                " ".join(filter(None, [curve, _show(values, show_value)]))
+                for values, curve in zip_longest(row.values, row.curves, fillvalue="")
+                if row.kind != _CACHED
+            ),
+            # From which run is said on stderr: the name would take the place of values.
+            *(("cached" if values else "") for values in row.values if row.kind == _CACHED),
+            *([_signed(row.difference)] if differing else []),
+        ]
+        for row in rows
+    ]
+    dim = {number for number, row in enumerate(rows) if not row.changed}
+    end = ["difference"] if differing else []
+    columns = ["stage", "name", *labels, *end]
+    if not fits(columns, cells, labels):
+        # Names that are longer than what stands below them go above the table.
+        short = [f"run {number}" for number in range(1, len(labels) + 1)]
+        print_text("\n".join(f"{name}: {label}" for name, label in zip(short, labels, strict=True)))
+        columns, labels = ["stage", "name", *short, *end], short
+    if not fits(columns, cells, labels):
+        cells = [[*row[:2], label, value] for row in cells for label, value in zip(labels, row[2:], strict=False)]
+        dim = {place for place in range(len(cells)) if place // len(labels) in dim}
+        columns, labels = ["stage", "name", "run", "value"], ["value"]
+    # Not cut: two long texts that differ might look the same.
+    print_table(columns, cells, right=[*labels, *end] if "run" not in columns else (), fold=labels, dim=dim)
+
+
+def _print_csv(labels: Sequence[str], rows: Sequence[Row]) -> None:
+    print_csv(
+        ["stage", "kind", "name", *labels],
+        ([row.stage, row.kind, row.name, *map(_cell, row.values)] for row in rows),
+    )
+
+
+def _print_json(labels: Sequence[str], rows: Sequence[Row]) -> None:
+    print_json(
+        {
+            "runs": list(labels),
+            "rows": [
+                {
+                    "stage": row.stage,
+                    "kind": row.kind,
+                    "name": row.name,
+                    "changed": row.changed,
+                    "values": dict(zip(labels, map(list, row.values), strict=True)),
+                }
+                for row in rows
+            ],
+        }
+    )
+
+
+def _cell(values: Sequence[Any]) -> Any:
+    """A value of the type that it has; text, where there are several."""
+    return values[0] if len(values) == 1 else _show(values, str)
+
+
+def _show(values: Sequence[Any], show: Callable[[Any], str]) -> str:
+    """The value, or of several how many there are and between which two they lie."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return show(values[0])
+    if all(map(is_number, values)):
+        ordered = sorted(value for value in values if not math.isnan(value))
+        nan = len(values) - len(ordered)
+        ends = _between(ordered, show) if ordered else "nan"
+        return f"{ends} ({len(values)}{f', {nan} nan' if nan and ordered else ''})"
+    different: list[Any] = []
+    different += (value for value in values if value not in different)
+    return (
+        f"{show(different[0])} ({len(values)})" if len(different) == 1 else f"{len(different)} values ({len(values)})"
+    )
+
+
+def _between(ordered: Sequence[Any], show: Callable[[Any], str]) -> str:
+    return show(ordered[0]) if ordered[0] == ordered[-1] else f"{show(ordered[0])} ... {show(ordered[-1])}"
+
+
+def _signed(difference: int | float | None) -> str:
+    if difference is None or difference != difference:
+        return ""
+    return f"{'+' if difference > 0 else ''}{show_value(difference)}" if difference else "0"

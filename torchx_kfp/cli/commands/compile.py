@@ -1,0 +1,53 @@
+"""``torchx-kfp compile``: a pipeline function as YAML that KFP takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from torchx_kfp.cli.display.output import print_message, print_text
+from torchx_kfp.errors import PipelineFileError
+
+
+@click.command("compile")
+@click.argument("target", metavar="FILE[:NAME]")
+@click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
+@click.option("--strict", is_flag=True, help="Fail instead of warning where the pipeline fails or differs on KFP.")
+def compile_command(target: str, output: str, strict: bool) -> None:
+    """Compile the pipeline in a Python file to YAML.
+
+    Upload the YAML in the KFP UI, with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
+    `torchx-kfp run`. NAME chooses among several pipelines of the file. Warns of what KFP's backend fails on or changes,
+    as `torchx-kfp check` does. A line says how near a large pipeline comes to the 1 MiB that Argo takes for a run.
+    """
+    from torchx_kfp.cli.pipelines import load_pipeline_function
+    from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of
+    from torchx_kfp.pipeline.findings import about_backends, refuse
+    from torchx_kfp.pipeline.load import compile_function
+
+    pipeline = compile_function(load_pipeline_function(target), target)
+    findings = about_backends([*check_pipeline(pipeline), *check_arguments(defaults_of(pipeline))])
+    if strict:
+        refuse(pipeline.name, findings, "nothing was written")
+    for finding in findings:
+        print_message(f"Warning: {finding.kind.value}: {finding}")
+    if output == "-":
+        print_text(pipeline.text)
+        _say_size(pipeline.text)
+        return
+    try:
+        Path(output).write_text(pipeline.text, encoding="utf-8")
+    except OSError as error:
+        raise PipelineFileError(
+            f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
+        ) from error
+    print_message(f"Compiled {target} to {output}.")
+    _say_size(pipeline.text)
+
+
+def _say_size(text: str) -> None:
+    from torchx_kfp.backend.workflow import describe, measure
+
+    for remark in describe(measure(text)):
+        print_message(remark)

@@ -1,0 +1,116 @@
+"""``torchx-kfp gc``: removing old pipeline runs from a tracker base."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from torchx_kfp.cli.bases import open_tracker
+from torchx_kfp.cli.display.output import counted, listed, print_message, printable
+from torchx_kfp.cli.duration import SECONDS, Duration
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.cleanup import Findings, OldRun
+
+#: Things that are left alone of which a message is printed.
+_SHOWN = 10
+
+
+@click.command("gc", short_help="Remove old pipeline runs from a tracker base.")
+@click.argument("tracker_base")
+@click.option("--older-than", "age", metavar="AGE", type=Duration(), required=True, help="Such as 30d, 2w, 12h, 90m.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
+    """Remove old pipeline runs from TRACKER_BASE: their results, and what is kept of them in .torchx_kfp.
+
+    A pipeline run is old where its newest file is older than AGE.
+
+    \b
+    torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
+
+    What a run that stays uses is kept. Which run uses which is known where stages call current_run(), or record sources
+    with TorchX's tracker. KFP's backend does not ask before it takes an execution from its cache: AGE should be longer
+    than it keeps executions, or a later run gets the run id of one whose results are gone.
+
+    A folder that holds anything but results of stages is left alone, and so is what nothing tells to be a run: runs
+    have names as KFP and `torchx-kfp run` give them, or a stage has recorded its start there. The files of artifacts
+    are never touched, wherever they are.
+    """
+    from torchx_kfp.tracking.cleanup import Cleanup
+
+    cleanup = Cleanup(open_tracker(tracker_base).store, time.time() - age)
+    findings = cleanup.look()
+    _say_left_alone(findings)
+    if not findings.old:
+        younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
+        print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is as old as that{younger}.")
+        return
+    if not findings.marked:
+        print_message(f"Only results are in {tracker_base!r}, no .torchx_kfp: is it a tracker base?")
+    if dry_run:
+        going = [run for run in findings.old if not run.kept]
+        _print(findings, {run.run: "would be removed" for run in going}, f"Would remove {_sum(going)}.")
+        return
+    removed: list[OldRun] = []
+    whole = False
+    try:
+        for run in cleanup.remove():
+            removed.append(run)
+        whole = True
+    finally:
+        # An error, or Ctrl-C, on the way is said behind the table.
+        fates = {run.run: "removed" for run in removed}
+        rest = "kept: in use or changed meanwhile" if whole else "not removed, or in part: call gc again"
+        fates |= {run.run: rest for run in findings.old if not run.kept and run.run not in fates}
+        _print(findings, fates, f"Removed {_sum(removed)}.")
+
+
+def _say_left_alone(findings: Findings) -> None:
+    left = sorted(findings.left_alone.items())
+    for name, reason in left[:_SHOWN]:
+        print_message(f"Left alone: {printable(name)} ({printable(reason)}).")
+    if len(left) > _SHOWN:
+        print_message(f"Left alone, too: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
+
+
+def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
+    from torchx_kfp.cli.display.tables import print_table
+
+    now = time.time()
+    rows = [
+        (
+            run.run,
+            " ".join(run.stages),
+            f"{run.files:,}",
+            _size(run.size),
+            _age(now - run.modified),
+            fates.get(run.run) or f"kept: {run.kept}",
+        )
+        for run in findings.old
+    ]
+    columns = ("run", "stages", "files", "size", "age", "what")
+    younger = f" {counted(findings.younger, 'younger pipeline run')} kept." if findings.younger else ""
+    print_table(columns, rows, right=("files", "size", "age"), cut=("stages",), fold=("what",), below=below + younger)
+
+
+def _sum(runs: Iterable[OldRun]) -> str:
+    runs = list(runs)
+    files = sum(run.files for run in runs)
+    size = _size(sum(run.size for run in runs))
+    return f"{counted(len(runs), 'pipeline run')}, {counted(files, 'file')}, {size}"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _age(seconds: float) -> str:
+    unit = next((unit for unit in "dhm" if seconds >= SECONDS[unit]), "s")
+    return f"{int(seconds / SECONDS[unit])}{unit}"

@@ -1,0 +1,34 @@
+"""``torchx-kfp import``: what TorchX's own tracker has stored, taken over."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.cli.bases import PATIENCE
+from torchx_kfp.cli.display.output import counted, print_message
+from torchx_kfp.errors import CorruptResultError
+
+
+@click.command("import")
+@click.argument("torchx_root")
+@click.argument("tracker_base")
+def import_command(torchx_root: str, tracker_base: str) -> None:
+    """Take over what TorchX's own tracker has stored under TORCHX_ROOT: artifacts, metadata and sources.
+
+    TORCHX_ROOT is the root_path in the configuration of torchx.tracker.backend.fsspec, an fsspec URL or a directory.
+    Nothing there is changed, and to import again changes nothing.
+
+    \b
+    torchx-kfp import s3://bucket/torchx s3://bucket/results
+    """
+    from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.torchx_layout import import_torchx
+
+    wrong: list[CorruptResultError] = []
+    store = FsspecResultTracker(tracker_base, patience=PATIENCE).store
+    found = import_torchx(torchx_root, store, corrupt=wrong.append, patience=PATIENCE)
+    for error in wrong:
+        print_message(f"Left out: {error}")
+    print_message(f"Took over {counted(sum(found.values()), 'file')} of {counted(len(found), 'run')}.")
+    if wrong:
+        click.get_current_context().exit(1)

@@ -1,0 +1,232 @@
+"""``torchx-kfp logs``: what the stages of a run on this machine have printed."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torchx_kfp.cli.commands.runs import output_dir_option, say_corrupt
+from torchx_kfp.cli.display.output import listed, print_bytes, print_message, print_text
+from torchx_kfp.errors import ArgumentError, PipelineFileError
+
+if TYPE_CHECKING:
+    from torchx_kfp.local import StageStarted
+    from torchx_kfp.runs.history import RunRecord
+
+_CHUNK = 1 << 16
+# Seconds between two looks at what goes on.
+_INTERVAL = 0.1
+
+
+@click.command("logs", short_help="Print what stages of a run on this machine print.")
+@click.argument("run")
+@click.argument("stage", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the stage, or the run, has ended.")
+@click.option("--attempt", metavar="N", type=click.IntRange(1), help="Which attempt at the stage.  [default: the last]")
+@output_dir_option
+def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None, output_dir: str) -> None:
+    """Print what STAGE has printed in RUN; of all stages, with their names before the lines, if none is named.
+
+    RUN is a run id, the beginning or the end of one, or "latest". STAGE is a stage as 'run' shows it, one execution of
+    it, or a task of a loop, for all of its iterations.
+
+    \b
+    torchx-kfp logs latest
+    torchx-kfp logs digits-20260101 'train[2]' --follow
+    """
+    from torchx_kfp.runs.history import RunReader, find_run
+
+    if attempt is not None and stage is None:
+        raise ArgumentError("--attempt needs a STAGE: that of which it is an attempt.")
+    reader = RunReader(find_run(output_dir, run))
+    record = reader.read()
+    say_corrupt(record)
+    choice = _Choice(record, stage, attempt)
+    choice.verify(record, follow)
+    printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1)
+    while True:
+        for name, path in choice.logs(record):
+            printer.show(name, path)
+        if not follow or choice.is_over(record):
+            break
+        time.sleep(_INTERVAL)
+        record = reader.read()
+    printer.finish()
+
+
+class _Choice:
+    """The logs that the user means; while the run goes on, they get more."""
+
+    def __init__(self, record: RunRecord, stage: str | None, attempt: int | None) -> None:
+        self._stage = stage
+        self._attempt = attempt
+        self._pod: str | None = None
+        #: By stage, the place of the attempt that is shown first: those that follow are shown, too.
+        self._first = {name: len(attempts) - 1 for name, attempts in record.attempts.items()}
+        executed = [event for events in record.attempts.values() for event in events if event.pod_name == stage]
+        if executed and stage not in _tasks(record):
+            self._stage = executed[0].name
+            self._pod = stage if attempt is None else None
+
+    def stages(self, record: RunRecord) -> list[str]:
+        """The names of the stages that are meant, of those that are known by now."""
+        tasks = _tasks(record)
+        if self._stage is None:
+            return list(tasks)
+        if self._stage in tasks:
+            return [self._stage]
+        return [name for name, task in tasks.items() if task == self._stage]
+
+    def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
+        """Stages and their logs, in the order in which they started."""
+        chosen = set(self.stages(record))
+        for name, attempts in record.attempts.items():
+            if name in chosen:
+                for started in self._wanted(name, attempts):
+                    if started.log_file is not None:
+                        yield name, started.log_file
+        for name, result in record.finished.items():
+            # One that was cached has the log of the run that it is from.
+            if name in chosen and name not in record.attempts and result.log_file is not None:
+                yield name, result.log_file
+
+    def is_over(self, record: RunRecord) -> bool:
+        """Whether nothing more is to come."""
+        if not record.is_running:
+            return True
+        chosen = self.stages(record)
+        return self._stage is not None and bool(chosen) and all(self._has_ended(record, name) for name in chosen)
+
+    def verify(self, record: RunRecord, follow: bool) -> None:
+        """Raises ArgumentError if there is nothing to show, and nothing to wait for."""
+        stages = self.stages(record)
+        waits = follow and record.is_running
+        for sentence in self._gone(record):
+            if self._stage is not None:
+                raise ArgumentError(sentence)
+            print_message(sentence)
+        if self._stage is None:
+            if not waits and not any(self.logs(record)):
+                raise ArgumentError(f"No stage of the run {record.run_id} has a log: none has been started.")
+        elif not stages and not _may_come(record, self._stage):
+            raise _unknown(record, self._stage)
+        elif self._attempt and not waits and not any(self.logs(record)):
+            there = sum(len(record.attempts.get(name, ())) for name in stages)
+            raise ArgumentError(
+                f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {there}."
+            )
+        elif not any(self.logs(record)) and not (waits and not self.is_over(record)):
+            result = record.finished.get(stages[0]) if stages else None
+            why = f"it {result.reason or result.state}" if result else f"it was not started ({record.state})"
+            raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
+
+    def _gone(self, record: RunRecord) -> Iterator[str]:
+        for name in self.stages(record):
+            result = record.finished.get(name)
+            if result and result.cached_from and result.log_file and not result.log_file.exists():
+                yield (
+                    f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
+                    f"{result.cached_from}, which has the log, was removed."
+                )
+
+    def _wanted(self, name: str, attempts: list[StageStarted]) -> list[StageStarted]:
+        if self._pod is not None:
+            return [started for started in attempts if started.pod_name == self._pod]
+        if self._attempt is not None:
+            return [started for started in attempts if started.attempt == self._attempt][-1:]
+        return attempts[self._first.get(name, 0) :]
+
+    def _has_ended(self, record: RunRecord, name: str) -> bool:
+        attempts = record.attempts.get(name, [])
+        wanted = self._wanted(name, attempts) if attempts else []
+        if (self._pod or self._attempt) and wanted and wanted[-1] is not attempts[-1]:
+            return True  # another attempt has followed
+        return name in record.ended
+
+
+class _Printer:
+    """Prints what has come in logs since it was last asked to."""
+
+    def __init__(self, prefixed: bool) -> None:
+        self._prefixed = prefixed
+        self._bytes = not prefixed and not sys.stdout.isatty()
+        self._read: dict[Path, int] = {}
+        self._rests: dict[Path, tuple[str, bytes]] = {}
+
+    def show(self, name: str, path: Path) -> None:
+        """Prints what is new in the log of this stage: the very bytes if it is one alone, and for no terminal."""
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return  # the process is only just being started
+        except OSError as error:
+            raise ArgumentError(f"The log {str(path)!r} cannot be read: {error.strerror}.") from None
+        with file:
+            file.seek(self._read.get(path, 0))
+            while data := file.read(_CHUNK):
+                self._print(name, path, data)
+            self._read[path] = file.tell()
+
+    def finish(self) -> None:
+        """Prints lines that have no end."""
+        for name, rest in self._rests.values():
+            if rest:
+                self._print_lines(name, [rest])
+
+    def _print(self, name: str, path: Path, data: bytes) -> None:
+        if self._bytes:
+            print_bytes(data)
+            return
+        *lines, rest = (self._rests.get(path, (name, b""))[1] + data).split(b"\n")
+        self._rests[path] = name, rest
+        if lines:
+            self._print_lines(name, lines)
+
+    def _print_lines(self, name: str, lines: list[bytes]) -> None:
+        from torchx_kfp.local.stage.output import printable
+
+        start = f"{name} | " if self._prefixed else ""
+        print_text("\n".join(start + printable(line) for line in lines) + "\n")
+
+
+def _tasks(record: RunRecord) -> dict[str, str]:
+    """The names of all stages that are known by now, and their tasks."""
+    from torchx_kfp.local import StageFinished, StageStarted, StageWaiting
+
+    tasks: dict[str, str] = {}
+    for event in record.events:
+        if isinstance(event, StageWaiting | StageStarted):
+            tasks.setdefault(event.name, event.task)
+        elif isinstance(event, StageFinished):
+            tasks.setdefault(event.result.name, event.result.task)
+    return tasks
+
+
+def _may_come(record: RunRecord, stage: str) -> bool:
+    """Whether the pipeline has this stage, though nothing has been heard of it."""
+    from torchx_kfp.local import State, load_pipeline
+    from torchx_kfp.pipeline.names import without_indices
+    from torchx_kfp.pipeline.outline import outline
+
+    if record.state in (State.SUCCEEDED, State.FAILED):
+        return False  # all have been heard of
+    try:
+        planned = outline(load_pipeline(record.pipeline_file))
+    except PipelineFileError:
+        return False
+    return without_indices(stage) in planned
+
+
+def _unknown(record: RunRecord, stage: str) -> ArgumentError:
+    there = list(_tasks(record))
+    near = difflib.get_close_matches(stage, there, n=3)
+    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return ArgumentError(
+        f"There is no stage {stage!r} in the run {record.run_id}.{meant} Its stages: {listed(there) or 'none yet'}."
+    )

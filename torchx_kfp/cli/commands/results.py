@@ -1,0 +1,239 @@
+"""``torchx-kfp results``: what the stages of runs have recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.cli.bases import open_tracker, parts, pipeline_run, read, say_if_misplaced
+from torchx_kfp.cli.chosen import Chosen, RunsHere, choose, nothing, say_cached
+from torchx_kfp.cli.commands.runs import output_dir_option
+from torchx_kfp.cli.display.output import (
+    counted,
+    is_number,
+    listed,
+    print_csv,
+    print_json,
+    print_message,
+    show_results,
+    show_value,
+    terminal_width,
+    without_run,
+)
+from torchx_kfp.cli.where import OWN, matching, unknown_name
+from torchx_kfp.errors import KeyRefusedError, MissingResultsError
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking import FsspecResultTracker, Result
+
+    Results = Mapping[str, Mapping[str, Result]]
+
+
+@click.command("results", short_help="Show what runs have recorded: filtered, sorted, as JSON or CSV.")
+@click.argument("tracker_base")
+@click.argument("run", required=False)
+@click.option("--stage", "stages", metavar="STAGE", multiple=True, help="Only this stage; may be given several times.")
+@click.option(
+    "--sort",
+    "sorts",
+    metavar="NAME",
+    multiple=True,
+    help="Sort by this result, then by the next; -NAME: largest first.",
+)
+@click.option("--where", "expressions", metavar="EXPRESSION", multiple=True, help="Only runs for which this holds.")
+@output_dir_option
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
+)
+def results_command(
+    tracker_base: str,
+    run: str | None,
+    stages: tuple[str, ...],
+    sorts: tuple[str, ...],
+    expressions: tuple[str, ...],
+    output_dir: str,
+    form: str,
+) -> None:
+    """Show what stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
+
+    RUN is a run of a pipeline, the run id of one stage, the beginning or end of one, or "latest". Without it and
+    without options, the runs that have results are listed. Of a run on this machine, stages that were cached are shown
+    with the results that they were given.
+
+    \b
+    torchx-kfp results s3://bucket/results --stage train \\
+        --where 'accuracy > 0.9' --sort -accuracy
+
+    An EXPRESSION is one of the Common Expression Language. Names of results are its variables, and run, stage,
+    execution and run_id are: 'epochs >= 10 && model == "resnet"'. For names that are no identifiers write
+    'results["l2norm/mean"] > 1.0'. A run that lacks a name does not match. Of several --where, all hold.
+
+    JSON is run id -> results; CSV has the columns run_id, run, stage and execution before those of the results.
+    """
+    tracker = open_tracker(tracker_base)
+    chosen = _chosen(tracker, run, output_dir)
+    keys = list(chosen.keys)
+    if run is None and form == "table" and not (stages or sorts or expressions):
+        _list_runs(keys, RunsHere(output_dir, tracker_base, frozenset(keys)))
+        say_if_misplaced(tracker_base, keys)
+        return
+    found: Results = read(tracker, _of_stages(keys, stages))
+    for expression in expressions:
+        values = _values(found)
+        rows = {key: (values[key], results) for key, results in found.items()}
+        found = {key: found[key] for key in matching(expression, rows)} if rows else found
+    for sort in reversed(sorts if found else ()):
+        found = _sorted(found, sort)
+    if not found:
+        print_message(f"None of {counted(len(keys), 'run id')} is left over.")
+    say_cached(chosen)
+    if form == "table":
+        _print_table(found, chosen.cached)
+    else:
+        {"json": print_json, "csv": _print_csv}[form](found)
+
+
+def _chosen(tracker: FsspecResultTracker, run: str | None, output_dir: str) -> Chosen:
+    # What is below the name is listed first: a base may have many other runs.
+    keys: list[str] = []
+    with contextlib.suppress(KeyRefusedError):  # a name that no run can have, such as '..'
+        keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
+    # What a cached stage was given lies elsewhere.
+    if keys and run is not None and not _is_here(run, output_dir):
+        return Chosen(run.rstrip("/"), tuple(keys))
+    known = tracker.keys()
+    if not known:
+        from torchx_kfp.tracking.statements.entries import run_ids
+
+        others = run_ids(tracker.store)
+        if not others:
+            raise nothing(tracker.tracker_base, run)
+        raise MissingResultsError(
+            f"There are no results under {tracker.tracker_base!r}, but metadata, artifacts or sources of "
+            f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
+        )
+    return Chosen("", tuple(known)) if run is None else choose(run, known, tracker, output_dir)
+
+
+def _is_here(run: str, output_dir: str) -> bool:
+    return Path(output_dir, run.partition("/")[0]).is_dir()
+
+
+def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
+    from torchx_kfp.cli.display.tables import print_table
+
+    stages: dict[str, list[str]] = {}
+    for key in keys:
+        run = pipeline_run(key)
+        stages.setdefault(run, []).append(parts(key).get("stage") or key[len(run) + 1 :].partition("/")[0])
+    cached: dict[str, int] = {}
+    for run in reversed(list(here.folders)):
+        handed_on = here.handed_on(run)
+        if handed_on:
+            cached[run] = len(handed_on)
+            stages.setdefault(run, []).extend(key.split("/")[1] for key in handed_on)
+    rows = [
+        (
+            run,
+            str(len(names) - cached.get(run, 0)),
+            *([str(cached.get(run, 0))] if cached else []),
+            " ".join(sorted(set(filter(None, names)))),
+        )
+        for run, names in sorted(stages.items())
+    ]
+    columns = ("run", "with results", *(["cached"] if cached else []), "stages")
+    print_table(columns, rows, right=("with results", "cached"))
+
+
+def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
+    if not stages:
+        return keys
+    there = sorted({parts(key)["stage"] for key in keys if parts(key)})
+    for stage in stages:
+        if stage not in there:
+            raise click.UsageError(f"--stage {stage!r} is not there. Stages: {listed(there, 20) or 'none'}.")
+    return [key for key in keys if parts(key).get("stage") in stages]
+
+
+def _values(found: Results) -> dict[str, dict[str, Any]]:
+    """What there is to ask for of each run: its results, and parts of its run id where no run has such a result."""
+    taken = {name for results in found.values() for name in results}
+    own = {key: {"run_id": key, **parts(key)} for key in found}
+    return {
+        key: {**{name: part for name, part in own[key].items() if name not in taken}, **results}
+        for key, results in found.items()
+    }
+
+
+def _sorted(found: Results, sort: str) -> Results:
+    values = _values(found)
+    there = dict.fromkeys(name for results in found.values() for name in results)
+    descending = sort.startswith("-") and sort not in there
+    name = sort[1:] if descending else sort
+    if name not in there and name not in OWN:
+        raise click.UsageError(f"--sort {sort!r} names {name!r}, {unknown_name(name, list(there))}")
+    groups: dict[str, list[str]] = {"number": [], "nan": [], "text": [], "missing": []}
+    for key, row in values.items():
+        groups[_kind(row[name]) if name in row else "missing"].append(key)
+    by: dict[str, Callable[[str], Any]] = {
+        "number": lambda key: values[key][name],
+        "text": lambda key: str(values[key][name]),
+    }
+    for kind, value in by.items():
+        groups[kind].sort(key=value, reverse=descending)
+    return {key: found[key] for group in groups.values() for key in group}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    return "number" if isinstance(value, int | float) else "text"
+
+
+def _print_csv(found: Results) -> None:
+    names = list(dict.fromkeys(name for results in found.values() for name in results))
+    own = [name for name in ("run", "stage", "execution") if name not in names]
+    rows = (
+        [key, *(parts(key).get(name) for name in own), *(results.get(name) for name in names)]
+        for key, results in found.items()
+    )
+    print_csv(["run_id", *own, *names], rows)
+
+
+def _print_table(found: Results, cached: Mapping[str, str]) -> None:
+    from torchx_kfp.cli.display.tables import fits, print_table
+
+    # What was cached stands in the run that it was cached in.
+    names_here = {key: cached.get(key, key) for key in found}
+    runs = {parts(name).get("run") for name in names_here.values()}
+    run = runs.pop() if len(runs) == 1 else None
+    label = "stage/execution" if run else "run id"
+    above = f"Run {run}" if run else ""
+    ids = [
+        (name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
+        for key, name in names_here.items()
+    ]
+    names = list(dict.fromkeys(name for results in found.values() for name in results))
+    # Each name in a column takes three places at least: no need to measure a table of hundreds.
+    if (width := terminal_width()) is None or 4 * len(names) < width:
+        cells = [
+            [run_id, *(without_run(show_value(results[name]), run) if name in results else "" for name in names)]
+            for run_id, results in zip(ids, found.values(), strict=True)
+        ]
+        kinds = {name: [results[name] for results in found.values() if name in results] for name in names}
+        numbers = [name for name in names if all(map(is_number, kinds[name]))]
+        texts = [name for name in names if any(isinstance(value, str) for value in kinds[name])]
+        # A result may have the name of the first column.
+        columns = [label if label not in names else "", *names]
+        if fits(columns, cells, texts):
+            print_table(columns, cells, right=numbers, cut=texts, above=above)
+            return
+    rows = [
+        (run_id, without_run(show_results(results), run)) for run_id, results in zip(ids, found.values(), strict=True)
+    ]
+    print_table((label, "results"), rows, above=above)

@@ -1,0 +1,184 @@
+"""``torchx-kfp run``: a pipeline on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.cli.containers import ContainerCommand, chosen_stages
+from torchx_kfp.cli.display.output import this_command
+from torchx_kfp.cli.duration import Duration
+from torchx_kfp.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torchx_kfp.local import Pipeline
+
+#: The parameter that pipelines have for it.
+TRACKER_BASE = "tracker_base"
+#: What --secret takes.
+KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its manifest"
+
+
+@click.command("run", cls=ContainerCommand)
+@click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
+@click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
+@click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
+@click.option("--output-dir", metavar="DIR", help="Where the run's logs and outputs go.  [default: local_outputs]")
+@click.option(
+    "--parallelism",
+    metavar="N",
+    type=click.IntRange(1),
+    help="How many stages run at once.  [default: two for each CPU]",
+)
+@click.option(
+    "--max-items",
+    metavar="N",
+    type=click.IntRange(1),
+    help="How many items all loops of the run may have together.  [default: 10000]",
+)
+@click.option(
+    "--condition-time", metavar="TIME", type=Duration(), help="How long a condition may be evaluated.  [default: 10s]"
+)
+@click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
+@click.option("--fail-fast", is_flag=True, help="End the run at the first failure; exit tasks still run.")
+@click.option("--resume", "resumed", metavar="RUN", help="Go on with a run that has failed, was ended, or was killed.")
+@click.option("--no-cache", is_flag=True, help="Run stages also where an earlier run has done the same.")
+@click.option("--directory", metavar="DIR", help="Where stages run and find their scripts.  [default: the current one]")
+@click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")
+@click.option("--secret", "secrets", metavar="NAME=PATH", multiple=True, help=f"A Kubernetes secret: {KEYS}.")
+@click.option("--config-map", "config_maps", metavar="NAME=PATH", multiple=True, help="A config map, like --secret.")
+@click.option(
+    "--docker",
+    "stages",
+    metavar="[STAGE]",
+    multiple=True,
+    help="Run all stages in their images with Docker or Podman, or the named one.",
+)
+@click.option(
+    "--mount", "mounts", metavar="SRC[:DST][:ro]", multiple=True, help="What containers see of this machine, too."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show the table at the end and errors alone.")
+@click.option("-v", "--verbose", is_flag=True, help="Show lines, with each stage's start, inputs and outputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as JSON, one a line, instead of the table.")
+def run_command(
+    target: str,
+    words: tuple[str, ...],
+    tracker_base: str | None,
+    output_dir: str | None,
+    parallelism: int | None,
+    max_items: int | None,
+    condition_time: float | None,
+    timeout: float | None,
+    fail_fast: bool,
+    resumed: str | None,
+    no_cache: bool,
+    directory: str | None,
+    workspace: str | None,
+    secrets: tuple[str, ...],
+    config_maps: tuple[str, ...],
+    stages: tuple[str, ...],
+    mounts: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Run a pipeline on this machine, its stages as processes of the current environment, or in containers.
+
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME chooses among several. LIST and STRUCT
+    parameters are JSON: -p 'points=[{"lr": 0.1}]'.
+
+    A terminal shows the stages while they run, and anything else gets the lines that they print.
+    """
+    from torchx_kfp.cli.display.summary import summarize
+    from torchx_kfp.cli.display.watch import choose_watch
+    from torchx_kfp.cli.pipelines import load_target, split_words
+    from torchx_kfp.local import OUTPUT_DIR, load_pipeline, parse_arguments, resume, run
+    from torchx_kfp.local.platform.secrets import parse_given
+    from torchx_kfp.runs.history import find_run, read_run
+
+    if quiet and verbose:
+        raise ArgumentError("--quiet and --verbose ask for the opposite. Give one of them.")
+    options: dict[str, Any] = {
+        "parallelism": parallelism,
+        "secrets": parse_given(secrets, "--secret"),
+        "config_maps": parse_given(config_maps, "--config-map"),
+        "timeout": timeout,
+        "quiet": True,
+    }
+    limits = {"max_items": max_items, "condition_time": condition_time}
+    options |= {name: value for name, value in limits.items() if value is not None}
+    if resumed is not None:
+        started_with = {"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace}
+        started_with["--directory"] = directory
+        _refuse_with_resume({**started_with, "--docker": stages, "--mount": mounts})
+        folder = find_run(output_dir or OUTPUT_DIR, resumed)
+        pipeline = load_pipeline(read_run(folder).pipeline_file)
+        start = partial(resume, folder, cache=False if no_cache else None, fail_fast=fail_fast or None, **options)
+    elif target is None:
+        raise click.UsageError("Missing argument 'FILE[:NAME]|YAML', or --resume RUN.")
+    else:
+        pipeline = load_target(target)
+        arguments = parse_arguments(pipeline, split_words(words))
+        base = _tracker_base(pipeline, arguments, tracker_base)
+        if tracker_base is not None or not stages:
+            # Containers get folders that the user has named, and not the pipeline.
+            arguments.update(base)
+        options |= {"output_dir": output_dir, "workspace": workspace, "cache": not no_cache}
+        options |= {"fail_fast": fail_fast, "directory": directory}
+        options |= {"docker": chosen_stages(stages), "mounts": mounts}
+        start = partial(run, pipeline, arguments, **options)
+    watch = choose_watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
+    with summarize(watch.progress, _resume(output_dir), quiet=quiet, as_json=as_json), watch.shown():
+        start(on_event=watch.on_event, on_line=watch.on_line, on_unfinished=watch.on_unfinished)
+
+
+def _resume(output_dir: str | None) -> Callable[[str], str]:
+    """The command line that goes on with a run, by its run id."""
+    place = () if output_dir is None else ("--output-dir", output_dir)
+    return lambda run_id: this_command("run", "--resume", run_id, *place)
+
+
+def _refuse_with_resume(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if value:
+            raise click.UsageError(f"--resume takes no {name}: the run goes on with what it was started with.")
+
+
+def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
+    """The tracker base as an argument, if the pipeline has that parameter: one that can be used, and absolute."""
+    from torchx_kfp.tracking.stores.store import check_tracker_base
+
+    parameter = pipeline.root.inputs.get(TRACKER_BASE)
+    if option is None:
+        base = arguments.get(TRACKER_BASE, parameter.default if parameter else None)
+        if base is None and parameter is not None and not parameter.optional:
+            raise ArgumentError(
+                f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "
+                "--tracker-base results, or the URL of a bucket."
+            )
+        if not isinstance(base, str):
+            return {}
+    elif parameter is None:
+        names = ", ".join(pipeline.root.inputs) or "none"
+        raise ArgumentError(
+            f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
+            "Name the right one with -p."
+        )
+    elif TRACKER_BASE in arguments:
+        raise ArgumentError(f"The tracker base is given twice: --tracker-base {option} and -p {TRACKER_BASE}=...")
+    else:
+        base = option
+    if base and "://" not in base:
+        base = os.path.expanduser(base)  # no shell does it behind an '='
+    if base.startswith("memory:"):
+        raise ArgumentError(
+            f"The tracker base {base!r} is the memory of one process, and each stage is one. Use another."
+        )
+    # Whether it takes results is the runner's to find out.
+    check_tracker_base(base)
+    # A stage may change its directory.
+    return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}

@@ -1,0 +1,111 @@
+"""``torchx-kfp runs``: the runs on this machine. Those of a tracker are listed by ``results``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchx_kfp.cli.display.output import print_json, print_message, terminal_width
+from torchx_kfp.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torchx_kfp.runs.history import RunRecord
+
+output_dir_option: Callable[[Any], Any] = click.option(
+    "--output-dir",
+    metavar="DIR",
+    default="local_outputs",
+    show_default=True,
+    help="The folder that 'run' was given.",
+)
+
+
+@click.command("runs")
+@output_dir_option
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
+)
+def runs_command(output_dir: str, form: str) -> None:
+    """List the runs on this machine, the newest first.
+
+    A run is running, succeeded, failed, canceled, or interrupted: its process was killed.
+    """
+    from torchx_kfp.runs.history import find_runs, read_run
+
+    records = []
+    for folder in find_runs(output_dir):
+        try:
+            records.append(read_run(folder))
+        except (ArgumentError, OSError) as error:
+            print_message(f"Left out: {error}")
+    for record in records:
+        say_corrupt(record)
+    if form == "json":
+        print_json([_as_json(record) for record in records])
+    elif records:
+        _print_table(records)
+    else:
+        print_message(f"There are no runs in {output_dir!r}.")
+
+
+def say_corrupt(record: RunRecord) -> None:
+    """Says on stderr what of the run's record could not be read."""
+    for sentence in record.corrupt:
+        print_message(sentence)
+
+
+def show_duration(seconds: float) -> str:
+    """``9.0s``, ``12m05s``, ``3h02m``."""
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
+
+
+def _done(record: RunRecord) -> int:
+    return sum(stage.state.is_success for stage in record.finished.values())
+
+
+def _failed(record: RunRecord) -> int:
+    return sum(stage.state == "failed" for stage in record.finished.values())
+
+
+def _print_table(records: list[RunRecord]) -> None:
+    from torchx_kfp.cli.display.tables import print_table
+
+    rows = [
+        (
+            record.run_id,
+            record.state,
+            _started(record.created),
+            show_duration(record.duration),
+            f"{_done(record):,}" + (f", {failed:,} failed" if (failed := _failed(record)) else ""),
+        )
+        for record in records
+    ]
+    print_table(("run", "state", "started", "took", "done"), rows, right=("took",))
+
+
+def _started(seconds: float) -> str:
+    """When a run began, in local time; a terminal has no room for seconds, nor for this year."""
+    then = time.localtime(seconds)
+    if terminal_width() is None:
+        return time.strftime("%Y-%m-%d %H:%M:%S", then)
+    return time.strftime("%m-%d %H:%M" if then.tm_year == time.localtime().tm_year else "%Y-%m-%d %H:%M", then)
+
+
+def _as_json(record: RunRecord) -> dict[str, Any]:
+    return {
+        "run": record.run_id,
+        "pipeline": record.pipeline,
+        "state": record.state,
+        "started": record.created,
+        "seconds": round(record.duration, 3),
+        "done": _done(record),
+        "failed": _failed(record),
+        "running": list(record.running),
+        "folder": str(record.folder.absolute()),
+    }

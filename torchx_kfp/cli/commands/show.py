@@ -1,0 +1,109 @@
+"""``torchx-kfp show``: all that is known of one run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from torchx_kfp.cli.bases import open_tracker, read
+from torchx_kfp.cli.chosen import choose, nothing, say_cached
+from torchx_kfp.cli.commands.runs import output_dir_option
+from torchx_kfp.cli.display.output import counted, listed, print_json, printable, show_moment, show_value, sparkline
+from torchx_kfp.errors import UnknownRunError
+
+
+@click.command("show")
+@click.argument("tracker_base")
+@click.argument("run")
+@output_dir_option
+@click.option(
+    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
+)
+def show_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
+    """Show all that is known of RUN: its start, results, metrics of steps, metadata, artifacts and what it reads.
+
+    RUN is the run id of one stage, the beginning or end of one, or such as "latest/train". Of a cached stage of a run
+    on this machine, what it was given is shown.
+
+    \b
+    torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
+    """
+    from torchx_kfp.tracking.statements.artifacts import read_artifacts
+    from torchx_kfp.tracking.statements.entries import run_ids
+    from torchx_kfp.tracking.statements.metadata import read_metadata
+    from torchx_kfp.tracking.statements.sources import read_sources
+    from torchx_kfp.tracking.statements.starts import read_starts
+    from torchx_kfp.tracking.steps import read_history
+
+    tracker = open_tracker(tracker_base)
+    known = sorted({*tracker.keys(), *run_ids(tracker.store)})
+    if not known:
+        raise nothing(tracker_base, run)
+    chosen = choose(run, known, tracker, output_dir)
+    run_id, *others = chosen.keys
+    if others:
+        raise UnknownRunError(
+            f"{run!r} has {len(others) + 1:,} runs of stages under {tracker_base!r}: {listed([run_id, *others])}. Give "
+            "the run id of one."
+        )
+    found = {
+        "run_id": run_id,
+        "results": read(tracker, [run_id]).get(run_id, {}),
+        "steps": {
+            name: {
+                "count": curve.count,
+                "last": curve.last._asdict(),
+                "min": curve.min._asdict(),
+                "max": curve.max._asdict(),
+                "points": [point._asdict() for point in curve.points],
+            }
+            for name, curve in read_history(tracker.store, run_id).items()
+        },
+        "metadata": read_metadata(tracker.store, run_id),
+        "artifacts": {
+            name: {"path": artifact.path, "metadata": dict(artifact.metadata)}
+            for name, artifact in read_artifacts(tracker.store, run_id).items()
+        },
+        "sources": [vars(source) for source in read_sources(tracker.store, run_id)],
+        "started": vars(start) if (start := read_starts(tracker.store, [run_id]).get(run_id)) else None,
+    }
+    say_cached(chosen)
+    if form == "json":
+        print_json(found)
+    else:
+        _print_table(found)
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    from torchx_kfp.cli.display.tables import print_table
+
+    started = found["started"] or {}
+    if started:
+        started = {**started, "time": show_moment(started["time"])}
+    rows = [
+        *(("result", name, show_value(value)) for name, value in found["results"].items()),
+        *(("steps", name, _curve(it)) for name, it in found["steps"].items()),
+        *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
+        *(
+            ("artifact", name, "  ".join(filter(None, [it["path"], it["metadata"] and json.dumps(it["metadata"])])))
+            for name, it in found["artifacts"].items()
+        ),
+        *(
+            ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
+            for it in found["sources"]
+        ),
+        *(("started", name, value) for name, value in started.items() if value is not None),
+    ]
+    print_table(("what", "name", "value"), rows, above=f"Run {printable(found['run_id'])}")
+
+
+def _curve(found: dict[str, Any]) -> str:
+    """``▇▅▃▂▁  0.1 at 999, min 0.09 at 950, max 2.3 at 0  (1000 values)``."""
+    line = sparkline([point["value"] for point in found["points"]])
+    ends = [
+        f"{label}{show_value(found[which]['value'])} at {found[which]['step']}"
+        for which, label in (("last", ""), ("min", "min "), ("max", "max "))
+    ]
+    return "  ".join(filter(None, [line, ", ".join(ends), f"({counted(found['count'], 'value')})"]))

@@ -1,0 +1,294 @@
+"""One picture of a run, as lines that fit a terminal: pure, so that a test can have any moment at any size.
+
+Where there is no room for all, what runs and what has failed is shown first, then what has just ended and what comes
+next; the rest is a line of counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from rich.text import Text
+
+from torchx_kfp.cli.display.output import show_results
+from torchx_kfp.cli.display.progress import LINES, Group, Phase, Progress, Stage, Task
+from torchx_kfp.terminal import REPLACEMENT, clean
+
+#: Line ends and tabs, and joiners, whose width depends on the terminal.
+_IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
+#: Failed iterations of a loop that have a row.
+_FAILED = 3
+#: The rank of what is less to look at.
+_LESS = 4
+#: Columns of a bar, and characters of a line that are looked at.
+_BAR, _CUT = 12, 1000
+#: A terminal of fewer columns has no bars.
+_NARROW = 70
+_UNICODE = ("✗", "●", "↻", "✓", "✓", "■", "–", "–", "○", "·")
+_ASCII = ("x", "*", "r", "+", "+", "#", "-", "-", "o", ".")
+_STYLES = dict(
+    zip(Phase, ("bold red", "cyan", "yellow", "green", "green", "yellow", "dim", "dim", "dim", "dim"), strict=True)
+)
+_WORDS = {Phase.QUEUED: "waiting"}
+#: The phase of several stages is the first of these that one of them has.
+_FIRST = (
+    Phase.RUNNING,
+    Phase.RETRYING,
+    Phase.FAILED,
+    Phase.CANCELED,
+    Phase.QUEUED,
+    Phase.WAITING,
+    Phase.NOT_RUN,
+    Phase.DONE,
+    Phase.CACHED,
+    Phase.SKIPPED,
+)
+
+
+@dataclass(eq=False)
+class _Row:
+    """A line of the picture, as long as it is open whether there is room for it."""
+
+    name: str
+    phase: Phase
+    parent: _Row | None
+    #: What is said of it: made for the rows alone that are shown.
+    detail: Callable[[], Text]
+    time: str = ""
+    #: The smallest are shown first.
+    rank: tuple[int, float] = (0, 0)
+    counts: Mapping[Phase, int] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    shown: bool = True
+
+    def ancestors(self) -> Iterator[_Row]:
+        row = self.parent
+        while row is not None:
+            if row.shown:
+                yield row
+            row = row.parent
+
+
+def frame(progress: Progress, width: int, height: int, now: float, *, ascii_only: bool = False) -> list[Text]:
+    """The run at this moment in at most ``height`` lines of at most ``width`` columns; ``now``: since the epoch."""
+    symbols = dict(zip(Phase, _ASCII if ascii_only else _UNICODE, strict=True))
+    bar = None if width < _NARROW else "#-" if ascii_only else "━─"
+    rows = list(_rows(progress, progress.root, None, now, bar))
+    room = max(1, height - 1)
+    rest = _choose(rows, room)
+    rows = [row for row in rows if row.shown]
+    tails = _tails(rows, room - len(rows) - bool(rest))
+    labels = [_cleaned(_label(row, symbols)) for row in rows]
+    widest = max((label.cell_len for label in labels), default=0)
+    column = min(widest, max(16, width * 2 // 5))
+    lines = [_header(progress, now)]
+    for row, label in zip(rows, labels, strict=True):
+        label.truncate(column, overflow="crop" if ascii_only else "ellipsis", pad=True)
+        line = Text.assemble(label, f"{row.time:>7}  ", row.detail())
+        if row.lines and not tails:
+            line.append_text(_output(row.lines[-1]))
+        lines.append(line)
+        indent = " " * (2 * len(list(row.ancestors())) + 2)
+        lines += [
+            Text.assemble(indent, ("| " if ascii_only else "│ ", "dim"), _output(text))
+            for text in row.lines[-tails:]
+            if tails
+        ]
+    if rest:
+        lines.append(
+            Text.assemble((f"{'...' if ascii_only else '⋯'} {sum(rest.values()):,} more: ", "dim"), _counts(rest))
+        )
+    lines = [_cleaned(line) for line in lines]
+    for line in lines:
+        line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
+    return lines[:height]
+
+
+def _header(progress: Progress, now: float) -> Text:
+    started = progress.started
+    header = Text(started.pipeline if started else "", "bold")
+    if started is not None:
+        header.append(f" {_clock(now - started.time)}", "not bold")
+    header.append("  ").append_text(_counts(progress.counts()))
+    if progress.ending is not None:
+        left = max(0, round(progress.ending.time + progress.ending.grace - now))
+        reason = progress.ending.reason
+        header = Text.assemble((f"{reason}: ending, {left} s left", "bold yellow"), "; Ctrl-C: at once  ", header)
+    return header
+
+
+def _counts(counts: Mapping[Phase, int]) -> Text:
+    words: dict[str, tuple[int, str]] = {}
+    for phase, number in counts.items():
+        word = _WORDS.get(phase, phase.value)
+        words[word] = words.get(word, (0, ""))[0] + number, _STYLES[phase]
+    return Text(", ").join(Text(f"{number:,} {word}", style) for word, (number, style) in words.items())
+
+
+def _rows(progress: Progress, group: Group, parent: _Row | None, now: float, bar: str | None) -> Iterator[_Row]:
+    for member in group.members:
+        if isinstance(member, Task) and not member.looped:
+            stage = next(iter(member.stages.values()), Stage(member.name, Phase.WAITING))
+            yield _stage_row(progress, stage, parent, now, member.counts)
+            continue
+        if isinstance(member, Group) and len(member.members) == 1:
+            yield from _rows(progress, member, parent, now, bar)
+            continue
+        counts = progress.counts(member)
+        phase = next(phase for phase in _FIRST if counts.get(phase))
+        row = _Row(member.name, phase, parent, partial(_several, counts, bar), counts=counts)
+        row.rank = _rank(phase, math.inf)
+        yield row
+        if isinstance(member, Group):
+            yield from _rows(progress, member, row, now, bar)
+            continue
+        row.time = _loop_time(member, now)
+        failed = list(member.failed.values())[-_FAILED:]
+        for stage in (*member.active.values(), *failed):
+            inner = _stage_row(progress, stage, row, now, {})
+            inner.rank = (inner.rank[0] + 1, inner.rank[1])
+            yield inner
+
+
+def _stage_row(progress: Progress, stage: Stage, parent: _Row | None, now: float, counts: Mapping[Phase, int]) -> _Row:
+    rank = _rank(stage.phase, stage.ended_at)
+    row = _Row(stage.name, stage.phase, parent, partial(_detail, stage, now), counts=counts, rank=rank)
+    if stage.phase.is_active:
+        row.time = _clock(now - (stage.started_at or now))
+        row.lines = progress.lines_of(stage.name) if stage.phase is Phase.RUNNING else []
+    elif stage.result is not None and stage.result.attempts:
+        row.time = _duration(stage.result.duration)
+    return row
+
+
+def _detail(stage: Stage, now: float) -> Text:
+    result, attempt = stage.result, f"attempt {stage.attempt}  " if stage.attempt > 1 else ""
+    if stage.phase is Phase.RETRYING:
+        left = round(stage.retry_at - now)
+        when = f"in {left} s" if left > 0 else "is next"
+        return Text(f"attempt {stage.attempt + 1} {when}: {stage.reason}", "yellow")
+    if result is None or stage.phase.is_active:
+        return Text(attempt, "yellow")
+    if result.state.is_success:
+        cached = ("cached  ", "dim") if stage.phase is Phase.CACHED else ""
+        # Numbers first: texts are long, and what is behind them would not be seen.
+        results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
+        return Text.assemble(cached, (attempt, "dim"), (show_results(results)))
+    if not result.attempts:
+        return Text(result.reason.removeprefix("was "), "dim")
+    style = "red" if stage.phase is Phase.FAILED else ""
+    attempts = (f" ({result.attempts} attempts)", "yellow") if result.attempts > 1 else ""
+    return Text.assemble((result.reason, style), attempts)
+
+
+def _rank(phase: Phase, ended_at: float) -> tuple[int, float]:
+    if phase.is_active:
+        return 0, 0
+    return (2, -ended_at) if phase is Phase.FAILED else (_LESS, -ended_at)
+
+
+def _choose(rows: list[_Row], room: int) -> dict[Phase, int]:
+    """Hides the rows for which there is no room; what they would have told, as counts."""
+    if len(rows) <= room:
+        return {}
+    important: list[_Row] = []
+    ended: list[_Row] = []
+    coming: list[_Row] = []
+    others: list[_Row] = []
+    for row in rows:
+        if row.rank[0] < _LESS:
+            important.append(row)
+        elif row.phase in (Phase.DONE, Phase.CACHED):
+            ended.append(row)
+        else:
+            (coming if row.phase in (Phase.QUEUED, Phase.WAITING) else others).append(row)
+    for those in (important, ended):
+        those.sort(key=lambda row: row.rank)
+    # What has just ended and what comes next take turns.
+    turns = sorted((*enumerate(ended), *enumerate(coming)), key=lambda turn: turn[0])
+    in_order = [*important, *(row for _, row in turns), *others]
+    for row in in_order[max(0, room - 1) :]:
+        row.shown = False
+    rest = dict.fromkeys(Phase, 0)
+    with_members = {row.parent for row in rows if row.counts}
+    for row in rows:
+        # A task's stages count once: by its own row, or that of a nested pipeline around it.
+        if not row.shown and not any(row.ancestors()) and row not in with_members:
+            for phase, number in row.counts.items():
+                rest[phase] += number
+    return {phase: number for phase, number in rest.items() if number}
+
+
+def _tails(rows: list[_Row], spare: int) -> int:
+    """How many lines of output there is room for below each stage that runs; 0: the last one goes beside it."""
+    talking = sum(1 for row in rows if row.lines)
+    each = min(LINES, spare // talking) if talking else 0
+    return each if each > 1 else 0
+
+
+def _label(row: _Row, symbols: Mapping[Phase, str]) -> Text:
+    above = list(row.ancestors())
+    name = row.name
+    for other in above:
+        if name.startswith(f"{other.name}/"):
+            name = name[len(other.name) + 1 :]
+            break
+    style = "bold red" if row.counts.get(Phase.FAILED) else _STYLES[row.phase]
+    dim = "dim" if style == "dim" else ""
+    return Text.assemble("  " * len(above), (symbols[row.phase], style), " ", (name, dim))
+
+
+def _several(counts: Mapping[Phase, int], bar: str | None) -> Text:
+    """How far a loop or a nested pipeline is; ``bar``: the characters of one, where there is room for it."""
+    total = sum(counts.values())
+    if counts == {Phase.WAITING: total}:
+        return Text()
+    open_ = sum(counts.get(phase, 0) for phase in (Phase.RUNNING, Phase.RETRYING, Phase.QUEUED, Phase.WAITING))
+    if not open_:
+        return _counts(counts)
+    filled = _BAR * (total - open_) // total
+    text = Text.assemble((bar[0] * filled, "green"), (bar[1] * (_BAR - filled), "dim"), " ") if bar else Text()
+    text.append(f"{total - open_:,}/{total:,}  ")
+    expected = (Phase.DONE, Phase.QUEUED, Phase.WAITING)
+    return text.append_text(_counts({phase: number for phase, number in counts.items() if phase not in expected}))
+
+
+def _loop_time(task: Task, now: float) -> str:
+    if task.started_at is None:
+        return ""
+    if task.active:
+        return _clock(now - task.started_at)
+    return _duration(max(0.0, task.ended_at - task.started_at))
+
+
+def _output(line: str) -> Text:
+    """A line of a stage's output in its colours, and without what would take a place other than its own."""
+    # In one line: rich takes whatever Python does for the end of one.
+    text = _cleaned(Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines())))
+    text.stylize_before("dim")
+    return text
+
+
+def _cleaned(text: Text) -> Text:
+    """The text in one line, with a sign for each character that would do something else than to be shown."""
+    if not text.plain.isprintable():
+        text = text.copy()
+        # Nor a joiner, whose width depends on the terminal: each sign has the place of what it stands for.
+        text.plain = clean(text.plain).translate(_IN_A_LINE)
+    return text
+
+
+def _clock(seconds: float) -> str:
+    """``7s``, ``1:07``, ``1:00:07``."""
+    whole = max(0, int(seconds))
+    minutes, rest = divmod(whole, 60)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f}s" if seconds < 60 else _clock(seconds)

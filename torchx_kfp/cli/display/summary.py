@@ -1,0 +1,140 @@
+"""What stands there when a run is over: what ran, what failed and why, where the logs are, and how to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from torchx_kfp.cli.display.output import counted, listed, print_message, show_results, this_command
+from torchx_kfp.cli.display.progress import Progress
+from torchx_kfp.cli.display.watch import for_stderr
+from torchx_kfp.errors import StageFailedError
+from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.runs.result import RunResult, StageResult, State, describe_failure
+
+#: Iterations of a loop that end alike have a row each up to this many, on a terminal.
+_ROWS = 10
+
+
+@contextlib.contextmanager
+def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, as_json: bool) -> Iterator[None]:
+    """Says how the run of the block has ended.
+
+    Args:
+        progress: what is known of the run.
+        resume: the command line that goes on with a run, by its run id.
+        quiet: only the table, and errors.
+        as_json: no table.
+
+    Raises:
+        StageFailedError: a stage failed.
+    """
+    from torchx_kfp.local.runner import OUTPUT_DIR
+
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as ending:
+        if progress.started is not None:
+            _end(progress, as_json=as_json)
+            print_message(_interruption(progress, ending))
+            if not quiet:
+                print_message(f"Logs and outputs are in {progress.started.folder}")
+                print_message(_way_on(resume(progress.started.run_id)))
+        raise
+    _end(progress, as_json=as_json)
+    started, finished = progress.started, progress.finished
+    if started is None or finished is None:
+        return
+    if not quiet:
+        took = f"{finished.state}, {finished.duration:.1f} s"
+        print_message(f"Run {started.run_id} ({took}): logs and outputs are in {started.folder}")
+    if not as_json:
+        recorded = [stage for stage in progress.results() if stage.results and stage.run_id]
+        # The run's folder tells whose results cached stages were given.
+        has_cached = any(str(stage.run_id).partition("/")[0] != started.run_id for stage in recorded)
+        folder = started.folder.parent
+        place = ("--output-dir", str(folder)) if has_cached and folder != Path(OUTPUT_DIR).absolute() else ()
+        for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
+            print_message(f"See the results again: {this_command('results', base, started.run_id, *place)}")
+    if finished.state is State.FAILED:
+        result = RunResult(
+            pipeline=started.pipeline,
+            run_id=started.run_id,
+            state=finished.state,
+            folder=started.folder,
+            duration=finished.duration,
+            stages=tuple(progress.results()),
+            reason=finished.reason,
+        )
+        hint = "" if quiet else f"\n{_way_on(resume(started.run_id))}"
+        raise StageFailedError(for_stderr(describe_failure(result)) + hint)
+
+
+def _way_on(command: str) -> str:
+    return (
+        f"Go on from there, with the pipeline as it is now in the run's folder: {command}\n"
+        "After a change to the pipeline itself run it again: the cache has what did not change."
+    )
+
+
+def _end(progress: Progress, *, as_json: bool) -> None:
+    results = progress.results()
+    if not as_json:
+        print_stages(results)
+    unread = [stage for stage in results if stage.run_id and stage.tracker_base and stage.results is None]
+    for base in dict.fromkeys(str(stage.tracker_base) for stage in unread):
+        names = listed(stage.name for stage in unread if stage.tracker_base == base)
+        print_message(f"The results of {names} could not be read from {base}.")
+
+
+def print_stages(stages: Sequence[StageResult]) -> None:
+    """A table of the stages on stdout; on a terminal, many iterations that have ended alike are one row."""
+    from torchx_kfp.cli.display.tables import print_table
+
+    alike: dict[tuple[str, State], list[StageResult]] = {}
+    for stage in stages:
+        alike.setdefault(_kind(stage), []).append(stage)
+    rows: list[tuple[str, str, str, str]] = []
+    for stage in stages:
+        group = alike[_kind(stage)]
+        if len(group) <= _ROWS or not sys.stdout.isatty():
+            rows.append((stage.name, str(stage.state), _seconds([stage]), _told(stage)))
+        elif group[0] is stage:
+            rows.append((f"{_kind(stage)[0]}[...]", f"{len(group):,} {stage.state}", _seconds(group), ""))
+    print_table(("stage", "state", "seconds", "results"), rows, right=("seconds",))
+
+
+def _kind(stage: StageResult) -> tuple[str, State]:
+    return without_indices(stage.name), stage.state
+
+
+def _told(stage: StageResult) -> str:
+    if stage.measures:
+        return show_results(stage.measures)
+    # "was skipped: its condition is false": what comes first is in the column beside it.
+    return f"({stage.reason.rpartition(': ')[2]})" if stage.reason and not stage.attempts else ""
+
+
+def _seconds(group: Sequence[StageResult]) -> str:
+    seconds = sorted(stage.duration for stage in group if stage.attempts)
+    if not seconds:
+        return ""
+    return f"{seconds[0]:.1f}" if len(seconds) == 1 else f"{seconds[0]:.1f} - {seconds[-1]:.1f}"
+
+
+def _interruption(progress: Progress, ending: KeyboardInterrupt | SystemExit) -> str:
+    code = ending.code if isinstance(ending, SystemExit) and isinstance(ending.code, int) else 128 + signal.SIGINT
+    results = progress.results()
+    finished = sum(stage.state.is_success for stage in results)
+    running = [stage.name for stage in results if stage.state is State.CANCELED]
+    failed = [stage.name for stage in results if stage.state is State.FAILED]
+    run_id = progress.started.run_id if progress.started is not None else ""
+    parts = [f"{counted(finished, 'stage')} had finished"]
+    parts += [f"{listed(running)} {'was' if len(running) == 1 else 'were'} running"] if running else []
+    parts += [f"{listed(failed)} had failed"] if failed else []
+    waiting = sum(stage.state is State.NOT_RUN for stage in results)
+    parts += [f"{waiting:,} had not begun"] if waiting else []
+    return f"Run {run_id} was ended by {signal.Signals(code - 128).name}: {', '.join(parts)}."

@@ -1,0 +1,1 @@
+"""Stages that need not run again: their keys, and what earlier runs have left."""

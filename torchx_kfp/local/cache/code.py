@@ -1,0 +1,188 @@
+"""Which files of this machine a command runs, as far as its words tell: so that changed code is not taken for the same.
+
+Code and configuration that the words name (but not data: a stage may be what writes it), programs that they name
+(``python -m train``, ``-c 'import train'``, a Python component's source), and what these import in turn, where it is
+found in the current directory, beside the script, or in PYTHONPATH. Of a package, all its Python files count. What is
+imported by a name that a program makes up is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchx_kfp.local.cache.stamps import Stamp, stamp_of
+
+#: Of more files than that, nothing is said.
+MOST_FILES = 2000
+#: Larger files that are no Python are not read for the names of others.
+_SCRIPT_SIZE = 1 << 16
+
+# What may be the name of a file or a module, inside of a shell program as well.
+_TOKEN = re.compile(r"[^\s;|&<>()'\"`$={}]+")
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(.+)$", re.MULTILINE)
+_SUFFIXES = {".py", ".sh", ".bash", ".R", ".jl", ".js", ".pl", ".rb", ".sql", ".yaml", ".yml", ".toml", ".ini", ".cfg"}
+_PASSED_OVER = ("__pycache__", "node_modules", "site-packages")
+
+
+class TooManyFiles(Exception):
+    """A command may run more files than can be looked at."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What a text names: modules that it imports, and words that may be files (after ``-m``: modules)."""
+
+    imports: frozenset[str] = frozenset()
+    words: tuple[str, ...] = ()
+
+
+class CodeFiles:
+    """Finds the files of commands that run in one directory.
+
+    Each time it looks at all of them; but a file is parsed again only where its size or its time of change is another.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
+        self._parsed: dict[tuple[Stamp, int], _Text] = {}
+
+    def of(self, words: Sequence[str], python_path: str) -> list[Stamp]:
+        """The files' stamps, sorted.
+
+        Args:
+            words: the command.
+            python_path: the stage's PYTHONPATH.
+
+        Raises:
+            TooManyFiles: there are more than ``MOST_FILES``.
+        """
+        folders = (os.path.join(self._directory, folder) for folder in python_path.split(os.pathsep) if folder)
+        modules = _Modules([self._directory, *folders])
+        found: dict[str, Stamp] = {}
+        pending = [self._files(_read_text(word), self._directory, modules) for word in [*words, " ".join(words)]]
+        while pending:
+            for path in pending.pop():
+                if path in found:
+                    continue
+                if len(found) >= MOST_FILES:
+                    raise TooManyFiles
+                try:
+                    found[path] = stamp = stamp_of(path)
+                    text = self._parse(path, stamp)
+                except (OSError, ValueError):  # gone
+                    found.pop(path, None)
+                    continue
+                pending.append(self._files(text, os.path.dirname(path), modules))
+        return sorted(found.values())
+
+    def _files(self, text: _Text, beside: str, modules: _Modules) -> Iterator[str]:
+        """The files that a text names, which is in a file in the folder ``beside``."""
+        for name in text.imports:
+            yield from modules.files(name, beside)
+        previous = ""
+        for word in text.words:
+            if previous == "-m":
+                yield from modules.files(word.partition(".")[0], self._directory)
+            path = os.path.join(self._directory, word)
+            if _is_code(path):
+                yield path
+            previous = word
+
+    def _parse(self, path: str, stamp: Stamp) -> _Text:
+        found = os.stat(path)
+        key = stamp, found.st_ino
+        if key not in self._parsed:
+            is_python = path.endswith(".py")
+            text = ""
+            try:
+                if is_python or found.st_size < _SCRIPT_SIZE:
+                    text = Path(path).read_text(encoding="utf-8")
+            except ValueError:  # no text
+                pass
+            self._parsed[key] = _Text(_imports(text)) if is_python else _read_text(text)
+        return self._parsed[key]
+
+
+@dataclass
+class _Modules:
+    """Modules at the first of several places that has them. Each folder is listed once, and each module named once."""
+
+    roots: Sequence[str]
+    _listed: dict[str, frozenset[str]] = field(default_factory=dict)
+    _found: set[tuple[str, str]] = field(default_factory=set)
+
+    def files(self, name: str, beside: str) -> Iterator[str]:
+        """The files of a module, or of a whole package, for a program in the folder ``beside``; the first time."""
+        if (name, beside) in self._found or not name.isidentifier():
+            return
+        self._found.add((name, beside))
+        for place in (beside, *self.roots):
+            there = self._names(place)
+            path = os.path.join(place, name)
+            if name in there and os.path.isdir(path):
+                yield from _python_files(path)
+                return
+            if f"{name}.py" in there and os.path.isfile(f"{path}.py"):
+                yield f"{path}.py"
+                return
+
+    def _names(self, folder: str) -> frozenset[str]:
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(os.listdir(folder))
+            except OSError:
+                self._listed[folder] = frozenset()
+        return self._listed[folder]
+
+
+def _read_text(text: str) -> _Text:
+    """What a word, or a program in it, names."""
+    words = tuple(dict.fromkeys(_TOKEN.findall(text))) if len(text) < _SCRIPT_SIZE else ()
+    return _Text(_imports(text), words)
+
+
+def _imports(text: str) -> frozenset[str]:
+    """The first parts of the names that a Python program imports; none where the text is no program."""
+    if "import" not in text:
+        return frozenset()
+    try:
+        statements: list[ast.AST] = list(ast.parse(text).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # Python inside of something else, such as a shell's here-document.
+        lines = (line.replace(",", " ").split() for line in _IMPORT.findall(text))
+        names = [word for words in lines for word in words if word.partition(".")[0].isidentifier()]
+        return frozenset(name.partition(".")[0] for name in names)
+    names = []
+    for node in statements:  # grows on the way; expressions, which are most of a program, import nothing
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [node.module] if node.module else []
+        else:
+            for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+                statements += getattr(node, block, ())
+    return frozenset(name.partition(".")[0] for name in names)
+
+
+def _python_files(folder: str) -> Iterator[str]:
+    """The Python files below a folder, without those of environments."""
+    for place, folders, names in os.walk(folder):
+        if "pyvenv.cfg" in names:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _PASSED_OVER)
+        yield from (os.path.join(place, name) for name in sorted(names) if name.endswith(".py"))
+
+
+def _is_code(path: str) -> bool:
+    try:
+        if not os.path.isfile(path):
+            return False
+    except ValueError:  # no path
+        return False
+    return os.path.splitext(path)[1] in _SUFFIXES or os.access(path, os.X_OK)

@@ -1,0 +1,112 @@
+"""Finished stages of earlier runs by their keys, a small file for each.
+
+A key is the hexadecimal digest of all that decides what a stage makes; making it is the caller's part. Several runs may
+use one folder at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.local.cache.stamps import stamp_of
+from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.runs.events import StageFinished, decode, encode
+from torchx_kfp.runs.result import StageResult, State
+
+#: Its name in an output folder. The dot keeps it from being taken for a run.
+FOLDER = ".cache"
+#: Version of the entries. One is added where an older one must not be taken for a hit any more.
+VERSION = 2
+
+_KEY = re.compile(r"[0-9a-f]{8,128}")
+
+
+class Cache:
+    """Finished stages in a folder, which is made when the first is put."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def get(self, key: str) -> StageResult | None:
+        """How the stage ended that was put last, with ``cached_from`` set; None where there is none.
+
+        There is none either where its log, or a file of its artifacts, is gone or was changed since, and where the
+        entry cannot be read.
+
+        Raises:
+            ValueError: the key is not hexadecimal.
+        """
+        path = self._path(key)
+        try:
+            entry = json.loads(path.read_bytes())
+            if entry["version"] != VERSION or entry["key"] != key:
+                return None
+            event = decode(entry["stage"])
+            if not isinstance(event, StageFinished) or entry["files"] != _stamps(stamp[0] for stamp in entry["files"]):
+                return None
+            return dataclasses.replace(event.result, cached_from=str(entry["run_id"]))
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            return None
+
+    def put(self, key: str, run_id: str, result: StageResult) -> None:
+        """Keeps how a stage of the run ended, in place of what was under the key.
+
+        A disk that is full, or a folder that takes no files, is no error: the stage runs again next time.
+
+        Raises:
+            ValueError: the key is not hexadecimal, or the stage has not succeeded.
+        """
+        path = self._path(key)
+        if result.state is not State.SUCCEEDED:
+            raise ValueError(f"only a stage that has succeeded can be cached: {result.name} ({result.state})")
+        entry: dict[str, Any] = {
+            "version": VERSION,
+            "key": key,
+            "run_id": run_id,
+            "files": _files(result),
+            "stage": encode(StageFinished(result)),
+        }
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_text(json.dumps(entry), encoding="ascii")
+                os.replace(temporary, path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        if _KEY.fullmatch(key) is None:
+            raise ValueError(f"{key!r} is no key of a cache: it is not 8 to 128 hexadecimal digits.")
+        # Not all in one folder: there may be many.
+        return self.folder / key[:2] / f"{key}.json"
+
+
+def _files(result: StageResult) -> list[list[Any]]:
+    """The stage's files on this machine: those of its artifacts, and the log. A stage need not make all of them."""
+    made = [item for value in result.artifacts.values() for item in _items(value)]
+    paths = [artifact.path for artifact in made if artifact.is_here]
+    if result.log_file is not None:
+        paths.append(str(result.log_file))
+    return _stamps(path for path in paths if os.path.exists(path))
+
+
+def _stamps(paths: Iterable[str]) -> list[list[Any]]:
+    """By what a change of them is known, as JSON has it.
+
+    Raises:
+        OSError: one is gone.
+    """
+    return [list(stamp_of(path)) for path in paths]
+
+
+def _items(value: Artifact | list[Artifact]) -> list[Artifact]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,81 @@
+"""Keys of stages: equal where a stage would make the same again, as far as can be told.
+
+``input_key`` covers what a stage is given: in a run that is resumed, a stage that has succeeded with the same is
+kept. ``cache_key`` is for KFP's cache between runs. KFP's backend takes into account the image, the command, and the
+values of the inputs; a stage's environment it leaves out, and what it calls code is in the image. Here the environment
+counts, too, and so does the code that a process finds on this machine (see ``code``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchx_kfp.local.cache.stamps import stamp_of
+from torchx_kfp.pipeline.artifacts import artifacts_in, is_artifact
+from torchx_kfp.pipeline.spec import Component, Task
+
+#: One is added where an older key must not be taken for the same.
+_VERSION = 2
+
+
+def input_key(inputs: Mapping[str, Any]) -> str:
+    """A key of the values of all inputs, artifacts too, as hexadecimal digits."""
+    return _digest({name: _input(value) for name, value in inputs.items()})
+
+
+def cache_key(
+    task: Task,
+    component: Component,
+    inputs: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str],
+    surroundings: Sequence[Any],
+) -> str:
+    """The key of a stage in the cache, as hexadecimal digits.
+
+    Args:
+        task: the task; a key that its author has chosen (``set_caching_options``) counts instead of command and inputs.
+        component: what it runs.
+        inputs: the values of all inputs, artifacts too.
+        environ: environment variables that the pipeline, or the user for it, sets.
+        surroundings: what else decides what the stage does.
+    """
+    container = component.container
+    outputs = {name: kind.title for name, kind in component.artifact_outputs.items()}
+    content: dict[str, Any] = {"version": _VERSION, "outputs": [dict(component.outputs), outputs]}
+    if task.cache_key:
+        content["chosen"] = task.cache_key
+    else:
+        content |= {
+            "image": container.image if container is not None else "",
+            "command": [*container.command, *container.args] if container is not None else [],
+            "environ": dict(environ),
+            "inputs": {name: [_input(value), _files(value)] for name, value in inputs.items()},
+            "surroundings": list(surroundings),
+        }
+    return _digest(content)
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _input(value: Any) -> Any:
+    if not is_artifact(value):
+        return {"value": value}
+    return [(artifact.type.title, artifact.uri, dict(artifact.metadata)) for artifact in artifacts_in(value)]
+
+
+def _files(value: Any) -> list[Any]:
+    """The state of artifacts that are files: one that no stage has made (an importer's) may have been changed."""
+    stamps: list[Any] = []
+    for artifact in artifacts_in(value):
+        try:
+            stamps.append(stamp_of(artifact.path) if artifact.is_here else None)
+        except (OSError, ValueError):
+            stamps.append(None)
+    return stamps

@@ -1,0 +1,229 @@
+"""Which stages of a run are containers, and what is asked of an engine for each."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local.engines.mounts import (
+    Mount,
+    artifact_mounts,
+    combine,
+    copied_mounts,
+    holds,
+    parse_mount,
+    source_of,
+    tracker_bases,
+)
+from torchx_kfp.local.platform.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
+from torchx_kfp.pipeline.names import join_names, without_indices
+from torchx_kfp.pipeline.outline import stages_in
+from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_text
+from torchx_kfp.pipeline.resources import NO_LIMITS, Limits, read_limits
+from torchx_kfp.pipeline.spec import Component, Pipeline
+from torchx_kfp.tracking.statements.entries import KINDS
+from torchx_kfp.tracking.stores.keys import PRIVATE
+
+#: The folder of an attempt that its stage writes to: of this machine, a container can write to nothing else.
+MADE = "made"
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """What is asked of an engine for one attempt. ``command`` replaces the image's ENTRYPOINT, ``args`` its CMD."""
+
+    image: str
+    command: Sequence[str] = ()
+    args: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[Mount] = ()
+    #: Folders in memory: their paths in the container, and their sizes in bytes (None: no limit).
+    memory_folders: Mapping[str, int | None] = field(default_factory=dict)
+    #: Folders of this machine that are made, and that the container's user must be able to write to, whoever that is;
+    #: each with the folder above it in which nobody but the runner has made links.
+    shared_folders: Mapping[str, str] = field(default_factory=dict)
+    #: Files that are there while the container runs: names and contents, by the folder's path on this machine.
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    limits: Limits = NO_LIMITS
+    shared_memory: int | None = None
+    user: str | None = None
+    #: Kubernetes's image pull policy; empty where the pipeline has none.
+    pull: str = ""
+
+    def mount_of(self, path: str) -> tuple[Mount, str] | None:
+        """The mount that shows a path of the container, and where that is on this machine."""
+        path = os.path.normpath(path)
+        shown = [(mount, source) for mount in self.mounts if (source := source_of(path, mount)) is not None]
+        return max(shown, key=lambda found: len(found[0].target), default=None)
+
+
+@dataclass(frozen=True)
+class Containers:
+    """The stages of a run that are containers: their names without indices of loops; and what all of them are given."""
+
+    names: frozenset[str] = frozenset()
+    mounts: tuple[Mount, ...] = ()
+    #: Paths of this machine that the user has named as arguments: the pipeline's own words do not open any.
+    named: frozenset[str] = frozenset()
+    #: Whether the engine can give containers GPUs.
+    has_gpus: bool = False
+
+    def __contains__(self, stage: str) -> bool:
+        return without_indices(stage) in self.names
+
+    def plan(
+        self,
+        component: Component,
+        facts: Facts,
+        folder: Path,
+        environ: Mapping[str, str],
+        files: Mapping[str, Mapping[str, str]],
+        copies: Mapping[str, str],
+    ) -> ContainerPlan:
+        """What an engine is asked for.
+
+        Args:
+            folder: of the attempt, inside of the run's folder.
+            environ: what the stage has from its pod. This machine's variables are added only where the pipeline
+                takes them from a secret or a config map.
+            files: secrets and config maps that it has as files: names and contents, by the folder's path.
+            copies: where files of other storage are on this machine, by their URLs.
+
+        Raises:
+            ValueError: the stage cannot be given what it asks for.
+        """
+        container, platform = component.container, component.platform
+        assert container is not None
+        command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
+        bases = tracker_bases((*command, *args), facts.parameters, self.named, self.mounts)
+        runs = str(folder.parent.parent)
+        for base in bases:
+            if holds(base, runs):
+                raise ValueError(f"records results at {base}, {_keeps_runs(runs)}")
+        made, inputs = str(folder / MADE), str(folder / "inputs")
+        volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
+        secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
+        workspace = facts.workspace
+        has_workspace = os.path.isdir(workspace)
+        mounts = [
+            *([Mount(workspace, workspace)] if has_workspace else ()),
+            *artifact_mounts(facts.parameters, self.named, self.mounts, workspace),
+            *([Mount(inputs, inputs, read_only=True)] if _any_below(copies.values(), inputs) else ()),
+            *copied_mounts(copies),
+            *(Mount(base, base) for base in bases),
+            Mount(made, made),
+            *(Mount(source, target) for source, target in volumes.items()),
+            *(Mount(source, target, read_only=True) for source, target in secrets.items()),
+            *self.mounts,
+        ]
+        hidden = [place for mount in self.mounts if (place := _place_of(runs, mount)) is not None]
+        return ContainerPlan(
+            image=resolve_text(container.image, facts),
+            command=command,
+            args=args,
+            environ=environ,
+            mounts=combine(mounts),
+            memory_folders={**memory_folders(platform), **dict.fromkeys(hidden)},
+            shared_folders={
+                **{path: str(folder) for path in (made, f"{made}/outputs", f"{made}/artifacts", *volumes)},
+                **({workspace: workspace} if has_workspace else {}),
+                **{str(path): base for base in bases for path in _written_folders(Path(base), folder.parent.name)},
+            },
+            files={source: files[target] for source, target in secrets.items()},
+            limits=read_limits(container.resources, facts),
+            shared_memory=shared_memory(platform),
+            user=pod_user(platform),
+            pull=str(platform.get("imagePullPolicy") or ""),
+        )
+
+
+def verify_private(containers: Containers, runs: str, workspace: str | None) -> None:
+    """Raises ArgumentError if containers could write where the runs are kept: a resumed run does what is written there.
+
+    Args:
+        containers: of the run.
+        runs: the folder of runs.
+        workspace: the run's, if it has one.
+    """
+    if not containers.names:
+        return
+    for mount in containers.mounts:
+        if not mount.read_only and holds(mount.source, runs):
+            raise ArgumentError(
+                f"The mount {str(mount)!r} holds {_keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
+            )
+    if workspace is not None and holds(workspace, runs):
+        raise ArgumentError(f"The workspace {workspace!r} holds {_keeps_runs(runs)}.")
+
+
+def _keeps_runs(runs: str) -> str:
+    return f"where runs are kept ({runs}), which no container may write to. Keep runs elsewhere (--output-dir)"
+
+
+def _place_of(runs: str, mount: Mount) -> str | None:
+    """Where the folder of runs would be seen through a mount."""
+    if not holds(mount.source, runs):
+        return None
+    return os.path.normpath(
+        os.path.join(mount.target, os.path.relpath(os.path.realpath(runs), os.path.realpath(mount.source)))
+    )
+
+
+def _any_below(paths: Iterable[str], folder: str) -> bool:
+    return any(path.startswith(os.path.join(folder, "")) for path in paths)
+
+
+#: No stage runs in a container.
+NO_CONTAINERS = Containers()
+
+
+def _written_folders(base: Path, run_id: str) -> list[Path]:
+    """Where the stages of a run write below a tracker base."""
+    return [base / run_id, *(base / PRIVATE / kind for kind in KINDS)]
+
+
+def choose_containers(
+    pipeline: Pipeline,
+    docker: bool | Collection[str],
+    mounts: Sequence[str | Mount] = (),
+    named: Iterable[str] = (),
+) -> Containers:
+    """The stages that shall run in containers.
+
+    Args:
+        docker: all of them, or some by name: a task's (``train``), with those of its nested pipelines where it is not
+            in one alone (``inner/train``).
+        mounts: what their containers see of this machine, as ``SRC[:DST][:ro]``.
+        named: paths of this machine that the user has named otherwise.
+
+    Raises:
+        ArgumentError: there is no stage of such a name, or a mount is wrong.
+    """
+    if not isinstance(docker, bool) and (isinstance(docker, (str, bytes)) or not isinstance(docker, Collection)):
+        raise ArgumentError(f"docker must be True, or a list of stages' names, and is {docker!r}.")
+    if isinstance(mounts, (str, bytes)) or not isinstance(mounts, Sequence):
+        raise ArgumentError(f"mounts must be a list such as ['/data:/data:ro'], and is {mounts!r}.")
+    given = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
+    if given and not docker:
+        raise ArgumentError(
+            "Mounts are for stages in containers, and there are none: processes see all of this machine. Add --docker "
+            "(docker=True), or leave the mounts out."
+        )
+    known = [stage.name for stage in stages_in(pipeline, pipeline.root) if stage.component.container is not None]
+    if isinstance(docker, bool):
+        return Containers(frozenset(known if docker else ()), given, frozenset(named))
+    chosen: set[str] = set()
+    for wanted in docker:
+        found = [name for name in known if name == wanted or name.rpartition("/")[2] == wanted]
+        if not found:
+            near = difflib.get_close_matches(str(wanted), known, n=3) or known[:10]
+            raise ArgumentError(
+                f"There is no stage {wanted!r} in {pipeline.name!r} to run in a container. Name one without the "
+                f"indices of loops, for example {join_names(near)}."
+            )
+        chosen.update(found)
+    return Containers(frozenset(chosen), given, frozenset(named))

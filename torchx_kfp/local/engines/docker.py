@@ -1,0 +1,263 @@
+"""Stages as containers of an engine that speaks Docker's API: Docker itself, or Podman's service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from torchx_kfp.errors import ContainerEngineError
+from torchx_kfp.local.engines.docker_stage import ContainerStage, explain
+from torchx_kfp.local.engines.engine import RunningStage, StartError
+from torchx_kfp.local.engines.mounts import share
+from torchx_kfp.local.stage.beneath import make_folder
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+    from torchx_kfp.local.stage.execution import Attempt
+
+#: Labels of all containers.
+RUN_LABEL = "torchx-kfp.run"
+STAGE_LABEL = "torchx-kfp.stage"
+# Seconds for one answer of the engine: it is slow where many containers start at once.
+_TIMEOUT = 120
+# Connections that are kept: each stage has one for its output, and one for requests.
+_CONNECTIONS = 64
+# A service of Podman answers nothing about NVIDIA, and neither does a Docker whose toolkit is a hook.
+_NVIDIA_DEVICE = "/dev/nvidiactl"
+
+
+class DockerEngine:
+    """Runs the attempts of one run. ``close`` removes what is left of it."""
+
+    def __init__(self, client: APIClient, run_id: str) -> None:
+        self.client = client
+        self.run_id = run_id
+        info = client.info()
+        #: The engine refuses to give a container more than there is.
+        self.cpus = int(info.get("NCPU") or 0)
+        #: Whether root in a container is another user here, who has to reach what is mounted.
+        self.remaps_users = "name=userns" in str(info.get("SecurityOptions"))
+        #: Whether files that root makes in a container are root's here, too.
+        self._is_rootless = "rootless" in str(info.get("SecurityOptions"))
+        #: Whether it has a first process that passes signals on: where not, an application is the first one itself.
+        self.has_init = True
+        self.has_gpus = has_gpus(client)
+        self._images = _Images(client)
+
+    def start(self, attempt: Attempt) -> RunningStage:
+        """The attempt's container, which ``wait`` makes and starts: images may have to be fetched."""
+        return ContainerStage(self, attempt)
+
+    def image_id(self, image: str) -> str:
+        """The id of the image that has this name now: one that is built again under it has another."""
+        from docker.errors import DockerException
+
+        try:
+            return str(self.client.inspect_image(image)["Id"])
+        except (DockerException, OSError, KeyError):
+            return ""
+
+    def provide_image(self, stage: ContainerStage, image: str, policy: str) -> dict[str, Any]:
+        """What the engine says of the image, which is fetched if it is not there.
+
+        Raises:
+            StartError: it cannot be had, or the stage was ended meanwhile.
+        """
+        return self._images.provide(stage, image, policy)
+
+    def share_folders(self, attempt: Attempt, image_user: str) -> None:
+        """Lets the container's user and this process's write beside each other, where these are not both root.
+
+        Raises:
+            UnfitFileError: another container has put something else in the place of a folder.
+        """
+        plan = attempt.container
+        assert plan is not None
+        user = (plan.user or image_user).partition(":")[0]
+        is_root = user in ("", "0", "root")
+        for folder, root in plan.shared_folders.items():
+            # Rootless engines run a container's root as the user that they belong to.
+            if is_root and (os.geteuid() == 0 or self._is_rootless):
+                os.close(make_folder(folder, root))
+            else:
+                share(folder, root)
+
+    def labels(self, attempt: Attempt) -> dict[str, str]:
+        """By which the attempt's container is found again."""
+        return {RUN_LABEL: self.run_id, STAGE_LABEL: attempt.stage}
+
+    def remove_left(self) -> None:
+        """Removes every container of the run: those of a runner that was killed."""
+        _remove(self.client, self.run_id)
+
+    def close(self) -> None:
+        """Removes every container of the run, and leaves the engine."""
+        try:
+            self.remove_left()
+        finally:
+            self.client.close()
+
+
+class _Images:
+    """Images are fetched once, however many stages wait for one."""
+
+    def __init__(self, client: APIClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._pulls: dict[str, Future[None]] = {}
+
+    def provide(self, stage: ContainerStage, image: str, policy: str) -> dict[str, Any]:
+        from docker.errors import APIError, ImageNotFound
+
+        found = None
+        with contextlib.suppress(ImageNotFound):
+            found = self._inspect(image)
+        if policy == "Never" and found is None:
+            raise StartError(
+                f"could not be started: the image {image!r} is not here, and its image pull policy is Never. Build or "
+                "pull it"
+            )
+        if policy == "Always" or found is None:
+            try:
+                self._pull(stage, image)
+                found = self._inspect(image)
+            except (APIError, _PullError) as error:
+                raise StartError(
+                    f"could not be started: the image {image!r} "
+                    f"{'is not here and ' if found is None else ''}cannot be pulled: {explain(error)}. Build it, or "
+                    "mend its name"
+                ) from None
+        return found
+
+    def _inspect(self, image: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._client.inspect_image(image)
+        return answer
+
+    def _pull(self, stage: ContainerStage, image: str) -> None:
+        with self._lock:
+            pull = self._pulls.get(image)
+            is_done = pull is not None and pull.done() and pull.exception() is None
+            if not is_done:
+                stage.say(f"Pulling the image {image}.")
+            if pull is None or (pull.done() and not is_done):
+                pull = self._pulls[image] = Future()
+                threading.Thread(target=self._fetch, args=(image, pull), name=f"pull {image}", daemon=True).start()
+        stage.wait_for(pull)
+
+    def _fetch(self, image: str, pull: Future[None]) -> None:
+        from docker.utils import parse_repository_tag
+
+        try:
+            repository, tag = parse_repository_tag(image)
+            # Without a tag, the engine would pull all that there are.
+            for event in self._client.pull(repository, tag=tag or "latest", stream=True, decode=True):
+                if "error" in event:
+                    raise _PullError(event["error"])
+        except BaseException as error:
+            pull.set_exception(error)
+        else:
+            pull.set_result(None)
+
+
+class _PullError(Exception):
+    """The engine's reason."""
+
+
+def connect() -> APIClient:
+    """A client of the first engine that answers: DOCKER_HOST's alone if that is set, the usual sockets' otherwise.
+
+    Raises:
+        ContainerEngineError: the package is missing, or no engine answers; the message says where it was looked.
+    """
+    try:
+        import docker
+    except ImportError:
+        raise ContainerEngineError(
+            "Stages in containers need the package docker, which is not installed: pip install 'torchx-kfp[docker]'"
+        ) from None
+    tried = []
+    for where, options in _candidates():
+        try:
+            _verify_socket(where)
+            return docker.APIClient(
+                version="auto", timeout=_TIMEOUT, max_pool_size=_CONNECTIONS, num_pools=_CONNECTIONS, **options
+            )
+        except (docker.errors.DockerException, OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or explain(error)
+            tried.append(f"- {where}: {reason}")
+    raise ContainerEngineError(
+        "Stages in containers need an engine that speaks Docker's API, and none answers. Tried:\n"
+        + "\n".join(tried)
+        + "\nStart Docker, or Podman's service (systemctl --user start podman.socket), or name one with DOCKER_HOST."
+    )
+
+
+def _candidates() -> Iterator[tuple[str, dict[str, Any]]]:
+    from docker.utils import kwargs_from_env
+
+    if host := os.environ.get("DOCKER_HOST"):
+        yield host, kwargs_from_env()
+        return
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    hosts = [
+        _context(),
+        "unix:///var/run/docker.sock",
+        f"unix://{runtime}/docker.sock",
+        os.environ.get("CONTAINER_HOST"),
+        f"unix://{runtime}/podman/podman.sock",
+        "unix:///run/podman/podman.sock",
+    ]
+    for host in dict.fromkeys(filter(None, hosts)):
+        yield host, {"base_url": host}
+
+
+def _context() -> str | None:
+    """The engine that ``docker context use`` has chosen."""
+    from docker.context import ContextAPI
+
+    try:
+        context = ContextAPI.get_current_context()
+    except Exception:  # a configuration that the docker command would complain of
+        return None
+    return None if context is None else context.Host
+
+
+def _verify_socket(where: str) -> None:
+    # The client would try for long, and say less.
+    if where.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(where.removeprefix("unix://"))
+
+
+def has_gpus(client: APIClient) -> bool:
+    """Whether the engine can give containers NVIDIA's GPUs."""
+    return "nvidia" in (client.info().get("Runtimes") or {}) or os.path.exists(_NVIDIA_DEVICE)
+
+
+def remove_containers(run_id: str) -> int:
+    """Removes the containers that a killed runner has left of this run; how many there were.
+
+    Raises:
+        ContainerEngineError: the package is missing, or no engine answers.
+    """
+    client = connect()
+    try:
+        return _remove(client, run_id)
+    finally:
+        client.close()
+
+
+def _remove(client: APIClient, run_id: str) -> int:
+    from docker.errors import APIError
+
+    found = client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"})
+    for container in found:
+        with contextlib.suppress(APIError):  # it is being removed
+            client.remove_container(container["Id"], force=True, v=True)
+    return len(found)

@@ -1,0 +1,250 @@
+"""One container: from its image to its removal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from torchx_kfp.local.engines.engine import StartError
+from torchx_kfp.local.stage.beneath import UnfitFileError
+from torchx_kfp.runs.result import describe_exit
+
+if TYPE_CHECKING:
+    from torchx_kfp.local.engines.containers import ContainerPlan
+    from torchx_kfp.local.engines.docker import DockerEngine
+    from torchx_kfp.local.stage.execution import Attempt
+
+# Docker and Podman call it so where it is not installed.
+_INITS = ("docker-init", "catatonit", "container-init")
+_MEGABYTE = 10**6
+#: A shell's exit code for a command that is not there, and what is said of it: a stage's command begins with these.
+_NOT_FOUND = 127
+_NEEDS = "an image needs sh, env and mkdir, and what the application calls"
+# A container is not made with less; what asks for less in a pipeline would not start there, either.
+_LEAST_MEMORY = 6 * 1024**2
+
+
+class ContainerStage:
+    """A container that ``wait`` makes, starts, and removes when it has ended. ``pipe`` gives its output."""
+
+    def __init__(self, engine: DockerEngine, attempt: Attempt) -> None:
+        assert attempt.container is not None
+        self._engine = engine
+        self._client = engine.client
+        self._attempt = attempt
+        self._plan: ContainerPlan = attempt.container
+        self.pipe, self._write_end = os.pipe()
+        self._lock = threading.Lock()
+        #: Set when there is something for a waiting stage to see.
+        self._wake = threading.Event()
+        self._stopped = False
+        self._container: str | None = None
+        self._out_of_memory = False
+        self._output: Any = None
+
+    def wait(self, output_closed: threading.Event) -> int:
+        """Runs the container to its end, and removes it; its exit code, negative for a signal.
+
+        Raises:
+            StartError: it could not be started, or the engine has lost it.
+        """
+        from docker.errors import DockerException
+
+        identifier = None
+        try:
+            image = self._engine.provide_image(self, self._plan.image, self._plan.pull)
+            self._engine.share_folders(self._attempt, (image.get("Config") or {}).get("User") or "")
+            identifier = self._launch()
+            return self._follow(identifier)
+        except UnfitFileError as error:
+            raise StartError(f"could not be started: {error}") from None
+        except (DockerException, OSError) as error:
+            what = "could not be started" if identifier is None else "was lost"
+            raise StartError(f"{what}: the container engine says: {explain(error)}") from None
+        finally:
+            os.close(self._write_end)
+
+    def terminate(self, grace: float) -> None:
+        """Asks the container to end, or prevents its start; killing it is up to the caller."""
+        self._end("SIGTERM")
+
+    def kill(self) -> None:
+        """Ends the container, or prevents its start."""
+        self._end("SIGKILL")
+
+    def describe(self, code: int) -> str:
+        """What is said about a container that ended with this code."""
+        limit = self._plan.limits.memory
+        limited = f" (its limit is {limit / _MEGABYTE:.0f} MB)" if limit else ""
+        if code == _NOT_FOUND:
+            return f"{describe_exit(code)}: its image lacks a command; {_NEEDS}"
+        if self._out_of_memory:
+            return f"{describe_exit(code)}: it was out of memory{limited}"
+        if code == -signal.SIGKILL and limit and not self._stopped:
+            # Podman does not notice everywhere.
+            return f"{describe_exit(code)}: perhaps it was out of memory{limited}"
+        return describe_exit(code)
+
+    def say(self, line: str) -> None:
+        """Writes a line into the stage's log."""
+        self._write(f"{line}\n".encode())
+
+    def wait_for(self, future: Future[None]) -> None:
+        """Waits until it is done, and raises its exception; StartError if the stage is ended before."""
+        future.add_done_callback(lambda _: self._wake.set())
+        self._wake.wait()
+        if self._stopped:
+            raise _ended()
+        self._wake.clear()
+        future.result()
+
+    def _launch(self) -> str:
+        """Makes and starts the container; its id. Where the engine has no init, without."""
+        from docker.errors import APIError
+
+        while True:
+            has_init = self._engine.has_init
+            try:
+                return self._start(has_init)
+            except APIError as error:
+                if has_init and any(name in str(error) for name in _INITS):
+                    self._engine.has_init = False
+                    continue
+                code = _shell_code(error)
+                why = f"{explain(error)}; {_NEEDS}" if code == _NOT_FOUND else explain(error)
+                raise StartError(f"could not be started in the image {self._plan.image!r}: {why}", code) from None
+
+    def _start(self, has_init: bool) -> str:
+        plan = self._plan
+        identifier: str = self._client.create_container(
+            plan.image,
+            entrypoint=list(plan.command) or None,
+            command=list(plan.args) or None,
+            environment=dict(plan.environ),
+            user=plan.user,
+            labels=self._engine.labels(self._attempt),
+            host_config=self._host_config(has_init),
+        )["Id"]
+        try:
+            # Before the start: nothing that the container says is missed, however quick it is.
+            self._output = self._client.attach(identifier, stdout=True, stderr=True, stream=True)
+            with self._lock:
+                if self._stopped:
+                    raise _ended()
+                self._client.start(identifier)
+                self._container = identifier
+        except BaseException:
+            if self._output is not None:
+                self._close_output()
+            self._remove(identifier)
+            raise
+        return identifier
+
+    def _follow(self, identifier: str) -> int:
+        try:
+            for data in self._output:
+                self._write(data)
+            # Without a limit: a container may close its output, and go on.
+            code = int(self._client.wait(identifier, timeout=None)["StatusCode"])
+            if code != 0:
+                state = self._client.inspect_container(identifier)["State"]
+                self._out_of_memory = bool(state.get("OOMKilled"))
+        finally:
+            with self._lock:
+                self._container = None
+            self._close_output()
+            self._remove(identifier)
+        return _signal_or_code(code)
+
+    def _host_config(self, has_init: bool) -> Any:
+        from docker.types import DeviceRequest, Mount
+
+        plan, limits = self._plan, self._plan.limits
+        options: dict[str, Any] = {}
+        if limits.cpus:
+            cpus = min(limits.cpus, self._engine.cpus) if self._engine.cpus else limits.cpus
+            options["nano_cpus"] = int(cpus * 10**9)
+        if limits.memory:
+            # The same with swap: Kubernetes has none.
+            options["mem_limit"] = options["memswap_limit"] = max(limits.memory, _LEAST_MEMORY)
+        if limits.accelerators and self._engine.has_gpus:
+            options["device_requests"] = [DeviceRequest(count=limits.accelerators, capabilities=[["gpu"]])]
+        mounts = [Mount(mount.target, mount.source, type="bind", read_only=mount.read_only) for mount in plan.mounts]
+        mounts += [
+            Mount(path, None, type="tmpfs", tmpfs_size=size, tmpfs_mode=0o1777)
+            for path, size in plan.memory_folders.items()
+        ]
+        return self._client.create_host_config(
+            mounts=mounts,
+            shm_size=plan.shared_memory,
+            # The application is not the container's first process, as it is not under KFP's launcher: signals reach
+            # it as they do elsewhere.
+            init=has_init or None,
+            # Otherwise its root could leave devices of this machine in folders that it writes to.
+            cap_drop=["MKNOD"],
+            # Its output is read while it runs, and kept in the run's folder.
+            log_config={"Type": "none"},
+            # SELinux keeps containers from what is mounted, unless that is labelled anew.
+            security_opt=["label=disable"],
+            **options,
+        )
+
+    def _end(self, name: str) -> None:
+        from docker.errors import DockerException
+
+        with self._lock:
+            self._stopped = True
+            self._wake.set()
+            if self._container is not None:
+                # It has ended, or the engine has.
+                with contextlib.suppress(DockerException, OSError):
+                    self._client.kill(self._container, name)
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        # Nobody reads any more: the container goes on, unlogged.
+        with contextlib.suppress(BrokenPipeError):
+            while rest:
+                rest = rest[os.write(self._write_end, rest) :]
+
+    def _close_output(self) -> None:
+        # The connection has become the container's, and belongs to no pool. The stream's own ``close`` fails where the
+        # engine was first.
+        self._output._response.close()
+
+    def _remove(self, identifier: str) -> None:
+        from docker.errors import DockerException
+
+        # What is left here the engine removes when the run has ended.
+        with contextlib.suppress(DockerException, OSError):
+            self._client.remove_container(identifier, force=True, v=True)
+
+
+def explain(error: Exception) -> str:
+    """What the engine says."""
+    text = str(getattr(error, "explanation", None) or error).strip().rstrip(".")
+    return " ".join(text.split())
+
+
+def _ended() -> StartError:
+    return StartError("was not started: the run was ended")
+
+
+def _shell_code(error: Exception) -> int | None:
+    """The exit code that a shell has for a command that cannot be started."""
+    text = str(error)
+    if "not found" in text or "no such file" in text:
+        return _NOT_FOUND
+    return 126 if "permission denied" in text else None
+
+
+def _signal_or_code(code: int) -> int:
+    """Engines tell of a signal as shells do."""
+    try:
+        return -signal.Signals(code - 128)
+    except ValueError:
+        return code

@@ -1,0 +1,225 @@
+"""Folders of this machine in containers: each at its own path, so that a path means the same everywhere in a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from torchx_kfp import protocol
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local.stage.beneath import make_folder
+from torchx_kfp.local.stage.transfer import is_remote
+from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
+
+_MODES = {"ro": True, "rw": False}
+# kfp.dsl.types.artifact_types
+_STORES = {"gs": "gcs", "minio": "minio", "s3": "s3"}
+_TRACKER_BASE = "tracker_base"
+# linux/posix_acl_xattr.h: version 2; then owner, group and others, each (tag, permissions, no id).
+_ACL = "system.posix_acl_default"
+_OPEN = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, 7, 0xFFFFFFFF) for tag in (0x01, 0x04, 0x20))
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of this machine, and where it is in the container. Both paths are absolute."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
+
+
+def parse_mount(text: str) -> Mount:
+    """The mount that ``SRC[:DST][:ro]`` means; DST is SRC's own path where it is not given.
+
+    Raises:
+        ArgumentError: it has another form, or there is no SRC.
+    """
+    source, *rest = text.split(":")
+    read_only = _MODES[rest.pop()] if rest and rest[-1] in _MODES else False
+    if not source or len(rest) > 1 or (rest and not os.path.isabs(rest[0])):
+        raise ArgumentError(
+            f"The mount {text!r} is not SRC[:DST][:ro]. Write, for example, ~/data:/data:ro; DST is an absolute path."
+        )
+    path = os.path.abspath(os.path.expanduser(source))
+    if not os.path.exists(path):
+        raise ArgumentError(f"The mount {text!r} needs {path!r}, which does not exist. Make it, or mend the path.")
+    return Mount(path, os.path.normpath(rest[0]) if rest else path, read_only)
+
+
+def combine(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
+    """One mount for each target, the last one's, without those that repeat what an outer one shows."""
+    by_target = {mount.target: mount for mount in mounts}
+    kept: list[Mount] = []
+    for target in sorted(by_target):
+        mount = by_target[target]
+        outer = [other for other in kept if _is_below(target, other.target)]
+        # The innermost of them is what the path shows without this mount.
+        if outer and _shows(outer[-1], mount):
+            continue
+        kept.append(mount)
+    return tuple(kept)
+
+
+def _shows(outer: Mount, mount: Mount) -> bool:
+    return source_of(mount.target, outer) == mount.source and outer.read_only == mount.read_only
+
+
+def source_of(path: str, mount: Mount) -> str | None:
+    """Where a path in the container is on this machine; None if the mount does not show it."""
+    if path != mount.target and not _is_below(path, mount.target):
+        return None
+    return os.path.normpath(os.path.join(mount.source, os.path.relpath(path, mount.target)))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path.startswith(os.path.join(folder, ""))
+
+
+def holds(folder: str, path: str) -> bool:
+    """Whether a path is a folder or in it, by whatever names they go."""
+    folder, path = os.path.realpath(folder), os.path.realpath(path)
+    return path == folder or _is_below(path, folder)
+
+
+def local_path(base: str) -> str | None:
+    """The path of a tracker base on this machine; None if it is elsewhere.
+
+    Raises:
+        ValueError: the path is not absolute.
+    """
+    if base.startswith("file://"):
+        base = unquote(base.removeprefix("file://"))
+    elif "://" in base or not base:
+        return None
+    if not os.path.isabs(base):
+        raise ValueError(
+            f"records results at {base!r}, which is another folder in a container. Give an absolute path as the "
+            "tracker base"
+        )
+    return os.path.normpath(base)
+
+
+def named_paths(arguments: Mapping[str, Any]) -> list[str]:
+    """The paths of this machine that arguments of a run are: what their user has named, and not the pipeline."""
+    found = []
+    for value in arguments.values():
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                found.append(local_path(value))
+    return [path for path in dict.fromkeys(found) if path is not None]
+
+
+def tracker_bases(
+    command: Sequence[str], inputs: Mapping[str, Any], named: Collection[str], mounts: Iterable[Mount]
+) -> list[str]:
+    """The tracker bases on this machine that the stage is told; they are made where they are missing.
+
+    Args:
+        command: of the stage.
+        inputs: of the stage.
+        named: paths that the user has named.
+        mounts: what the user lets containers see.
+
+    Raises:
+        ValueError: the path of one is not absolute, or nobody but the pipeline has named it.
+        OSError: one cannot be made.
+    """
+    name = f"{protocol.TRACKER_BASE}="
+    told = [word.removeprefix(name) for word in command if word.startswith(name)]
+    told += [
+        value
+        for key, value in inputs.items()
+        # The second is what KFP's compiler makes of a pipeline's parameter inside of text.
+        if (key == _TRACKER_BASE or key.endswith(f"--{_TRACKER_BASE}")) and isinstance(value, str)
+    ]
+    found = []
+    for base in filter(None, dict.fromkeys(told)):
+        path = local_path(base)
+        if path is None:
+            if not is_remote(base):
+                raise ValueError(f"records results at {base!r}, which is no storage for stages in containers")
+        elif path in named:
+            os.makedirs(path, exist_ok=True)
+            found.append(path)
+        elif not _is_shown(path, [mount for mount in mounts if not mount.read_only]):
+            raise ValueError(
+                f"records results at {base!r}, a folder of this machine that only the pipeline names. Name it for the "
+                f"run, too: --tracker-base {path}, or --mount {path}"
+            )
+    return found
+
+
+def artifact_mounts(
+    inputs: Mapping[str, Any], named: Collection[str], mounts: Sequence[Mount], workspace: str
+) -> list[Mount]:
+    """Mounts for the artifacts that the stage reads, but those which another mount or the workspace shows.
+
+    A path below a folder that stages write to is never mounted by itself: it might be a link by then.
+
+    Raises:
+        ValueError: one is a file of this machine, and only the pipeline has named it; it may be any.
+    """
+    found = []
+    for artifact in (item for value in inputs.values() for item in artifacts_in(value)):
+        if artifact.imported:
+            _verify_import(artifact, named, mounts)
+        path = os.path.normpath(artifact.path)
+        is_shown = _is_shown(path, [Mount(workspace, workspace), *mounts])
+        if artifact.is_here and os.path.isabs(artifact.path) and os.path.lexists(path) and not is_shown:
+            found.append(Mount(path, path, read_only=True))
+    return found
+
+
+def _verify_import(artifact: Artifact, named: Collection[str], mounts: Sequence[Mount]) -> None:
+    path = os.path.normpath(artifact.uri.removeprefix("file://"))
+    if "://" in path or "::" in path or ":/" in path:
+        if not is_remote(artifact.uri):
+            raise ValueError(f"takes an artifact from {artifact.uri}, which is no storage for stages in containers")
+    elif path not in named and not _is_shown(path, mounts):
+        raise ValueError(
+            f"takes an artifact from {artifact.uri}, a place on this machine that only the pipeline names. Name it for "
+            f"the run, too: --mount {path}:ro"
+        )
+
+
+def _is_shown(path: str, mounts: Iterable[Mount]) -> bool:
+    """Whether containers see this path at the path that it has here."""
+    return any(source_of(path, mount) == path for mount in mounts)
+
+
+def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
+    """Copies from other storage, where KFP's executor looks for them in an image: ``/s3/bucket/key``."""
+    return [
+        Mount(path, f"/{_STORES[scheme]}/{rest}", read_only=True)
+        for url, path in copies.items()
+        for scheme, _, rest in [url.partition("://")]
+        if scheme in _STORES
+    ]
+
+
+def share(path: str, root: str) -> None:
+    """Makes a folder beneath a root one that every user may write to, with all that will be made in it.
+
+    The user of an image is any number, and the engine's root is not this process's user: each shall be able to
+    write beside the other, and the owner of the run to remove what containers have made. A default access list
+    (acl(5)) passes the permission on to what is made inside; where the file system has none, this folder alone is
+    shared. A folder of somebody else is left as it is.
+    """
+    folder = make_folder(path, root)
+    try:
+        with contextlib.suppress(OSError):
+            os.fchmod(folder, 0o777)
+        if hasattr(os, "setxattr"):
+            with contextlib.suppress(OSError):
+                os.setxattr(folder, _ACL, _OPEN)
+    finally:
+        os.close(folder)

@@ -1,0 +1,229 @@
+"""Processes of stages: each is the leader of a session of its own, and ends with everything that it started.
+
+A stage is what a container would be: when its first process has ended, what that left behind is killed. It is known
+by its session; by the stage's mark in its environment if it has left that; and if it has cleared that, too, by a mark
+in a limit that every process inherits and none has a use for: for how long it may keep a CPU with a real-time
+priority (RLIMIT_RTTIME; the mark is some ten thousand years).
+
+What survives is a process that has left the session, cleared its environment and changed that limit, and all of them
+when the runner itself is killed (SIGKILL), until the run is resumed or canceled. The kernel's help against the latter
+(PR_SET_PDEATHSIG) follows the thread that started a process, and ends it with that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torchx_kfp.local.engines.environment import RUN_MARK
+from torchx_kfp.local.stage.commands import fill_in
+from torchx_kfp.pipeline.conditions import starting
+from torchx_kfp.runs.result import describe_exit
+
+#: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
+GRACE = 10.0
+# Seconds for which killing is repeated, for processes that were being started meanwhile. One that was killed needs the
+# CPU once more, for which it waits on a busy machine; one that the kernel holds (a dead NFS server) never ends.
+_PATIENCE = 5.0
+#: Python's exit code for a script that it cannot open, among other things.
+_USAGE = 2
+_PYTHON = re.compile(r"python[\d.]*")
+# Options of Python that take no word of their own.
+_OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
+# Set in the limits of all stages, and in nobody else's: in microseconds.
+_LIMIT = 1 << 58
+
+
+class StageProcess:
+    """A running process. ``pipe`` is the end of its output to read."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], directory: Path) -> None:
+        """Starts the command; the last part of ``RUN_MARK`` in its environment is this process's alone.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: a word of it holds a NUL character.
+        """
+        read_end, write_end = os.pipe()
+        try:
+            with _marked_limit(environ.get(RUN_MARK, "")):
+                self._process = subprocess.Popen(
+                    command,
+                    env=dict(environ),
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=write_end,
+                    stderr=write_end,
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self.pipe = read_end
+        self._command, self._directory = command, directory
+        self._mark = environ.get(RUN_MARK, "").rpartition(":")[2]
+        self._lock = threading.Lock()
+        self._stop_at: float | None = None
+
+    def wait(self, output_closed: threading.Event) -> int:
+        """Waits for the end of the process and of all that it started; its exit code, negative for a signal.
+
+        Args:
+            output_closed: is set when nobody holds the process's output open any more.
+        """
+        pid = self._process.pid
+        # Not reaped yet, so its number still means this process, and its session cannot be another's.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if self._stop_at is not None:
+            # The others of the session were asked to end too: they have the rest of the time for it.
+            output_closed.wait(max(0.0, self._stop_at - time.monotonic()))
+        _kill_all(lambda: _session(pid))
+        if self._mark:
+            kill_marked(self._mark)
+        with self._lock:
+            return self._process.wait()
+
+    def terminate(self, grace: float = GRACE) -> None:
+        """Asks all processes of the stage to end; they should within ``grace`` seconds."""
+        self._stop_at = time.monotonic() + grace
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends all processes of the stage."""
+        self._stop_at = time.monotonic()
+        self._signal(signal.SIGKILL)
+
+    def describe(self, code: int) -> str:
+        """What is said about a process that ended with this code."""
+        script = _missing_script(self._command, self._directory) if code == _USAGE else None
+        if script is None:
+            return describe_exit(code)
+        return (
+            f"{describe_exit(code)}: there is no {script!r} in {self._directory}, where stages run; --directory names "
+            "another folder"
+        )
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock:
+            if self._process.returncode is None:
+                for pid in (self._process.pid, *_session(self._process.pid)):
+                    _send(pid, number)
+
+
+def _missing_script(command: Sequence[str], directory: Path) -> str | None:
+    """The script that Python was to run and did not find, if it was given one below the directory."""
+    words = fill_in(command)
+    for place, program in enumerate(words):
+        if _PYTHON.fullmatch(os.path.basename(program)):
+            rest = itertools.dropwhile(_OPTION.fullmatch, words[place + 1 :])
+            script = next(rest, "")
+            if script.endswith(".py"):
+                return None if (directory / script).exists() else script
+    return None
+
+
+def kill_marked(mark: str) -> None:
+    """Ends every process that has the mark of a run, or of a stage, in its environment, but this one."""
+    _kill_all(lambda: itertools.chain(_marked(f"{RUN_MARK}=".encode(), mark.encode()), _limited(mark)))
+
+
+def _kill_all(find: Callable[[], Iterator[int]]) -> None:
+    pause, deadline = 0.005, time.monotonic() + _PATIENCE
+    while found := list(find()):
+        for pid in found:
+            _send(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        # They vanish as soon as the kernel comes to them.
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _session(leader: int) -> Iterator[int]:
+    """The living processes of a session, but its leader. Process groups do not do: ``timeout`` makes its own."""
+    for pid in _processes():
+        if pid == leader:
+            continue
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == leader and _is_alive(pid):
+                yield pid
+
+
+def _marked(prefix: bytes, mark: bytes) -> Iterator[int]:
+    for pid in _processes():
+        if pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            environ = file.read()
+            # Each stage's end comes here, for every process of the machine: the search is what is cheap.
+            if mark in environ and _is_marked(environ, prefix, mark) and _is_alive(pid):
+                yield pid
+
+
+def _is_marked(environ: bytes, prefix: bytes, mark: bytes) -> bool:
+    values = (item.removeprefix(prefix) for item in environ.split(b"\0") if item.startswith(prefix))
+    return any(mark in value.split(b":") for value in values)
+
+
+@contextlib.contextmanager
+def _marked_limit(mark: str) -> Iterator[None]:
+    """What is started inside has the mark in its limit from the first moment on, and hands it on."""
+    *_, run_id, stage = ("", *mark.split(":"))
+    if not stage or not hasattr(resource, "prlimit"):
+        yield
+        return
+    with starting:
+        soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if hard == resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (_LIMIT | _limit_of(run_id)[0] | _limit_of(stage)[1], hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (soft, hard))
+
+
+def _limit_of(mark: str) -> tuple[int, int]:
+    """What a run's id, and a stage's mark, are in the limit: bits 30 to 57, and the 30 below."""
+    number = int.from_bytes(hashlib.sha256(mark.encode("utf-8", "surrogateescape")).digest()[:8], "big")
+    return (number % 2**28) << 30, number % 2**30
+
+
+def _limited(mark: str) -> Iterator[int]:
+    """The living processes that have the mark of a run, or of a stage, in their limit."""
+    if not hasattr(resource, "prlimit"):
+        return
+    run, part = _limit_of(mark)
+    wanted = (_LIMIT | part, ~(2**58 - 2**30)) if "/" in mark else (_LIMIT | run, ~(2**30 - 1))
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            soft, _ = resource.prlimit(pid, resource.RLIMIT_RTTIME)
+            # One of this process's own session may have been started by another thread at that moment.
+            if soft & wanted[1] == wanted[0] and os.getsid(pid) != os.getsid(0) and _is_alive(pid):
+                yield pid
+
+
+def _processes() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it is more than a zombie that waits for its parent."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -1,0 +1,1 @@
+"""One attempt at a stage: what is made ready for it, and what it leaves."""

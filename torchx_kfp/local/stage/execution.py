@@ -1,0 +1,243 @@
+"""One attempt at a stage: its folder, its command and environment, what runs it, and what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp import protocol
+from torchx_kfp.errors import TrackerError, explain
+from torchx_kfp.local.engines.containers import MADE, ContainerPlan
+from torchx_kfp.local.engines.engine import Engine, Processes, RunningStage, StartError, TimeLimit
+from torchx_kfp.local.stage.left import read_outputs, read_run_id
+from torchx_kfp.local.stage.output import Log, LogPump
+from torchx_kfp.local.stage.recorded import describe_missing
+from torchx_kfp.local.stage.transfer import UnavailableError, copy_here
+from torchx_kfp.local.stage.venvs import InstallError, activate, provide_environment
+from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.tracking import FsspecResultTracker
+
+# Seconds that output is still waited for when its last known writer is gone.
+_OUTPUT_PATIENCE = 2.0
+# Seconds for which reading a stage's results is tried again.
+_RESULTS_PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is to be started."""
+
+    stage: str
+    pod_name: str
+    folder: Path
+    #: In which it runs.
+    directory: Path
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    #: Output parameters: their types, and the files in which the stage leaves them.
+    output_types: Mapping[str, str]
+    output_files: Mapping[str, str]
+    #: Output artifacts as the stage is told them, and the file in which it may report otherwise.
+    artifacts: Mapping[str, Artifact]
+    report: str
+    #: Input parameters, for those who watch.
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    #: Of a Python component: its function, the file that gets its source, and what it has pip install.
+    function: str = ""
+    source: tuple[str, str] | None = None
+    #: Files on other storage, by their URLs, and where the stage finds copies of them.
+    copies: Mapping[str, str] = field(default_factory=dict)
+    #: The folder of the run that all stages share.
+    workspace: str = ""
+    installs: Sequence[Sequence[str]] = ()
+    #: Of a stage that runs in a container.
+    container: ContainerPlan | None = None
+    #: Seconds that it may take, and those that it has to end by itself then.
+    time_limit: float | None = None
+    grace: float = 0.0
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "log.txt"
+
+    def copies_root(self, path: str) -> str:
+        """The folder that a copy has to be in: the attempt's own, or the workspace."""
+        own = str(self.folder)
+        return own if path.startswith(os.path.join(own, "")) else self.workspace
+
+    @property
+    def tracker_base(self) -> str | None:
+        """The tracker base that the command of a tracked stage sets."""
+        name = f"{protocol.TRACKER_BASE}="
+        return next((word.removeprefix(name) for word in self.command if word.startswith(name)), None)
+
+    @property
+    def made(self) -> str:
+        """The folder in which the stage leaves its outputs: all of this machine that a container may write to."""
+        return str(self.folder / MADE)
+
+    @property
+    def root(self) -> str | None:
+        """The folder that everything which the stage has left must be in; None: it has the runner's own rights."""
+        return self.made if self.container is not None else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an attempt. ``reason`` is empty if it succeeded."""
+
+    exit_code: int | None = None
+    reason: str = ""
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    #: Of a tracked stage: its run id, and what is recorded under it (None where that cannot be read).
+    run_id: str | None = None
+    results: Mapping[str, Any] | None = None
+
+
+class Execution:
+    """An attempt that runs in a thread of its own, and can be ended from outside."""
+
+    def __init__(
+        self, attempt: Attempt, engine: Engine, pump: LogPump, done: Callable[[Execution, Outcome], None]
+    ) -> None:
+        self.attempt = attempt
+        self._engine = engine
+        self._pump = pump
+        self._done = done
+        self._lock = threading.Lock()
+        self._running: RunningStage | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=attempt.pod_name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the attempt and returns; ``done`` is called from another thread when it has ended."""
+        self._thread.start()
+
+    def terminate(self, grace: float) -> None:
+        """Asks the stage to end within ``grace`` seconds, or prevents its start."""
+        with self._lock:
+            self._stopped = True
+            if self._running is not None:
+                self._running.terminate(grace)
+
+    def kill(self) -> None:
+        """Ends the stage, or prevents its start."""
+        with self._lock:
+            self._stopped = True
+            if self._running is not None:
+                self._running.kill()
+
+    def _run(self) -> None:
+        try:
+            outcome = self._recorded(self._execute())
+        except OSError as error:
+            outcome = Outcome(reason=f"could not be run: {explain(error)}")
+        except Exception as error:  # a thread's exception would be lost, and the run would wait for ever
+            outcome = Outcome(reason=f"could not be run: {type(error).__name__}: {error}")
+        self._done(self, outcome)
+
+    def _recorded(self, outcome: Outcome) -> Outcome:
+        """The outcome with what the stage has recorded; one that failed may have recorded something, too."""
+        run_id, base = read_run_id(self.attempt), self.attempt.tracker_base
+        if run_id is None or base is None:
+            return outcome
+        results, reason = None, outcome.reason
+        with contextlib.suppress(TrackerError):  # the stage has ended, and its results are shown and no more
+            tracker = FsspecResultTracker(base, patience=_RESULTS_PATIENCE)
+            results = tracker.get(run_id)
+            if outcome.exit_code:
+                reason = describe_missing(self.attempt, tracker, run_id, results) or reason
+        return dataclasses.replace(outcome, reason=reason, run_id=run_id, results=results)
+
+    def _execute(self) -> Outcome:
+        attempt = self.attempt
+        made = (artifact.path for artifact in attempt.artifacts.values())
+        source = attempt.source[:1] if attempt.source is not None else ()
+        # Of a runner that was killed before it had told of it: what is in it is not this attempt's.
+        shutil.rmtree(attempt.folder, ignore_errors=True)
+        for path in (str(attempt.log_file), *attempt.output_files.values(), *made, *source):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            self._copy_inputs()
+            if attempt.source is not None:
+                Path(attempt.source[0]).write_text(attempt.source[1], encoding="utf-8", newline="")
+            with self._secret_files():
+                code, failure = self._run_to_end(self._engine, dataclasses.replace(attempt, environ=self._environ()))
+        except (StartError, InstallError) as error:
+            return Outcome(error.exit_code, str(error))
+        except UnavailableError as error:
+            return Outcome(None, str(error))
+        if failure:
+            return Outcome(code, failure)
+        try:
+            outputs, artifacts = read_outputs(attempt)
+            return Outcome(code, outputs=outputs, artifacts=artifacts)
+        except ValueError as error:
+            return Outcome(code, str(error))
+
+    @contextlib.contextmanager
+    def _secret_files(self) -> Iterator[None]:
+        """The files of secrets that a container has; they are gone when it has ended."""
+        files = self.attempt.container.files if self.attempt.container is not None else {}
+        try:
+            for folder, contents in files.items():
+                os.makedirs(folder)
+                for name, text in contents.items():
+                    Path(folder, name).write_text(text, encoding="utf-8", newline="")
+            yield
+        finally:
+            for folder in files:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _copy_inputs(self) -> None:
+        for url, path in self.attempt.copies.items():
+            if self._stopped:
+                return
+            try:
+                copy_here(url, path, self.attempt.copies_root(path), str(self.attempt.folder / "inputs"))
+            except UnavailableError as error:
+                if not self.attempt.function:
+                    raise
+                # A Python component may take its URI alone; one that opens it fails by itself.
+                with self.attempt.log_file.open("a", encoding="utf-8") as log:
+                    log.write(f"This stage {error}\n")
+
+    def _environ(self) -> Mapping[str, str]:
+        """The stage's environment variables; what it has pip install is there then."""
+        environ = self.attempt.environ
+        folder = provide_environment(self.attempt.installs, environ, self._run_command, lambda: self._stopped)
+        return environ if folder is None else activate(folder, environ)
+
+    def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Runs a command beside the stage's own, as a process; its output is in the stage's log."""
+        attempt = dataclasses.replace(self.attempt, command=command, environ=environ)
+        return self._run_to_end(Processes(), attempt)[0]
+
+    def _run_to_end(self, engine: Engine, attempt: Attempt) -> tuple[int, str]:
+        """Runs the attempt, and all that it starts, to its end: its exit code, and why it failed if it has."""
+        with self._lock:
+            if self._stopped:
+                raise StartError("was not started: the run was ended")
+            self._running = running = engine.start(attempt)
+        log = Log(running.pipe, attempt.log_file, attempt.stage)
+        self._pump.add(log)
+        limit = TimeLimit(running, attempt.time_limit, attempt.grace)
+        try:
+            with limit:
+                code = running.wait(log.closed)
+        finally:
+            if not log.closed.wait(_OUTPUT_PATIENCE):
+                # A process that has left the session and cleared its environment holds the pipe.
+                self._pump.drop(log)
+                log.closed.wait()
+        if limit.is_over:
+            return code, f"was ended: its time limit of {attempt.time_limit:g} s is over"
+        return code, "" if code == 0 else running.describe(code)

@@ -1,0 +1,122 @@
+"""What an attempt at a stage has left behind: its report, its output parameters and its artifacts.
+
+A stage in a container may have left anything. It is read beneath the one folder that its container could write to,
+and an artifact of it lies there, or on other storage (see ``beneath``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchx_kfp.errors import explain
+from torchx_kfp.local.stage import beneath
+from torchx_kfp.local.stage.transfer import is_remote
+from torchx_kfp.pipeline.artifacts import Artifact, check_places, read_report
+from torchx_kfp.pipeline.values import convert, from_output
+
+if TYPE_CHECKING:
+    from torchx_kfp.local.stage.execution import Attempt
+
+#: Bytes of an output parameter, and of a report. KFP's database takes less.
+_LONGEST_OUTPUT = 16 << 20
+_LONGEST_REPORT = 64 << 20
+
+
+def read_run_id(attempt: Attempt) -> str | None:
+    """The run id that a tracked stage has made; a stage that fails afterwards has made it, too."""
+    path = attempt.output_files.get("run_id")
+    if path is None or attempt.tracker_base is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return beneath.read_text(path, attempt.root, limit=_LONGEST_OUTPUT) or None
+    return None
+
+
+def read_outputs(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    """The stage's output parameters and artifacts, the latter where they belong.
+
+    Raises:
+        ValueError: something is missing, of another type, or no file; the text goes on after the stage's name.
+    """
+    reported, artifacts = _read_report(attempt)
+    outputs = {name: _read_output(attempt, name, type_, reported) for name, type_ in attempt.output_types.items()}
+    return outputs, {name: _store(attempt, artifact) for name, artifact in artifacts.items()}
+
+
+def _read_report(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    try:
+        text = beneath.read_text(attempt.report, attempt.root, limit=_LONGEST_REPORT)
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError) as error:
+        raise ValueError(f"left its report {attempt.report} unreadable: {error}") from None
+    try:
+        reported, artifacts = read_report(text, attempt.artifacts)
+        check_places(artifacts, attempt.artifacts)
+        return reported, artifacts
+    except ValueError as error:
+        raise ValueError(f"wrote a report that {error}: {attempt.report}") from None
+
+
+def _read_output(attempt: Attempt, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
+    if name in reported:
+        return convert(reported[name], type_)
+    path = attempt.output_files[name]
+    try:
+        text = beneath.read_text(path, attempt.root, limit=_LONGEST_OUTPUT)
+    except FileNotFoundError:
+        if attempt.function:
+            raise ValueError(
+                f"did not give its output {name!r} a value: the function {attempt.function!r} returned None, and "
+                f"the file {path} is missing"
+            ) from None
+        raise ValueError(
+            f"did not write its output {name!r}: the file {path} is missing, though the process ended with exit code 0"
+        ) from None
+    except UnicodeDecodeError:
+        raise ValueError(f"wrote its output {name!r} in something else than UTF-8: {path}") from None
+    except (OSError, beneath.UnfitFileError) as error:
+        raise ValueError(f"left its output {name!r} unreadable: {error}") from None
+    try:
+        return from_output(text, type_)
+    except ValueError as error:
+        raise ValueError(f"wrote something into its output {name!r} that {error}") from None
+
+
+def _store(attempt: Attempt, artifact: Artifact) -> Artifact:
+    """The artifact with what is at its custom path copied to where it belongs, as a launcher uploads it."""
+    stored = dataclasses.replace(artifact, custom_path="")
+    if not stored.is_here:
+        if attempt.container is not None and not is_remote(stored.uri):
+            raise ValueError(f"reported the artifact {artifact.name!r} at {stored.uri}, which is no object storage")
+        return stored
+    root = attempt.root
+    try:
+        if artifact.custom_path:
+            _copy_custom(attempt, artifact.custom_path, stored.path)
+        beneath.verify_tree(stored.path, root)
+        if root is None and stored.path.startswith(os.path.join(attempt.made, "")):
+            beneath.verify_content(stored.path)
+    except (OSError, beneath.UnfitFileError) as error:
+        why = explain(error) if isinstance(error, OSError) else error
+        raise ValueError(f"left the artifact {artifact.name!r} so that it cannot be used: {why}") from None
+    return stored
+
+
+def _copy_custom(attempt: Attempt, path: str, target: str) -> None:
+    if attempt.container is None:
+        with contextlib.suppress(FileNotFoundError):
+            beneath.copy(path, target)
+        return
+    found = attempt.container.mount_of(path)
+    if found is None:
+        raise beneath.UnfitFileError(
+            f"{path} is gone with the container. Write to the artifact's own path, or to a folder that is mounted"
+        )
+    mount, source = found
+    with contextlib.suppress(FileNotFoundError):
+        beneath.copy(source, target, source_root=mount.source, target_root=attempt.root)

@@ -1,0 +1,177 @@
+"""Environments for components that install packages: made once, kept, and shared by all runs.
+
+Such an environment lies over the one that runs here: what that has need not be installed again, KFP among it, and
+what the component asks for hides it. In the cache folder (``$XDG_CACHE_HOME/torchx-kfp/venvs``) each key has a folder:
+
+    lock       held by who makes the environment, and by nobody once that has ended, whatever way
+    <random>   an environment, or what is left of an attempt at one
+    ready      a link to the one that is complete
+
+An environment is made where it stays, because scripts in it hold its path, and the link is put in place last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import site
+import string
+import sys
+import time
+import venv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from torchx_kfp.local.stage.requirements import SOURCE_OPTIONS, are_satisfied, local_state
+
+Installs: TypeAlias = Sequence[Sequence[str]]
+#: Runs a command with this environment, its output in the stage's log; its exit code.
+RunCommand: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], int]
+
+# Seconds between looking whether another has made the environment.
+_POLL = 0.1
+_PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
+_LAYER = "_torchx_kfp_layer.pth"
+
+
+class InstallError(Exception):
+    """Packages could not be installed. ``exit_code`` is pip's, or None if it has not run."""
+
+    def __init__(self, reason: str, exit_code: int | None = None) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where environments are kept."""
+    root = environ.get("XDG_CACHE_HOME", "")
+    return Path(root if os.path.isabs(root) else os.path.expanduser("~/.cache")) / "torchx-kfp" / "venvs"
+
+
+def provide_environment(
+    installs: Installs, environ: Mapping[str, str], run: RunCommand, stopped: Callable[[], bool]
+) -> Path | None:
+    """The folder of an environment in which these have been installed; None if the running one has it all.
+
+    Args:
+        installs: the words behind each ``pip install``.
+        environ: the stage's environment; indexes may name its variables (``https://$USER:$TOKEN@host/simple``).
+        stopped: whether the stage was ended meanwhile.
+
+    Raises:
+        InstallError: pip has failed, or the environment cannot be made.
+    """
+    wanted = [words for words in installs if not are_satisfied(words)]
+    if not wanted:
+        return None
+    wanted = [_with_variables(words, environ) for words in wanted]
+    home = cache_folder() / _key(wanted)
+    ready = home / "ready"
+    if ready.is_dir():
+        return ready.resolve()
+    try:
+        with _locked(home, stopped):
+            if ready.is_dir():
+                return ready.resolve()
+            return _make(home, wanted, environ, run)
+    except OSError as error:
+        raise InstallError(
+            f"could not have an environment for its packages in {home}: {error}. Set XDG_CACHE_HOME to a folder that "
+            "can be written"
+        ) from None
+
+
+def activate(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a stage in the environment in this folder."""
+    path = os.pathsep.join((str(folder / "bin"), environ.get("PATH") or os.defpath))
+    return {**environ, "PATH": path, "VIRTUAL_ENV": str(folder)}
+
+
+def _make(home: Path, wanted: Installs, environ: Mapping[str, str], run: RunCommand) -> Path:
+    for left in home.iterdir():
+        if left.is_dir():
+            # One whose maker was killed: its pip may be writing still, and does so in vain.
+            shutil.rmtree(left, ignore_errors=True)
+    folder = home / secrets.token_hex(4)
+    try:
+        venv.create(folder, symlinks=True)
+        _lay_over(folder)
+        python = str(folder / "bin" / "python")
+        # A project's folder in PYTHONPATH would pass for an installed package.
+        clean = {name: value for name, value in activate(folder, environ).items() if name != "PYTHONPATH"}
+        if importlib.util.find_spec("pip") is None:
+            _verify(run((python, "-m", "ensurepip", "--default-pip"), clean), "ensurepip", ["pip"])
+        for words in wanted:
+            _verify(run((python, *_PIP, *words), clean), "pip", words)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    link = home / "ready.new"
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.name)
+    link.replace(home / "ready")
+    return folder.resolve()
+
+
+def _verify(code: int, program: str, words: Sequence[str]) -> None:
+    if code != 0:
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        # What an option says of an index may hold a password.
+        pairs = zip(("", *words), words, strict=False)
+        names = " ".join(word for before, word in pairs if not {word, before} & set(SOURCE_OPTIONS))
+        raise InstallError(f"could not be given its packages ({names}): {program} ended with {how}", code)
+
+
+def _lay_over(folder: Path) -> None:
+    """Lets the environment see what the running one has, editable installs included, behind its own packages."""
+    (own,) = folder.glob("lib/python*/site-packages")
+    lines = [f"import site; site.addsitedir({path!a})\n" for path in _installed_folders()]
+    (own / _LAYER).write_text("".join(lines), encoding="ascii")
+
+
+def _installed_folders() -> list[str]:
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [os.path.abspath(path) for path in (*user, *site.getsitepackages()) if os.path.isdir(path)]
+
+
+def _key(wanted: Installs) -> str:
+    """What an environment depends on: the interpreter, what it has, and what is wanted."""
+    folders = _installed_folders()
+    # What pip leaves out because it is there already must be there still.
+    installed = [
+        sorted(name for name in os.listdir(path) if name.endswith((".dist-info", ".egg-info"))) for path in folders
+    ]
+    local = [local_state(words) for words in wanted]
+    facts = [sys.executable, sys.version, folders, installed, [list(words) for words in wanted], local]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _with_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The words as the shell would pass them on: KFP quotes packages, and leaves indexes to it."""
+    pairs = zip(("", *words), words, strict=False)
+    return [
+        string.Template(word).safe_substitute(environ) if before in SOURCE_OPTIONS else word for before, word in pairs
+    ]
+
+
+@contextlib.contextmanager
+def _locked(home: Path, stopped: Callable[[], bool]) -> Iterator[None]:
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("a") as lock:
+        while True:
+            if stopped():
+                raise InstallError("was not started: the run was ended")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_POLL)
+            else:
+                break
+        yield

@@ -1,0 +1,1 @@
+"""The compiled pipeline as data. Nothing here runs a stage."""

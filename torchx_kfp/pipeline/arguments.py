@@ -1,0 +1,101 @@
+"""The arguments of a run: from text, from Python values, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchx_kfp.errors import ArgumentError
+from torchx_kfp.pipeline.spec import Parameter, Pipeline
+from torchx_kfp.pipeline.values import TYPE_NAMES, check, convert, from_word, shorten, to_json
+
+
+def parse_arguments(pipeline: Pipeline, words: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments from text, each read as its parameter's type; LIST and STRUCT are JSON.
+
+    Raises:
+        ArgumentError: names and types that do not fit, all in one message. Missing ones are left to the run.
+    """
+    return _collect(pipeline, words, from_word)
+
+
+def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all parameters: these arguments, and the defaults of the rest.
+
+    Raises:
+        ArgumentError: unknown, missing and wrong ones, all in one message.
+    """
+    parameters = pipeline.root.inputs
+    given = {
+        name: value
+        for name, value in arguments.items()
+        if value is not None or name not in parameters or not parameters[name].optional
+    }
+    missing = [name for name, parameter in parameters.items() if name not in given and not _may_be_missing(parameter)]
+    values = _collect(pipeline, given, check, missing)
+    for name, parameter in parameters.items():
+        if name not in values and parameter.has_default:
+            values[name] = convert(parameter.default, parameter.type)
+    return values
+
+
+def describe_parameters(pipeline: Pipeline) -> str:
+    """One line a parameter: ``name: type = default``."""
+    lines = []
+    for name, parameter in sorted(pipeline.root.inputs.items(), key=lambda item: _may_be_missing(item[1])):
+        line = f"  {name}: {TYPE_NAMES.get(parameter.type, parameter.type)}"
+        if parameter.has_default:
+            line += f" = {_default(parameter)}"
+        elif parameter.optional:
+            line += " (optional)"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _collect(
+    pipeline: Pipeline, given: Mapping[str, Any], read: Callable[[Any, str], Any], missing: list[str] | None = None
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    problems = []
+    for name, value in given.items():
+        parameter = pipeline.root.inputs.get(name)
+        if parameter is None:
+            problems.append(f"There is no parameter {name!r}{_suggestion(name, pipeline)}")
+            continue
+        try:
+            values[name] = read(value, parameter.type)
+            _check_literal(values[name], parameter)
+        except ValueError as error:
+            problems.append(f"The argument {name!r} {error}.")
+    problems += [f"The argument {name!r} is missing." for name in missing or ()]
+    if problems:
+        described = describe_parameters(pipeline)
+        title = f"The parameters of the pipeline {pipeline.name!r} are:\n{described}"
+        raise ArgumentError(
+            "\n".join([*problems, title if described else f"The pipeline {pipeline.name!r} has no parameters."])
+        )
+    return values
+
+
+def _may_be_missing(parameter: Parameter) -> bool:
+    return parameter.has_default or parameter.optional
+
+
+def _suggestion(name: str, pipeline: Pipeline) -> str:
+    # What a caller passes as a name need not be text.
+    near = difflib.get_close_matches(str(name), pipeline.root.inputs, n=1)
+    return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def _check_literal(value: Any, parameter: Parameter) -> None:
+    if parameter.literals and value not in parameter.literals:
+        allowed = ", ".join(repr(convert(literal, parameter.type)) for literal in parameter.literals)
+        raise ValueError(f"is {shorten(value)}, and may be one of {allowed}")
+
+
+def _default(parameter: Parameter) -> str:
+    value = convert(parameter.default, parameter.type)
+    if parameter.type in ("LIST", "STRUCT"):
+        return to_json(value)
+    return repr(value)

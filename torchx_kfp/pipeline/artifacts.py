@@ -1,0 +1,184 @@
+"""Artifacts: what a stage makes besides parameters, and its report of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.pipeline.spec import ArtifactType
+from torchx_kfp.pipeline.values import shorten
+
+#: Fields of KFP's messages ExecutorOutput and RuntimeArtifact (kubeflow/pipelines, pipeline_spec.proto): a launcher
+#: refuses a report with any other.
+_REPORT = {"parameters", "artifacts", "parameterValues", "parameter_values"}
+_CUSTOM_PATH = ("customPath", "custom_path")
+#: The launcher's own storage: it uploads what is there, and only to where the pipeline's artifacts are.
+_STORES = ("gs://", "minio://", "s3://", "oci://")
+_ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
+
+#: The entry of the metadata that ``publisher`` makes for what is elsewhere.
+_LOCATION = "location"
+#: Above it six decimals do not change a number by one part in a thousand.
+_ROUNDED = 0.0005
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact as KFP hands it on: where it is, and what is said of it. ``uri`` is a path here, or a URL."""
+
+    name: str
+    type: ArtifactType
+    uri: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: Where its file is on this machine, if not at ``uri``: where a stage has left it (``set_path`` in a Python
+    #: component), or a copy of what is on other storage.
+    custom_path: str = ""
+    #: Whether the pipeline has named it, rather than a stage made it.
+    imported: bool = field(default=False, compare=False)
+
+    @property
+    def path(self) -> str:
+        """Where its file is on this machine."""
+        return self.custom_path or self.uri.removeprefix("file://")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a file of this machine, rather than one on other storage."""
+        return "://" not in self.path
+
+    @property
+    def location(self) -> str:
+        """Where the thing itself is, of an artifact whose file names another place (``publisher``); "" of others."""
+        place = self.metadata.get(_LOCATION)
+        return place if isinstance(place, str) and "://" in place else ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The metadata, where a number that KFP would round, and that is text for this reason, is a number again."""
+        return {name: _number(value) for name, value in self.metadata.items()}
+
+    def as_message(self) -> dict[str, Any]:
+        """KFP's RuntimeArtifact."""
+        message = {
+            "name": self.name,
+            "type": {"schemaTitle": self.type.title, "schemaVersion": self.type.version},
+            # KFP's executor takes what is no URL of its object stores for a path, and file:// for a part of it.
+            "uri": self.uri.removeprefix("file://"),
+            "metadata": {key: _as_kept(value) for key, value in self.metadata.items()},
+        }
+        return {**message, "customPath": self.custom_path} if self.custom_path else message
+
+
+def _number(value: Any) -> Any:
+    try:
+        number = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        return value
+    # Text that somebody has written is left alone, where it is not such a number as ``publisher`` writes it.
+    return number if repr(number) == value and abs(number) < _ROUNDED else value
+
+
+def _as_kept(value: Any) -> Any:
+    """A value of an artifact's metadata as a consumer finds it, which is how ML Metadata keeps it.
+
+    Lists and objects are in an object of their own, booleans are numbers, and numbers have six decimals.
+    """
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float):
+        return float(f"{value:f}")
+    if isinstance(value, list):
+        return {"list": value}
+    return {"struct": value} if isinstance(value, dict) else value
+
+
+class ArtifactList(list[Artifact]):
+    """Artifacts that are one input or output: those of a loop's iterations. (A parameter is a plain list.)"""
+
+
+def is_artifact(value: object) -> bool:
+    """Whether the value of an input or output is an artifact or several, rather than a parameter."""
+    return isinstance(value, (Artifact, ArtifactList))
+
+
+def artifacts_in(value: object) -> list[Artifact]:
+    """The artifacts that the value of an input or output is: one, several, or none where it is a parameter."""
+    if isinstance(value, ArtifactList):
+        return list(value)
+    return [value] if isinstance(value, Artifact) else []
+
+
+def as_message(value: object) -> dict[str, Any]:
+    """KFP's ArtifactList of an input or output."""
+    return {"artifacts": [artifact.as_message() for artifact in artifacts_in(value)]}
+
+
+def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any], dict[str, Artifact]]:
+    """What a stage has reported as its ExecutorOutput: parameters, and all artifacts.
+
+    Args:
+        text: the report; empty where there is none.
+        given: the output artifacts as the stage was told them.
+
+    Raises:
+        ValueError: it is not what a launcher takes.
+    """
+    if not text.strip():
+        return {}, dict(given)
+    try:
+        report = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    _check_fields(report, _REPORT, "it")
+    artifacts = dict(given)
+    for name, entries in (report.get("artifacts") or {}).items():
+        if name not in given:
+            raise ValueError(f"has the artifact {name!r}, which the component does not declare")
+        _check_fields(entries, {"artifacts"}, f"the artifact {name!r}")
+        for entry in (entries.get("artifacts") or [])[:1]:
+            _check_fields(entry, _ARTIFACT, f"the artifact {name!r}")
+            metadata = entry.get("metadata") or {}
+            if not isinstance(metadata, dict):
+                raise ValueError(f"has metadata of the artifact {name!r} that is no object: {shorten(metadata)}")
+            if missing := [key for key, value in metadata.items() if value is None]:
+                raise ValueError(
+                    f"has null as {missing[0]!r} in the metadata of the artifact {name!r}, which KFP cannot keep. "
+                    "Leave it out"
+                )
+            artifacts[name] = Artifact(
+                name=given[name].name,
+                type=given[name].type,
+                uri=str(entry.get("uri") or given[name].uri),
+                metadata={**given[name].metadata, **metadata},
+                custom_path=next((str(entry[key]) for key in _CUSTOM_PATH if entry.get(key)), ""),
+            )
+    return dict(report.get("parameterValues") or report.get("parameter_values") or {}), artifacts
+
+
+def check_places(made: Mapping[str, Artifact], given: Mapping[str, Artifact]) -> None:
+    """Raises ValueError for an artifact that a stage has put where KFP's launcher would not look for it.
+
+    Args:
+        made: the artifacts that the stage has reported.
+        given: its output artifacts as it was told them.
+    """
+    for name, artifact in made.items():
+        if artifact.uri != given[name].uri and artifact.uri.startswith(_STORES):
+            raise ValueError(
+                f"puts the artifact {name!r} at {artifact.uri}, outside of the run's own folder: KFP's launcher fails "
+                "a stage that does. Write the file to the artifact's path, or put the place into its metadata"
+            )
+
+
+def _check_fields(value: object, known: set[str], what: str) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"is not what a launcher of KFP takes: {what} is {shorten(value)}, and no object")
+    if unknown := sorted(set(value) - known):
+        raise ValueError(f"is not what a launcher of KFP takes: {what} has the unknown field {unknown[0]!r}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}, which JSON has not")

@@ -1,0 +1,84 @@
+"""The process in which conditions are evaluated: one JSON object a line in, one out. See ``conditions``.
+
+An expression may ask for any amount of time or memory, or nest so deep that the interpreter crashes: this process is
+what is lost then.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Bytes that an expression may take, with all of this process.
+_MEMORY = 2 << 30
+
+
+@functools.cache
+def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
+    """A function that tells whether the condition holds for a task's inputs.
+
+    Raises:
+        ValueError: the expression is not CEL. The function raises it where the expression has no boolean value.
+    """
+    import celpy
+    from celpy.celparser import CELParseError
+
+    from torchx_kfp.pipeline.conditions import number_operators
+
+    environment = celpy.Environment()
+    try:
+        program = environment.program(environment.compile(expression), functions=number_operators())
+    except CELParseError:
+        # Its own text is a drawing of several lines.
+        raise ValueError("is not an expression of the Common Expression Language") from None
+
+    def evaluate(parameters: Mapping[str, Any]) -> bool:
+        # The backend has numbers as doubles, and the compiler wrote int(...) where that matters.
+        values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
+        activation = {"inputs": celpy.json_to_cel({"parameter_values": values})}
+        try:
+            result = program.evaluate(activation)
+        except celpy.CELEvalError as error:
+            raise ValueError(f"cannot be evaluated: {_reason(error)}") from None
+        if not isinstance(result, celpy.celtypes.BoolType):
+            raise ValueError(f"is not true or false but {result!r}")
+        return bool(result)
+
+    return evaluate
+
+
+def _reason(error: Exception) -> str:
+    args = error.args
+    if len(args) > 1 and args[1] is KeyError:
+        return f"the task has no input {', '.join(str(name) for name in args[2])}"
+    return str(args[0]) if args else str(error)
+
+
+def _answer(request: Any) -> dict[str, Any]:
+    try:
+        evaluate = compile_condition(request["expression"])
+        return {"value": evaluate(request["parameters"]) if request["parameters"] is not None else True}
+    except ValueError as error:
+        return {"error": str(error)}
+    except RecursionError:
+        return {"error": "is nested too deep"}
+    except MemoryError:
+        return {"error": f"takes more than {_MEMORY >> 30} GiB of memory"}
+    except Exception as error:  # whatever celpy makes of it
+        return {"error": f"cannot be evaluated: {type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """Answers until there are no more requests, or nobody reads the answers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    import celpy  # noqa: F401
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_answer(json.loads(line))), flush=True)

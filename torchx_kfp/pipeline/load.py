@@ -1,0 +1,266 @@
+"""Reading a compiled pipeline: a YAML file, or a pipeline function that is compiled first."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Union
+
+import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
+
+from torchx_kfp.errors import PipelineFileError, TorchxKfpError
+from torchx_kfp.pipeline.reader import MalformedError, read_pipeline
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.sdk import quick_sdk
+
+PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
+
+#: Bytes of a file, levels of lists and dicts in each other, and values in all. A pipeline that KFP takes has at most
+#: 1.5 MB, and some twenty levels.
+_LONGEST = 16 << 20
+_DEEPEST = 100
+_LARGEST = 1_000_000
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TOO_DEEP = f"it holds lists or dicts that are nested more than {_DEEPEST} levels deep"
+
+
+def load_pipeline(pipeline: PipelineLike) -> Pipeline:
+    """The pipeline in a compiled file, or of a pipeline function.
+
+    Args:
+        pipeline: path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
+
+    Raises:
+        PipelineFileError: there is no such file, or it holds no compiled KFP v2 pipeline.
+    """
+    if isinstance(pipeline, Pipeline):
+        return pipeline
+    if isinstance(pipeline, (str, os.PathLike)):
+        return _load_file(Path(pipeline))
+    return _compile(pipeline)
+
+
+def _compile(function: Callable[..., Any]) -> Pipeline:
+    from kfp import dsl
+    from kfp.dsl.base_component import BaseComponent
+
+    if not isinstance(function, BaseComponent):
+        if not callable(function):
+            raise PipelineFileError(
+                f"{function!r} is no pipeline: pass the path of a compiled pipeline, or a function decorated with "
+                "kfp.dsl.pipeline."
+            )
+        with quick_sdk():
+            function = dsl.pipeline(function)
+    return compile_function(function)
+
+
+def compile_function(function: Any, name: str = "") -> Pipeline:
+    """The pipeline that KFP compiles a pipeline function to; its ``text`` is the YAML.
+
+    Args:
+        function: decorated with ``dsl.pipeline``.
+        name: what it is called in messages; its own name where it is empty.
+
+    Raises:
+        PipelineFileError: KFP compiles it to no YAML.
+    """
+    from kfp import compiler
+
+    with quick_sdk(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(function, str(path))
+        text = path.read_text(encoding="utf-8")
+    try:
+        documents = _documents(text, is_compiled=True)
+    except yaml.YAMLError as error:
+        raise PipelineFileError(
+            f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
+            f"and descriptions into comments, where a line break does harm: leave it out of them. ({error})"
+        ) from None
+    return pipeline_from_documents(documents, name or repr(function), text)
+
+
+def _load_file(path: Path) -> Pipeline:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LONGEST + 1)
+        if len(data) > _LONGEST:
+            raise PipelineFileError(
+                f"The file {str(path)!r} is no compiled pipeline: it is larger than {_LONGEST >> 20} MiB."
+            )
+        text = data.decode("utf-8")
+    except FileNotFoundError:
+        raise PipelineFileError(
+            f"There is no file {str(path)!r}. Give the path of a compiled pipeline, for example one that "
+            "kfp.compiler.Compiler().compile(...) wrote."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
+    try:
+        documents = _documents(text)
+    except _TooMuch as error:
+        raise PipelineFileError(f"The file {str(path)!r} is no compiled pipeline: {error}.") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
+        # PyYAML lets through what Python says of dates, numbers and keys that are none.
+        raise PipelineFileError(f"The file {str(path)!r} is not valid YAML: {error}") from None
+    return pipeline_from_documents(documents, str(path), text)
+
+
+def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
+    """The documents in YAML or JSON; text that KFP has just compiled needs no limits, and is read faster without."""
+    # JSON is not quite YAML: PyYAML takes the number 1e-05 for text.
+    if text.lstrip().startswith("{"):
+        try:
+            document = json.loads(text)
+        except RecursionError:
+            raise _TooMuch(_TOO_DEEP) from None
+        except ValueError:
+            pass
+        else:
+            _verify_depth(document)
+            return [document]
+    return [
+        document
+        for document in yaml.load_all(text, Loader=_FastLoader if is_compiled else _Loader)
+        if document is not None
+    ]
+
+
+def _verify_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (list(item.values()) if isinstance(item, dict) else item for item in level)
+        level = [part for items in inner if isinstance(items, list) for part in items if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise _TooMuch(_TOO_DEEP)
+
+
+class _TooMuch(ValueError):
+    """A file holds more than any pipeline does; the text goes on after "is no compiled pipeline:"."""
+
+
+class _Limited:
+    """Composes YAML's nodes, and raises _TooMuch where they nest too deep, or are too many with aliases written out."""
+
+    def __init__(self) -> None:
+        self._depth = self._total = 0
+        #: Of the nodes with an anchor that are whole.
+        self._sizes: dict[str, int] = {}
+
+    def compose_document(self) -> Any:
+        self._sizes = {}
+        return super().compose_document()  # type: ignore[misc]
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[attr-defined]
+        before = self._total
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self.anchors and event.anchor not in self._sizes:  # type: ignore[attr-defined]
+                raise _TooMuch(f"the alias *{event.anchor} stands inside of what it names")
+            self._total += self._sizes.get(str(event.anchor), 1)
+        else:
+            self._total += 1
+            self._depth += 1
+        if self._depth > _DEEPEST:
+            raise _TooMuch(_TOO_DEEP)
+        if self._total > _LARGEST:
+            raise _TooMuch(f"with its aliases written out it has more than {_LARGEST:,} values")
+        node = super().compose_node(parent, index)  # type: ignore[misc]
+        if not isinstance(event, yaml.AliasEvent):
+            self._depth -= 1
+            if event.anchor is not None:
+                self._sizes[event.anchor] = self._total - before
+        return node
+
+
+# libyaml's parser is many times as fast; it is missing where PyYAML was built without it. Its loader composes nodes in
+# C, where nothing can be limited or interrupted.
+_parser: Any = getattr(getattr(yaml, "cyaml", None), "CParser", None)
+if _parser is not None:
+
+    class _Loader(_Limited, Composer, _parser, SafeConstructor, Resolver):  # type: ignore[misc]
+        def __init__(self, stream: str) -> None:
+            _parser.__init__(self, stream)
+            Composer.__init__(self)
+            SafeConstructor.__init__(self)
+            Resolver.__init__(self)
+            _Limited.__init__(self)
+
+else:
+
+    class _Loader(_Limited, yaml.SafeLoader):  # type: ignore[no-redef]
+        def __init__(self, stream: str) -> None:
+            yaml.SafeLoader.__init__(self, stream)
+            _Limited.__init__(self)
+
+
+def pipeline_from_documents(documents: list[Any], path: str, text: str | None = None) -> Pipeline:
+    """The pipeline in these YAML documents: the PipelineSpec, and the platform spec if there is one.
+
+    Args:
+        documents: what the file holds.
+        path: named in errors.
+        text: the file's, where there is one.
+
+    Raises:
+        PipelineFileError: they are not a compiled KFP v2 pipeline.
+    """
+    mappings = [part for document in documents if isinstance(document, dict) for part in _parts(document)]
+    specs = [document for document in mappings if "root" in document and "pipelineInfo" in document]
+    if len(specs) != 1:
+        raise PipelineFileError(f"The file {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
+    with reading(f"The file {path!r}"):
+        platforms: dict[str, Any] = {}
+        for document in mappings:
+            platforms.update(document.get("platforms") or {})
+        pipeline = read_pipeline(specs[0], platforms.get("kubernetes") or {})
+    return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raises PipelineFileError, which names the pipeline so, where its parts are not in the form that KFP has."""
+    try:
+        yield
+    except TorchxKfpError:
+        raise
+    except (MalformedError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
+        raise PipelineFileError(
+            f"{what} is a damaged KFP v2 pipeline ({why}). Compile it again instead of editing it."
+        ) from error
+
+
+def _parts(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The document; or the two in it, if it is a manifest of Kubernetes's as KFP compiles pipelines to, too."""
+    content = document.get("spec")
+    if document.get("kind") != "PipelineVersion" or not isinstance(content, dict):
+        return [document]
+    parts = [content.get("pipelineSpec"), content.get("platformSpec")]
+    return [part for part in parts if isinstance(part, dict)] or [document]
+
+
+def _what_it_is(documents: list[dict[str, Any]]) -> str:
+    kinds = [str(document["kind"]) for document in documents if "kind" in document]
+    if "Workflow" in kinds:
+        return "it is an Argo workflow, which KFP v1 compiled to. Compile the pipeline again with kfp 2."
+    if kinds:
+        names = ", ".join(kinds)
+        return f"it is a Kubernetes manifest ({names}). Compile the pipeline without Kubernetes manifest format."
+    if any("implementation" in document for document in documents):
+        return "it is a component of KFP v1. Compile a pipeline that uses it, with kfp 2."
+    keys = [repr(key) for key in sorted({str(key) for document in documents for key in document})[:8]]
+    return (
+        f"it has {', '.join(keys) or 'no mapping'} at its top level, and no pipelineInfo and root. Compile a pipeline "
+        "with kfp.compiler.Compiler().compile(...) and give that file."
+    )

@@ -1,0 +1,202 @@
+"""KFP's placeholders (``{{$.inputs.parameters['x']}}`` and its like) in commands and in constant inputs.
+
+KFP fills them in at two places. Its driver resolves a task's constant inputs: facts about the run, such as
+``{{$.pipeline_job_name}}``, only where one is the whole value. Its launcher fills in a container's words: inputs, files
+of outputs, and the executor input; it leaves everything else as it is, metadata of artifacts among it.
+
+Text is scanned once, so a placeholder in a value stays text. In the executor input, it is filled in: KFP writes the
+values into that JSON first, and fills in the other placeholders afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in, as_message, is_artifact
+from torchx_kfp.pipeline.values import to_json, to_text
+
+WORKSPACE = "{{$.workspace_path}}"
+_PLACEHOLDER = re.compile(r"\{\{\$(?:\.([^{}]*))?\}\}")
+_INPUT = re.compile(r"inputs\.parameters\[(['\"])(.+)\1\]")
+_OUTPUT = re.compile(r"outputs\.parameters\[(['\"])(.+)\1\]\.output_file")
+_ARTIFACT = re.compile(r"(inputs|outputs)\.artifacts\[(['\"])(.+?)\2\]\.(uri|path)")
+_WORKSPACE = WORKSPACE.removeprefix("{{$.").removesuffix("}}")
+_STRUCT = ('{"Concat": ', '{"IfPresent": ')
+_CHOICES = ("Then", "Else")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What placeholders may ask for.
+
+    ``output_files`` maps output parameters to paths; ``executor_output`` is the path for the executor's own report.
+    """
+
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    #: The folder that all stages share, where there is one.
+    workspace: str = ""
+    #: Inputs that the component has and that nobody set: their text is empty.
+    unset: frozenset[str] = frozenset()
+    output_files: Mapping[str, str] = field(default_factory=dict)
+    output_artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    executor_output: str = ""
+
+    @property
+    def input_artifacts(self) -> dict[str, Any]:
+        return {name: value for name, value in self.parameters.items() if is_artifact(value)}
+
+
+def resolve_text(text: str, facts: Facts) -> str:
+    """The text with its placeholders filled in; what is not known stays as it is."""
+    if "{{$" not in text:
+        return text
+    return _PLACEHOLDER.sub(lambda match: _lookup(match, facts), text)
+
+
+def resolve_constant(value: Any, facts: Facts, constants: Mapping[str, str]) -> Any:
+    """A task's constant input.
+
+    Args:
+        value: the constant, whose text may hold the task's other inputs.
+        facts: those inputs.
+        constants: what placeholders of facts about the run stand for, by the words after ``{{$.``.
+    """
+    if isinstance(value, str) and (match := _PLACEHOLDER.fullmatch(value)) and match.group(1) in constants:
+        return constants[match.group(1)]
+    return resolve_value(value, facts)
+
+
+def resolve_value(value: Any, facts: Facts) -> Any:
+    """A value with the placeholders in its strings filled in."""
+    if isinstance(value, str):
+        return resolve_text(value, facts)
+    if isinstance(value, list):
+        return [resolve_value(item, facts) for item in value]
+    if isinstance(value, dict):
+        return {resolve_text(key, facts): resolve_value(item, facts) for key, item in value.items()}
+    return value
+
+
+def unknown_placeholders(text: str) -> list[str]:
+    """The placeholders in a container's word that KFP's launcher does not know, and leaves as they are."""
+    known = (_INPUT, _OUTPUT, _ARTIFACT)
+    return [
+        match.group()
+        for match in _PLACEHOLDER.finditer(text)
+        if (body := match.group(1)) not in (None, _WORKSPACE) and not any(form.fullmatch(body) for form in known)
+    ]
+
+
+def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
+    """The command, its ``dsl.IfPresentPlaceholder`` and ``dsl.ConcatPlaceholder`` included."""
+    command: list[str] = []
+    for word in words:
+        struct = _struct(word)
+        if struct is None:
+            command.append(resolve_text(word, facts))
+        else:
+            command.extend(_expand(struct, facts))
+    return command
+
+
+def _lookup(match: re.Match[str], facts: Facts) -> str:
+    body = match.group(1)
+    if body is None:
+        # The values in it, too: KFP fills in the rest afterwards.
+        return _PLACEHOLDER.sub(
+            lambda inner: inner.group() if inner.group(1) is None else _lookup(inner, facts), _executor_input(facts)
+        )
+    if body == _WORKSPACE and facts.workspace:
+        return facts.workspace
+    if found := _INPUT.fullmatch(body):
+        name = found.group(2)
+        if name in facts.parameters:
+            return to_text(facts.parameters[name])
+        return "" if name in facts.unset else match.group()
+    if (found := _OUTPUT.fullmatch(body)) and found.group(2) in facts.output_files:
+        return facts.output_files[found.group(2)]
+    if found := _ARTIFACT.fullmatch(body):
+        given: Mapping[str, Any] = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
+        # Of several, the backend takes the first.
+        if artifacts := artifacts_in(given.get(found.group(3))):
+            return _artifact_text(artifacts[0], found.group(4))
+        return match.group() if found.group(1) == "outputs" or found.group(3) not in facts.unset else ""
+    if body in ("outputs.output_file", "outputMetadataUri") and facts.executor_output:
+        return facts.executor_output
+    return match.group()
+
+
+def _executor_input(facts: Facts) -> str:
+    """KFP's ExecutorInput message as JSON, which leaves out what is empty."""
+    inputs = {
+        "parameterValues": {name: value for name, value in facts.parameters.items() if not is_artifact(value)},
+        "artifacts": {name: as_message(value) for name, value in facts.input_artifacts.items()},
+    }
+    outputs = {
+        "parameters": {name: {"outputFile": path} for name, path in facts.output_files.items()},
+        "artifacts": {name: as_message(artifact) for name, artifact in facts.output_artifacts.items()},
+        "outputFile": facts.executor_output,
+    }
+    message: dict[str, dict[str, Any]] = {"inputs": inputs, "outputs": outputs}
+    return to_json({what: {key: value for key, value in part.items() if value} for what, part in message.items()})
+
+
+def _artifact_text(artifact: Artifact, what: str) -> str:
+    if what == "uri":
+        return artifact.uri
+    if not artifact.is_here:
+        raise ValueError(
+            f"takes the file of the artifact {artifact.name!r}, which is at {artifact.uri} and is not copied here. "
+            "Take its URI (.uri), and open that in the application"
+        )
+    return artifact.path
+
+
+def _struct(word: str) -> Any:
+    if not word.startswith(_STRUCT):
+        return None
+    try:
+        struct = json.loads(word)
+    except (ValueError, RecursionError):
+        return None
+    return struct if _is_node(struct) else None
+
+
+def _is_node(value: Any) -> bool:
+    """Whether KFP's compiler could have written it: anything else is text that only looks alike."""
+    if isinstance(value, str):
+        return True
+    if not isinstance(value, dict) or len(value) != 1:
+        return False
+    if "Concat" in value:
+        return _is_list_of_nodes(value["Concat"])
+    choice = value.get("IfPresent")
+    if not isinstance(choice, dict) or not isinstance(choice.get("InputName"), str) or "Then" not in choice:
+        return False
+    if not choice.keys() <= {"InputName", *_CHOICES}:
+        return False
+    branches = [choice[name] for name in _CHOICES if choice.get(name) is not None]
+    return all(_is_node(branch) or _is_list_of_nodes(branch) for branch in branches)
+
+
+def _is_list_of_nodes(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_node(item) for item in value)
+
+
+def _expand(node: Any, facts: Facts) -> list[str]:
+    """The words that a placeholder with a structure stands for: none, one or several."""
+    if node is None:
+        return []
+    if isinstance(node, str):
+        return [resolve_text(node, facts)]
+    if isinstance(node, list):
+        return [word for item in node for word in _expand(item, facts)]
+    if "Concat" in node:
+        return ["".join(word for item in node["Concat"] for word in _expand(item, facts))]
+    choice = node["IfPresent"]
+    present = facts.parameters.get(choice["InputName"]) is not None
+    return _expand(choice.get("Then") if present else choice.get("Else"), facts)

@@ -1,0 +1,306 @@
+"""KFP's intermediate representation (PipelineSpec) as plain data: see ``spec``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from torchx_kfp.pipeline.spec import (
+    ArtifactType,
+    Component,
+    Constant,
+    Container,
+    Dag,
+    FinalStatus,
+    FromInput,
+    FromTask,
+    Importer,
+    Loop,
+    Other,
+    Parameter,
+    Pipeline,
+    Retry,
+    Selector,
+    Source,
+    Task,
+)
+
+# Pipelines in pipelines, and tasks in all of them.
+_DEEPEST = 50
+_MOST_TASKS = 100_000
+# The strategy of tasks that run whatever became of those before them.
+_ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+class MalformedError(Exception):
+    """The file's structure is not that of a PipelineSpec."""
+
+
+def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
+    """The pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
+
+    Raises:
+        MalformedError: it does not have the structure of one; KeyError, TypeError, AttributeError and ValueError where
+            something else stands in the place of a part.
+    """
+    return _Reader(spec, platform).pipeline()
+
+
+class _Reader:
+    def __init__(self, spec: dict[str, Any], platform: dict[str, Any]) -> None:
+        self.spec = spec
+        deployment = spec.get("deploymentSpec") or {}
+        self.executors: dict[str, Any] = deployment.get("executors") or {}
+        self.platform = platform
+        self.platform_executors: dict[str, Any] = (platform.get("deploymentSpec") or {}).get("executors") or {}
+
+    def pipeline(self) -> Pipeline:
+        components = {
+            name: self.component(name, component) for name, component in (self.spec.get("components") or {}).items()
+        }
+        root = self.component("root", self.spec["root"])
+        if root.dag is None:
+            raise MalformedError("its root has no tasks")
+        pipeline = Pipeline(
+            name=str(self.spec["pipelineInfo"]["name"]),
+            root=root,
+            components=components,
+            platform=self.platform.get("pipelineConfig") or self.spec.get("pipelineConfig") or {},
+        )
+        _verify(pipeline)
+        return pipeline
+
+    def component(self, name: str, spec: dict[str, Any]) -> Component:
+        inputs = spec.get("inputDefinitions") or {}
+        outputs = spec.get("outputDefinitions") or {}
+        dag = container = importer = None
+        platform: dict[str, Any] = {}
+        if "dag" in spec:
+            kind, dag = "dag", _dag(spec["dag"])
+        else:
+            label = spec["executorLabel"]
+            if label not in self.executors:
+                raise MalformedError(f"{name} names the executor {label!r}, which is missing")
+            executor = self.executors[label]
+            kind = next(iter(executor), "empty")
+            platform = self.platform_executors.get(label) or {}
+            if kind == "container":
+                container = _container(executor["container"])
+            elif kind == "importer":
+                importer = _importer(executor["importer"])
+        return Component(
+            name=name,
+            kind=kind,
+            inputs={key: _parameter(key, value) for key, value in (inputs.get("parameters") or {}).items()},
+            outputs={key: value["parameterType"] for key, value in (outputs.get("parameters") or {}).items()},
+            artifact_inputs=tuple(inputs.get("artifacts") or ()),
+            optional_artifacts=frozenset(
+                key for key, value in (inputs.get("artifacts") or {}).items() if value.get("isOptional")
+            ),
+            artifact_outputs={key: _artifact_type(value) for key, value in (outputs.get("artifacts") or {}).items()},
+            dag=dag,
+            container=container,
+            importer=importer,
+            platform=platform,
+        )
+
+
+def _artifact_type(spec: dict[str, Any]) -> ArtifactType:
+    return _schema(spec.get("artifactType") or {}, is_list=bool(spec.get("isArtifactList")))
+
+
+def _schema(spec: dict[str, Any], *, is_list: bool = False) -> ArtifactType:
+    return ArtifactType(
+        title=str(spec.get("schemaTitle", "system.Artifact")),
+        version=str(spec.get("schemaVersion", "")),
+        is_list=is_list,
+    )
+
+
+def _importer(spec: dict[str, Any]) -> Importer:
+    uri = spec["artifactUri"]
+    return Importer(
+        uri=FromInput(uri["runtimeParameter"]) if "runtimeParameter" in uri else Constant(uri["constant"]),
+        type=_schema(spec.get("typeSchema") or {}),
+        metadata=spec.get("metadata") or {},
+        to_workspace=bool(spec.get("downloadToWorkspace")),
+    )
+
+
+def _parameter(name: str, spec: dict[str, Any]) -> Parameter:
+    return Parameter(
+        name=name,
+        type=spec["parameterType"],
+        optional=bool(spec.get("isOptional")),
+        has_default="defaultValue" in spec,
+        default=spec.get("defaultValue"),
+        literals=tuple(spec.get("literals") or ()),
+    )
+
+
+def _container(spec: dict[str, Any]) -> Container:
+    return Container(
+        image=str(spec.get("image", "")),
+        command=tuple(str(word) for word in spec.get("command") or ()),
+        args=tuple(str(word) for word in spec.get("args") or ()),
+        env=tuple((str(item["name"]), str(item.get("value", ""))) for item in spec.get("env") or ()),
+        resources=spec.get("resources") or {},
+        has_lifecycle=bool(spec.get("lifecycle")),
+    )
+
+
+def _dag(spec: dict[str, Any]) -> Dag:
+    tasks = {name: _task(name, task) for name, task in (spec.get("tasks") or {}).items()}
+    outputs = spec.get("outputs") or {}
+    return Dag(
+        tasks=tasks,
+        outputs={name: _selector(output) for name, output in (outputs.get("parameters") or {}).items()},
+        artifacts={
+            name: Selector(
+                tuple(
+                    (selector["producerSubtask"], selector["outputArtifactKey"])
+                    for selector in output["artifactSelectors"]
+                )
+            )
+            for name, output in (outputs.get("artifacts") or {}).items()
+        },
+    )
+
+
+def _selector(spec: dict[str, Any]) -> Selector:
+    if "valueFromOneof" in spec:
+        selectors = spec["valueFromOneof"]["parameterSelectors"]
+    else:
+        selectors = [spec["valueFromParameter"]]
+    return Selector(tuple((selector["producerSubtask"], selector["outputParameterKey"]) for selector in selectors))
+
+
+def _task(name: str, spec: dict[str, Any]) -> Task:
+    inputs = spec.get("inputs") or {}
+    sources = {key: _source(value) for key, value in (inputs.get("parameters") or {}).items()}
+    artifacts = {key: _artifact_source(value) for key, value in (inputs.get("artifacts") or {}).items()}
+    depends_on = list(spec.get("dependentTasks") or ())
+    depends_on += [
+        source.task
+        for source in (*sources.values(), *artifacts.values())
+        if isinstance(source, (FromTask, FinalStatus))
+    ]
+    caching = spec.get("cachingOptions") or {}
+    trigger = spec.get("triggerPolicy") or {}
+    return Task(
+        name=name,
+        display_name=str((spec.get("taskInfo") or {}).get("name") or name),
+        component=spec["componentRef"]["name"],
+        inputs=sources,
+        depends_on=tuple(dict.fromkeys(depends_on)),
+        condition=str(trigger.get("condition") or "") or None,
+        runs_always=trigger.get("strategy") == _ALWAYS,
+        loop=_loop(spec),
+        retry=_retry(spec.get("retryPolicy")),
+        artifacts=artifacts,
+        caches=bool(caching.get("enableCache")),
+        cache_key=str(caching.get("cacheKey") or ""),
+    )
+
+
+def _source(spec: dict[str, Any]) -> Source:
+    selector = spec.get("parameterExpressionSelector") or ""
+    if "constant" in (spec.get("runtimeValue") or {}):
+        return Constant(spec["runtimeValue"]["constant"])
+    if "componentInputParameter" in spec:
+        return FromInput(spec["componentInputParameter"], selector)
+    if "taskOutputParameter" in spec:
+        output = spec["taskOutputParameter"]
+        return FromTask(output["producerTask"], output["outputParameterKey"], selector)
+    if "taskFinalStatus" in spec:
+        return FinalStatus(spec["taskFinalStatus"]["producerTask"])
+    return Other(next(iter(spec), "empty"))
+
+
+def _artifact_source(spec: dict[str, Any]) -> Source:
+    if "componentInputArtifact" in spec:
+        return FromInput(spec["componentInputArtifact"])
+    if "taskOutputArtifact" in spec:
+        output = spec["taskOutputArtifact"]
+        return FromTask(output["producerTask"], output["outputArtifactKey"])
+    return Other(next(iter(spec), "empty"))
+
+
+def _loop(spec: dict[str, Any]) -> Loop | None:
+    iterator = spec.get("parameterIterator") or spec.get("artifactIterator")
+    if not iterator:
+        return None
+    items = iterator["items"]
+    return Loop(
+        item_input=iterator["itemInput"],
+        raw=items.get("raw"),
+        from_input=items.get("inputParameter") or items.get("inputArtifact"),
+        parallelism=int((spec.get("iteratorPolicy") or {}).get("parallelismLimit") or 0),
+    )
+
+
+def _retry(spec: dict[str, Any] | None) -> Retry | None:
+    if not spec or not int(spec.get("maxRetryCount") or 0):
+        return None
+    return Retry(
+        count=int(spec["maxRetryCount"]),
+        backoff=_seconds(spec.get("backoffDuration", "0s")),
+        factor=float(spec.get("backoffFactor", 2.0)),
+        backoff_max=_seconds(spec.get("backoffMaxDuration", "3600s")),
+    )
+
+
+def _seconds(text: str) -> float:
+    """Protobuf's JSON form of a duration: ``"1.5s"``."""
+    match = re.fullmatch(r"([0-9.]+)s", text)
+    if match is None:
+        raise MalformedError(f"{text!r} is not a duration in seconds")
+    return float(match.group(1))
+
+
+def _verify(pipeline: Pipeline) -> None:
+    """Every name in the file leads somewhere, and nothing waits for itself."""
+    uses: dict[str, set[str]] = {}
+    for component in (pipeline.root, *pipeline.components.values()):
+        dag = component.dag
+        if dag is None:
+            continue
+        for task in dag.tasks.values():
+            if task.component not in pipeline.components:
+                raise MalformedError(f"the task {task.name!r} names the component {task.component!r}, which is missing")
+            for upstream in task.depends_on:
+                if upstream not in dag.tasks:
+                    raise MalformedError(f"the task {task.name!r} waits for {upstream!r}, which is missing")
+        for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
+            for producer, _ in selector.sources:
+                if producer not in dag.tasks:
+                    raise MalformedError(f"the output {name!r} comes from the task {producer!r}, which is missing")
+        uses[component.name] = {task.component for task in dag.tasks.values()}
+        _refuse_circle({task.name: task.depends_on for task in dag.tasks.values()}, "tasks")
+    _refuse_circle(uses, "components")
+    _refuse_too_many(pipeline, uses)
+
+
+def _refuse_too_many(pipeline: Pipeline, uses: Mapping[str, set[str]]) -> None:
+    """A few nested pipelines, each with the next one twice, are more tasks than any machine can count."""
+    components = {**pipeline.components, pipeline.root.name: pipeline.root}
+    depths: dict[str, int] = {}
+    tasks: dict[str, int] = {}
+    for name in TopologicalSorter(uses).static_order():
+        dag = components[name].dag
+        inner = [task.component for task in dag.tasks.values()] if dag is not None else []
+        depths[name] = 1 + max((depths[used] for used in inner), default=0)
+        tasks[name] = 1 + sum(tasks[used] for used in inner)
+        if depths[name] > _DEEPEST:
+            raise MalformedError(f"its pipelines are nested more than {_DEEPEST} levels deep")
+        if tasks[name] > _MOST_TASKS:
+            raise MalformedError(f"it has more than {_MOST_TASKS:,} tasks, with those of nested pipelines")
+
+
+def _refuse_circle(graph: Mapping[str, Any], what: str) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise MalformedError(f"these {what} wait for each other: {' -> '.join(reversed(error.args[1]))}") from None

@@ -1,0 +1,72 @@
+"""What a container may use at most: the limits of KFP's ResourceSpec."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from torchx_kfp.pipeline.placeholders import Facts, resolve_text
+
+_QUANTITY = re.compile(r"([0-9.]+)([eE][+-]?[0-9]+|m|[kMGTPE]|[KMGTPE]i)?")
+_BINARY = {f"{prefix}i": Decimal(1024) ** (power + 1) for power, prefix in enumerate("KMGTPE")}
+_DECIMAL = {prefix: Decimal(1000) ** (power + 1) for power, prefix in enumerate("kMGTPE")}
+_UNITS: dict[str, Decimal] = {**_BINARY, **_DECIMAL, "m": Decimal("0.001"), "": Decimal(1)}
+#: KFP's older field counts in these.
+_GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Limits:
+    """At most so many CPUs, bytes of memory and accelerators; None: no limit, 0 accelerators: none asked for."""
+
+    cpus: float | None = None
+    memory: int | None = None
+    accelerators: int = 0
+    accelerator_type: str = ""
+
+
+NO_LIMITS = Limits()
+
+
+def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
+    """The limits in a ResourceSpec, whose values may be placeholders. Requests are no limits, and left out.
+
+    Raises:
+        ValueError: a value is no quantity.
+    """
+    accelerator = resources.get("accelerator") or {}
+    count = _text(accelerator, "resourceCount", "count", facts)
+    cpus = _text(resources, "resourceCpuLimit", "cpuLimit", facts)
+    memory = resolve_text(str(resources.get("resourceMemoryLimit") or ""), facts)
+    gigabytes = float(resources.get("memoryLimit") or 0)
+    return Limits(
+        cpus=float(parse_quantity(cpus)) or None if cpus else None,
+        memory=math.ceil(parse_quantity(memory)) or None if memory else round(gigabytes * _GIGABYTE) or None,
+        accelerators=int(parse_quantity(count)) if count else 0,
+        accelerator_type=_text(accelerator, "resourceType", "type", facts),
+    )
+
+
+def parse_quantity(text: str) -> Decimal:
+    """The number in a Kubernetes quantity: ``500m``, ``1.5``, ``64M``, ``2Gi``, ``1e3``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    try:
+        if match is None:
+            raise ArithmeticError
+        number, unit = match.group(1), match.group(2) or ""
+        return Decimal(number) * _UNITS[unit] if unit in _UNITS else Decimal(number + unit)
+    except ArithmeticError:
+        raise ValueError(f"has the limit {text!r}, which is no quantity such as 500m, 2 or 1.5Gi") from None
+
+
+def _text(values: Mapping[str, Any], name: str, older: str, facts: Facts) -> str:
+    """The value under the name that KFP writes today, or else under the one that it wrote before."""
+    return resolve_text(str(values.get(name) or values.get(older) or ""), facts)

@@ -1,0 +1,201 @@
+"""The stages as a page lists them: each by itself, the iterations of a loop as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.report import show
+from torchx_kfp.report.artifacts import ArtifactView, ArtifactViews, Link
+from torchx_kfp.report.graph import summary
+from torchx_kfp.report.model import RunView, StageView
+from torchx_kfp.report.readers import Read
+from torchx_kfp.report.tracked import Tracked
+from torchx_kfp.tracking import Curve
+from torchx_kfp.tracking.statements.starts import Start
+
+#: Lines of a failed stage's log in the page, for so many of them; of the others fewer.
+LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
+#: Columns of a loop's table; what is more is in the log and in the tracker.
+_MOST_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An input that is run ids: ``sources`` are the stages that have them, by their anchors."""
+
+    name: str
+    sources: list[Link]
+    more: int = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A stage with all that there is to say of it."""
+
+    stage: StageView
+    anchor: str
+    #: Without what is in ``reads``, and outputs without what is in the results.
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    results: Mapping[str, Any]
+    artifacts: list[ArtifactView]
+    #: As the tracker has them: the record of the start, metadata of the run, and metrics of its steps.
+    start: Start | None
+    metadata: Mapping[str, Any]
+    curves: Mapping[str, Curve]
+    reads: list[Reading]
+    read_by: list[Link]
+    read_by_more: int
+    log: Link | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A task: one stage, or the iterations of a loop. ``constant`` are inputs that are the same in all of them."""
+
+    path: str
+    anchor: str
+    state: str
+    note: str
+    entries: list[Entry]
+    is_loop: bool
+    constant: Mapping[str, Any] = field(default_factory=dict)
+    input_columns: Sequence[str] = ()
+    result_columns: Sequence[str] = ()
+    output_columns: Sequence[str] = ()
+    hidden_columns: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A stage that failed, with the end of its log."""
+
+    stage: StageView
+    anchor: str
+    log: Link | None
+    lines: list[str]
+
+
+#: Sources or readers that are named of one stage; of more there is the number.
+_MOST_LINKS = 12
+
+
+class Links:
+    """Anchors of stages, and relative links from the report's folder."""
+
+    def __init__(self, run: RunView, place: Path) -> None:
+        self._files = ArtifactViews(place, run.folder.parent)
+        numbers: dict[str, int] = {}
+        self.sections = {stage.path: numbers.setdefault(stage.path, len(numbers)) for stage in run.stages}
+        self.anchors = {stage.name: f"s{number}" for number, stage in enumerate(run.stages)}
+
+    def section(self, path: str) -> str:
+        return f"t{self.sections[path]}" if path in self.sections else ""
+
+    def file(self, path: Path, label: str) -> Link:
+        """A file of this machine, if it is there."""
+        return self._files.file(path, label)
+
+    def artifacts(self, made: Mapping[str, Artifact | list[Artifact]]) -> list[ArtifactView]:
+        """The artifacts of a stage."""
+        return self._files.of(made)
+
+
+def sections(run: RunView, reads: Iterable[Read], links: Links, tracked: Tracked) -> list[Section]:
+    """The stages by their task, in the pipeline's order."""
+    of_stage: dict[str, list[Read]] = {}
+    readers: dict[str, dict[str, StageView]] = {}
+    for read in reads:
+        of_stage.setdefault(read.stage.name, []).append(read)
+        if read.source is not None:
+            readers.setdefault(read.source.name, {})[read.stage.name] = read.stage
+    groups: dict[str, list[Entry]] = {}
+    for stage in run.stages:
+        of_it = list(readers.get(stage.name, {}).values())
+        entry = _entry(stage, of_stage.get(stage.name, []), of_it, links, tracked)
+        groups.setdefault(stage.path, []).append(entry)
+    return [_section(path, entries, links) for path, entries in groups.items()]
+
+
+def failures(run: RunView, links: Links) -> list[Failure]:
+    """The stages that failed, in the order in which they did not start: that of the pipeline."""
+    failed = [stage for stage in run.stages if stage.state == "failed"]
+    return [
+        Failure(
+            stage,
+            links.anchors[stage.name],
+            _log(stage, links),
+            _last_lines(stage, LINES if number < FULL_LOGS else FEWER_LINES),
+        )
+        for number, stage in enumerate(failed)
+    ]
+
+
+def _last_lines(stage: StageView, count: int) -> list[str]:
+    try:
+        return stage.result.last_lines(count)
+    except OSError as error:
+        return [f"(the log cannot be read: {error.strerror})"]
+
+
+def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links: Links, tracked: Tracked) -> Entry:
+    result = stage.result
+    results = dict(result.results or {})
+    by_name: dict[str, list[Link]] = {}
+    for read in reads:
+        source = read.source
+        link = Link(source.name, f"#{links.anchors[source.name]}") if source else Link(read.run_id, "")
+        by_name.setdefault(read.name, []).append(link)
+    return Entry(
+        stage=stage,
+        anchor=links.anchors[stage.name],
+        inputs={name: value for name, value in result.inputs.items() if name not in by_name},
+        outputs={
+            name: value
+            for name, value in result.outputs.items()
+            if not (name == "run_id" and value == result.run_id) and not (name in results and results[name] == value)
+        },
+        results=results,
+        artifacts=links.artifacts(result.artifacts),
+        start=tracked.start(stage),
+        metadata=tracked.metadata(stage),
+        curves=tracked.history(stage),
+        reads=[Reading(name, found[:_MOST_LINKS], max(0, len(found) - _MOST_LINKS)) for name, found in by_name.items()],
+        read_by=[Link(reader.name, f"#{links.anchors[reader.name]}") for reader in readers[:_MOST_LINKS]],
+        read_by_more=max(0, len(readers) - _MOST_LINKS),
+        log=_log(stage, links),
+    )
+
+
+def _log(stage: StageView, links: Links) -> Link | None:
+    return links.file(stage.result.log_file, stage.result.log_file.name) if stage.result.log_file else None
+
+
+def _section(path: str, entries: list[Entry], links: Links) -> Section:
+    state, note = summary(entry.stage for entry in entries)
+    if not entries[0].stage.indices:
+        return Section(path, links.section(path), state, note, entries, is_loop=False)
+    ran = [entry for entry in entries if entry.stage.attempts or entry.stage.result.state.is_success]
+    names = list(dict.fromkeys(name for entry in ran for name in entry.inputs))
+    varies = [name for name in names if len({show.text(entry.inputs.get(name)) for entry in ran}) > 1]
+    results = list(dict.fromkeys(name for entry in ran for name in entry.results))
+    outputs = list(dict.fromkeys(name for entry in ran for name in entry.outputs))
+    columns = [*varies, *results, *outputs]
+    shown = set(columns[:_MOST_COLUMNS])
+    return Section(
+        path,
+        links.section(path),
+        state,
+        note,
+        entries,
+        is_loop=True,
+        constant={name: ran[0].inputs.get(name) for name in names if name not in varies},
+        input_columns=[name for name in varies if name in shown],
+        result_columns=[name for name in results if name in shown],
+        output_columns=[name for name in outputs if name in shown],
+        hidden_columns=columns[_MOST_COLUMNS:],
+    )

@@ -1,0 +1,257 @@
+"""What happens in a run, as events; and their form as JSON objects, one a line.
+
+That form is what ``torchx-kfp run --json`` prints and what a run's folder keeps (see ``journal``): ``encode`` and
+``decode`` are each other's inverse. A reader has to pass over fields and events that it does not know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList
+from torchx_kfp.pipeline.spec import ArtifactType
+from torchx_kfp.runs.result import StageResult, State
+
+#: Version of the form. One is added where a reader of the old form would go wrong.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The first event of a run, and the first of each time that it is resumed.
+
+    ``not_applied`` are settings of the pipeline that have no effect on this machine, ``arguments`` the values of all
+    parameters, ``differs`` what KFP's backend would do otherwise, in sentences. ``time`` is in seconds since the epoch,
+    here and below.
+    """
+
+    pipeline: str
+    run_id: str
+    folder: Path
+    not_applied: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    resumed: bool = False
+    time: float = field(default_factory=time.time)
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoopStarted:
+    """A loop has so many iterations, each with these stages (without their indices); not all may begin at once."""
+
+    name: str
+    iterations: int
+    stages: tuple[str, ...]
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageWaiting:
+    """A stage's inputs are known, and it waits for its turn."""
+
+    name: str
+    task: str
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageStarted:
+    """A process of a stage was started; ``attempt`` counts from 1, ``inputs`` are parameters."""
+
+    name: str
+    pod_name: str
+    attempt: int
+    task: str = ""
+    log_file: Path | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageRetried:
+    """An attempt failed, and another one follows after ``delay`` seconds."""
+
+    name: str
+    attempt: int
+    reason: str
+    delay: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class PipelineRetried:
+    """A nested pipeline failed, and all of its stages run again after ``delay`` seconds."""
+
+    name: str
+    attempt: int
+    reason: str
+    delay: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StageFinished:
+    """A stage has ended, or will not run; ``kept`` where it had succeeded before the run was resumed."""
+
+    result: StageResult
+    kept: bool = False
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class RunEnding:
+    """The running stages are ended, and have ``grace`` seconds to end by themselves.
+
+    ``reason`` is a signal's name, or a clause: ``its time limit of 60 s is over``.
+    """
+
+    reason: str
+    grace: float
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    """The last event of a run, which a killed one has not. ``duration`` is in seconds, since it was (re)started."""
+
+    run_id: str
+    state: State
+    duration: float
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
+    #: Why it failed, if no stage did.
+    reason: str = ""
+    time: float = field(default_factory=time.time)
+
+
+Event: TypeAlias = (
+    RunStarted
+    | LoopStarted
+    | StageWaiting
+    | StageStarted
+    | StageRetried
+    | PipelineRetried
+    | StageFinished
+    | RunEnding
+    | RunFinished
+)
+Listener: TypeAlias = Callable[[Event], None]
+
+_NAMES: dict[str, type[Any]] = {
+    "run_started": RunStarted,
+    "loop_started": LoopStarted,
+    "stage_waiting": StageWaiting,
+    "stage_started": StageStarted,
+    "stage_retried": StageRetried,
+    "pipeline_retried": PipelineRetried,
+    "stage_finished": StageFinished,
+    "run_ending": RunEnding,
+    "run_finished": RunFinished,
+}
+_PATHS = {"folder", "log_file"}
+# An object of this one name is a number that JSON has not; one of the other name holds an object that only looks alike.
+_NUMBER, _PLAIN = "number", "object"
+_CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """The event as a JSON object: ``{"event": "stage_started", "time": ..., "name": "train[2]", ...}``."""
+    name = next(name for name, kind in _NAMES.items() if type(event) is kind)
+    content = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
+    when = content.pop("time")
+    if isinstance(event, StageFinished):
+        result = {item.name: getattr(event.result, item.name) for item in dataclasses.fields(event.result)}
+        content = {**result, "kept": event.kept}
+    if isinstance(event, RunStarted):
+        content["version"] = VERSION
+    return {"event": name, "time": when, **{key: _encode(key, value) for key, value in content.items()}}
+
+
+def decode(content: Mapping[str, Any]) -> Event | None:
+    """The event that ``encode`` made the object from; None for one that this version does not know.
+
+    Raises:
+        ValueError: the object is no event.
+    """
+    try:
+        kind = _NAMES.get(content["event"])
+        if kind is None:
+            return None
+        if kind is StageFinished:
+            result = StageResult(**_fields(StageResult, content))
+            return StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
+        event: Event = kind(**_fields(kind, content))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"is no event of a run ({type(error).__name__}: {error})") from None
+    return event
+
+
+def _encode(key: str, value: Any) -> Any:
+    if key in _PATHS:
+        return None if value is None else str(value)
+    if key == "state":
+        return str(value)
+    if key == "artifacts":
+        return {
+            name: [_encode_artifact(item) for item in made] if isinstance(made, list) else _encode_artifact(made)
+            for name, made in value.items()
+        }
+    if key == "results" and value is not None:
+        return {name: _encode_number(item) for name, item in value.items()}
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+
+
+def _fields(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in dataclasses.fields(kind)}
+    return {key: _decode(key, value) for key, value in content.items() if key in names}
+
+
+def _decode(key: str, value: Any) -> Any:
+    if key in _PATHS:
+        return None if value is None else Path(value)
+    if key == "state":
+        return State(value)
+    if key == "artifacts":
+        return {
+            name: ArtifactList(map(_decode_artifact, made)) if isinstance(made, list) else _decode_artifact(made)
+            for name, made in value.items()
+        }
+    if key == "results" and value is not None:
+        return {name: _decode_number(item) for name, item in value.items()}
+    return tuple(value) if key in ("not_applied", "differs", "stages") else value
+
+
+def _encode_artifact(artifact: Artifact) -> dict[str, Any]:
+    kind = {"type": artifact.type.title, "version": artifact.type.version}
+    content = {"name": artifact.name, **kind, "uri": artifact.uri, "metadata": dict(artifact.metadata)}
+    return {**content, "custom_path": artifact.custom_path} if artifact.custom_path else content
+
+
+def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
+    kind = ArtifactType(content["type"], content["version"])
+    return Artifact(content["name"], kind, content["uri"], content["metadata"], content.get("custom_path", ""))
+
+
+def _encode_number(value: Any) -> Any:
+    # JSON has no such numbers; a result of that text would be one that is text.
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_NUMBER: next(name for name, number in _CONSTANTS.items() if str(number) == str(value))}
+    if isinstance(value, Mapping):
+        content = {key: _encode_number(item) for key, item in value.items()}
+        return {_PLAIN: content} if set(content) in ({_NUMBER}, {_PLAIN}) else content
+    return [_encode_number(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _decode_number(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_NUMBER}:
+            return _CONSTANTS[value[_NUMBER]]
+        content = value[_PLAIN] if set(value) == {_PLAIN} else value
+        return {key: _decode_number(item) for key, item in content.items()}
+    return [_decode_number(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,200 @@
+"""How stages and runs end."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.errors import StageFailedError, StageNotFoundError
+from torchx_kfp.local.stage.output import printable
+from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
+from torchx_kfp.pipeline.names import without_indices
+
+#: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
+LAST_LINES = 10
+#: Failed stages whose last lines a message quotes, and stages that it names besides.
+_QUOTED, _NAMED = 5, 20
+_TAIL_BYTES = 8192
+# KFP's type of artifacts whose metadata are numbers, and the entry that it adds by itself.
+_METRICS, _DISPLAY_NAME = "system.Metrics", "display_name"
+
+
+class State(str, enum.Enum):
+    """How a stage, or a run, ended."""
+
+    SUCCEEDED = "succeeded"
+    #: It did not run: an earlier run has done the same, and its outputs are taken.
+    CACHED = "cached"
+    FAILED = "failed"
+    #: A condition was false, or a stage that it reads was skipped.
+    SKIPPED = "skipped"
+    #: A stage that it depends on has failed, or the run was ended.
+    NOT_RUN = "not run"
+    #: It was running when the run was ended.
+    CANCELED = "canceled"
+
+    @property
+    def is_success(self) -> bool:
+        """Whether there are outputs."""
+        return self in (State.SUCCEEDED, State.CACHED)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """How one stage ended; in a loop, in one of its iterations.
+
+    ``name`` is unique in the run: the task's name, behind the nested pipelines it is in, with the indices of its
+    loops (``train[2]``, ``inner/train[0,1]``). ``task`` is the task's name alone, ``exit_code`` is negative for
+    a signal and None where no process has run, ``duration`` is in seconds over all attempts.
+    """
+
+    name: str
+    task: str
+    state: State
+    exit_code: int | None = None
+    #: Why it did not succeed, as a part of a sentence.
+    reason: str = ""
+    duration: float = 0.0
+    attempts: int = 0
+    #: ``KFP_POD_NAME`` of the last attempt.
+    pod_name: str = ""
+    log_file: Path | None = None
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
+    #: Of a tracked stage that came that far, also if it failed: under which run id its results are, and where.
+    run_id: str | None = None
+    tracker_base: str | None = None
+    #: What is recorded there; None where it could not be read.
+    results: Mapping[str, Any] | None = None
+    #: Parameters, as they came to the stage.
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    #: When the first attempt started, in seconds since the epoch.
+    started_at: float | None = None
+    #: Of a cached stage, or one that an earlier attempt of this run has finished: what covers its command and inputs.
+    key: str = ""
+    #: Of a cached stage: the run whose outputs these are.
+    cached_from: str = ""
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        """What the stage tells of its work: outputs that are numbers, KFP's metrics, and recorded results."""
+        numbers = {name: value for name, value in self.outputs.items() if type(value) in (int, float)}
+        metrics = {
+            name: value
+            for made in self.artifacts.values()
+            for artifact in artifacts_in(made)
+            if artifact.type.title == _METRICS
+            for name, value in artifact.facts.items()
+            if isinstance(value, (int, float, str)) and name != _DISPLAY_NAME
+        }
+        return {**numbers, **metrics, **(self.results or {})}
+
+    def last_lines(self, count: int = LAST_LINES) -> list[str]:
+        """The end of the stage's log, as it is shown while the stage runs: without control characters."""
+        if self.log_file is None or not self.log_file.exists():
+            return []
+        with self.log_file.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().removesuffix(b"\n").split(b"\n")
+        return [printable(line) for line in lines if lines != [b""]][-count:]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. ``stages`` are in the pipeline's order, those of a loop in its order."""
+
+    pipeline: str
+    run_id: str
+    state: State
+    folder: Path
+    duration: float
+    stages: tuple[StageResult, ...]
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
+    #: Why it failed, if no stage did: ``the time limit of 60 s is over``.
+    reason: str = ""
+
+    def __getitem__(self, name: str) -> StageResult:
+        """The stage of this name: ``result["train"]``, ``result["inner/train[2]"]``.
+
+        Raises:
+            StageNotFoundError: the run has no such stage, or several, as a loop has; it names those that there are.
+        """
+        found = [stage for stage in self.stages if stage.name == name] or self.all(name)
+        if len(found) != 1:
+            raise StageNotFoundError(self._not_found(name, [stage.name for stage in found]))
+        return found[0]
+
+    def all(self, name: str) -> list[StageResult]:
+        """The stages of this name, without the indices of loops: each iteration of ``inner/train``."""
+        return [stage for stage in self.stages if without_indices(stage.name) == name]
+
+    def _not_found(self, name: str, found: list[str]) -> str:
+        if found:
+            return f"{name!r} is {len(found):,} stages: {_named(found)}. result.all({name!r}) has all of them."
+        known = list(dict.fromkeys(name for stage in self.stages for name in (stage.name, without_indices(stage.name))))
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        there = _named([stage.name for stage in self.stages])
+        return f"The run {self.run_id} has no stage {name!r}.{meant} It has: {there}."
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of the run: a table of its stages."""
+        from torchx_kfp.runs.notebook import run_as_html
+
+        return run_as_html(self)
+
+    def raise_for_failure(self) -> None:
+        """Raises StageFailedError if a stage failed: which ones, why, and the last lines of their logs."""
+        if self.state is State.FAILED:
+            raise StageFailedError(describe_failure(self))
+
+
+def describe_exit(code: int) -> str:
+    """What is said about a process that ended with this code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def describe_failure(result: RunResult) -> str:
+    """The failed stages with their last lines, and what was not run because of them."""
+    failed = [stage for stage in result.stages if stage.state is State.FAILED]
+    not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
+    stages = "1 stage" if len(result.stages) == 1 else f"{len(result.stages)} stages"
+    how = result.reason or f"{len(failed)} of {stages} failed"
+    lines = [f"The run {result.run_id} failed: {how}."]
+    for stage in failed[:_QUOTED]:
+        attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
+        end = "" if stage.reason.endswith("?") else "."
+        lines.append(f"{stage.name} {stage.reason}{f'{attempts}.' if attempts else end}")
+        tail = stage.last_lines()
+        if tail:
+            lines.append(f"  Its last lines, from {stage.log_file}:")
+            lines += [f"    {line}" for line in tail]
+    if failed[_QUOTED:]:
+        names = _named([stage.name for stage in failed[_QUOTED:]])
+        lines.append(f"Failed too: {names}. Their logs are in {result.folder}.")
+    ended = [stage.name for stage in result.stages if stage.state is State.CANCELED]
+    if ended:
+        lines.append(f"Ended because of that: {_named(ended)}.")
+    if not_run:
+        lines.append(f"Not run because of that: {_named(not_run)}.")
+    return "\n".join(lines)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

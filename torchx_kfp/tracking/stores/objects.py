@@ -1,0 +1,339 @@
+"""The store on any file system of fsspec: object stores, memory, SFTP and others."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.tracking.stores.each import Concurrency, each
+from torchx_kfp.tracking.stores.files import File
+from torchx_kfp.tracking.stores.keys import PRIVATE, shown
+from torchx_kfp.tracking.stores.retry import retried
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Protocols of stores that know objects with names, and no folders.
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2", "tos", "obs"}
+#: Bytes of UTF-8 that the name of an object may have on S3 and Google Cloud Storage.
+_MAX_OBJECT_NAME = 1024
+#: Requests at once: S3 takes thousands, and a client of Python makes some hundred in a second.
+_REQUESTS = 64
+#: Seconds for one attempt to write, and bytes for which there is another second. botocore asks S3 whether it may send
+#: ("Expect: 100-continue"), and the HTTP client waits for the answer without an end; for all else s3fs has time-outs.
+_WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
+#: Where file systems of fsspec tell when a file was written.
+_MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+
+
+def open_filesystem(base: str) -> tuple[Any, str]:
+    """The file system of fsspec that the URL names, and the path on it. No request is made yet.
+
+    For S3 there are as many connections as requests are made at once, and neither botocore nor s3fs tries again by
+    itself: ``retry`` does, for every file system alike. What the user has configured for botocore goes before.
+    """
+    options = {}
+    for protocol in re.findall(r"(?:^|::)(s3a?)://", base):
+        own: dict[str, Any] = {}
+        for name in ("s3", "s3a"):
+            own |= fsspec.config.conf.get(name, {}).get("config_kwargs", {})
+        config = {"max_pool_connections": _REQUESTS, "retries": {"total_max_attempts": 1}, **own}
+        options[protocol] = {"config_kwargs": config, "use_listings_cache": False}
+    filesystem, path = url_to_fs(base, **options)
+    if options and hasattr(filesystem, "retries"):
+        filesystem.retries = 1
+    return filesystem, path
+
+
+class FsspecStore:
+    """One file or object for each key, on any file system of fsspec.
+
+    The base is resolved once; keys are joined to its path and never read as part of a URL.
+    """
+
+    def __init__(self, base: str, filesystem: Any, path: str, patience: float) -> None:
+        self.base = base
+        self._patience = patience
+        self._opened = filesystem
+        self._pid = os.getpid()
+        self._root = path.rstrip("/")
+        protocols = _protocols(filesystem)
+        self._objects = bool(protocols & _OBJECT_STORES)
+        self._memory = "memory" in protocols
+        if self._objects and not self._root:
+            raise TrackerError(f"The tracker base {base!r} names no bucket. Use one such as s3://bucket/results.")
+        # Others, such as SFTP, may not bear calls from several threads.
+        self._asynchronous = all(getattr(layer, "async_impl", False) for layer in _layers(filesystem))
+        self._concurrency = Concurrency(_REQUESTS if self._asynchronous else 1)
+        finder = getattr(filesystem, "_find", filesystem.find)
+        self._finds_prefixes = self._objects and "prefix" in inspect.signature(finder).parameters
+        # s3fs asks for the size before it reads, in order to read large files in pieces; results are small.
+        reader = getattr(filesystem, "_cat_file", filesystem.cat_file)
+        self._read_options = {"max_concurrency": 1} if "max_concurrency" in inspect.signature(reader).parameters else {}
+
+    @property
+    def _fs(self) -> Any:
+        # Clients of object stores do not survive a fork. Nor does the event loop of older fsspec, which then says so.
+        if self._pid != os.getpid() and survives_fork():
+            self._opened, self._pid = open_filesystem(self.base)[0], os.getpid()
+        return self._opened
+
+    def location(self, key: str) -> str:
+        """The URL of the key's file."""
+        return str(self._fs.unstrip_protocol(f"{self._root}/{key}"))
+
+    def read(self, key: str) -> bytes | None:
+        """The content of the key's file; None where there is none."""
+        path = self._path(key)
+        try:
+            return self._tried("read", key, lambda: bytes(self._fs.cat_file(path, **self._read_options)))
+        except FileNotFoundError as error:
+            if _bucket_is_missing(error):
+                raise self._problem("read", key, error) from error
+            self._refuse_beside(key, path)
+            return None
+        except Exception as error:  # the clients of stores raise errors of their own
+            raise self._problem("read", key, error) from error
+
+    def write(self, key: str, content: bytes) -> None:
+        """Make this the content of the key's file."""
+        path = self._path(key)
+        self._refuse_beside(key, path)
+
+        def write() -> None:
+            try:
+                self._pipe(path, content)
+            except FileNotFoundError:
+                if self._objects:  # the bucket is missing: none is made by the way
+                    raise
+                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+                self._pipe(path, content)
+
+        try:
+            self._tried("write", key, write)
+        except Exception as error:
+            raise self._problem("write", key, error) from error
+
+    def _pipe(self, path: str, content: bytes) -> None:
+        if not self._asynchronous:
+            self._fs.pipe_file(path, content)
+            return
+        loop = self._fs.loop  # an error in a forked process, with older fsspec
+        seconds = _WRITE_SECONDS + len(content) / _BYTES_PER_SECOND
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(self._fs._pipe_file(path, content), seconds), loop)
+        try:
+            future.result()
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer in {seconds:g} s") from None
+        except BaseException:
+            # Ctrl-C: what is abandoned may not come later and replace what is put next.
+            future.cancel()
+            raise
+
+    def remove(self, key: str) -> None:
+        """Remove the key's file, if there is one."""
+        path = self._path(key)
+        try:
+            # Not rm: it would read the key as a pattern.
+            self._tried("remove", key, lambda: self._fs.rm_file(path))
+        except FileNotFoundError as error:
+            if _bucket_is_missing(error):
+                raise self._problem("remove", key, error) from error
+        except Exception as error:
+            raise self._problem("remove", key, error) from error
+
+    def remove_old(self, file: File) -> bool:
+        """Remove the file. Object stores cannot be asked to keep it if it was written since it was listed."""
+        self.remove(file.key)
+        return True
+
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """The function's value for each item, in order; where the store bears it, for many at once."""
+        return each(function, items, self._concurrency)
+
+    def for_this_thread(self) -> FsspecStore:
+        """The store for a thread other than the one that has opened it; its client may be for that one."""
+        if self._asynchronous:
+            return self
+        return FsspecStore(self.base, *open_filesystem(self.base), self._patience)
+
+    def keys(self, prefix: str | None) -> list[str]:
+        """The keys that are, or lie below, the prefix; all keys without one."""
+        path = self._root if prefix is None else self._path(prefix)
+        if prefix is not None and self._finds_prefixes:
+            # As a folder, s3fs would ask twice more for one that is not there.
+            above, _, name = path.rpartition("/")
+            found = self._listed(lambda: self._fs.find(above, prefix=f"{name}/"))
+            found = [name for name in found if name.startswith(f"{path}/")]  # older ones give the prefix itself
+        else:
+            found = self._listed(lambda: self._fs.find(path))
+        own = prefix is not None and prefix.partition("/")[0] == PRIVATE
+        if prefix is not None and self._objects and not own and path not in found and self.read(prefix) is not None:
+            found.append(path)  # an object may be beside others below its name
+        keys = self._below(found)
+        start = len(prefix or "")
+        return [key for key in keys if not key.endswith("/") and PRIVATE not in key[start:].split("/")]
+
+    def names(self, prefix: str | None = None) -> list[str]:
+        """What is directly below the prefix or the base, sorted: keys, and folders of keys with a slash behind."""
+        path = self._root if prefix is None else self._path(prefix)
+        found = self._listed(lambda: self._fs.ls(path or self._fs.root_marker, detail=True))
+        there = self._below([entry["name"] + "/" * (entry["type"] == "directory") for entry in found], path)
+        return [name for name in there if name != f"{PRIVATE}/"]
+
+    def files(self) -> list[File]:
+        """All files below the base, the tracker's own included."""
+        found = self._listed(lambda: self._fs.find(self._root, detail=True) or {})
+        entries = found.items() if isinstance(found, dict) else ()
+        return sorted(
+            File(path[len(self._root) + 1 :], int(entry["size"] or 0), self._modified(entry))
+            for path, entry in entries
+            if path.startswith(f"{self._root}/") and not path.endswith("/")
+        )
+
+    def _modified(self, entry: Mapping[str, Any]) -> float:
+        value = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), None)
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, (int, float)):
+            return float(value)
+        raise TrackerError(f"The store of the tracker base {self.base!r} does not tell when a file was written.")
+
+    def _tried(self, action: str, key: str, function: Callable[[], T]) -> T:
+        # A forked process that cannot reach the store never will.
+        patience = self._patience if self._pid == os.getpid() else 0.0
+        return retried(function, patience, lambda: f"{action} {self.location(key) if key else self.base}")
+
+    def _listed(self, action: Callable[[], T]) -> T | list[Any]:
+        def list_anew() -> T:
+            self._fs.invalidate_cache()  # others write, too
+            return action()
+
+        try:
+            return self._tried("list", "", list_anew)
+        except FileNotFoundError as error:
+            if _bucket_is_missing(error):
+                raise self._problem("list", "", error) from error
+            return []
+        except Exception as error:
+            raise self._problem("list", "", error) from error
+
+    def _below(self, names: list[str], above: str | None = None) -> list[str]:
+        root = f"{self._root if above is None else above}/"
+        return sorted(name[len(root) :] for name in names if name.startswith(root) and name != root)
+
+    def _path(self, key: str) -> str:
+        path = f"{self._root}/{key}"
+        if self._objects:
+            name = path.partition("/")[2]
+            size = len(name.encode())
+            if size > _MAX_OBJECT_NAME:
+                raise KeyRefusedError(
+                    f"The key {shown(key)} is too long for the tracker base {self.base!r}: the object's name would "
+                    f"have {size:,} bytes in UTF-8, and object stores take {_MAX_OBJECT_NAME:,}. Shorten it."
+                )
+        understood = self._fs._strip_protocol(path)
+        if understood == path and hasattr(self._fs, "split_path"):
+            bucket, name = self._fs.split_path(path)[:2]
+            understood = f"{bucket}/{name}"
+        if understood != path:  # for example '?versionId=', which s3fs takes off
+            raise KeyRefusedError(
+                f"The key {shown(key)} means something else to the tracker base {self.base!r}, which reads "
+                f"{shown(understood)} from {shown(path)}. Use another key."
+            )
+        return path
+
+    def _refuse_beside(self, key: str, path: str) -> None:
+        """Refuse on memory:// what file systems refuse, which tests with it should show."""
+        if not self._memory:
+            return
+        if self._fs.isfile(self._root):
+            raise TrackerError(f"The tracker base {self.base!r} is a file. Name a directory.")
+        if self._fs.isdir(path):
+            raise KeyRefusedError(
+                f"The key {shown(key)} is a folder of other keys below the tracker base {self.base!r}: use a key of "
+                f"its own, for example {shown(key + '/results')}."
+            )
+        names = key.split("/")
+        for end in range(1, len(names)):
+            above = "/".join(names[:end])
+            if self._fs.isfile(f"{self._root}/{above}"):
+                raise KeyRefusedError(
+                    f"The key {shown(key)} lies below the key {shown(above)}, which holds results itself. "
+                    "Use a key that is not below another one."
+                )
+
+    def _problem(self, action: str, key: str, error: Exception) -> TrackerError:
+        where = self.location(key) if key else self.base
+        said = f"{type(error).__name__}: {error}"
+        if self._pid != os.getpid():
+            return TrackerError(
+                f"Cannot {action} {where} ({said}): this process was forked, and the installed fsspec cannot reach "
+                "object stores in one. Install a newer fsspec, or start the process anew (multiprocessing's 'spawn')."
+            )
+        # What is written is not found where the bucket is missing; Google's server does not say more.
+        missing = action == "write" and self._objects and isinstance(error, FileNotFoundError)
+        if missing or _bucket_is_missing(error):
+            return TrackerError(
+                f"Cannot {action} {where}: the bucket of the tracker base {self.base!r} does not exist. "
+                "Make it, or name another one; the tracker makes none."
+            )
+        if isinstance(error, PermissionError):
+            return TrackerError(
+                f"No permission to {action} {where} ({said}). Check the credentials, and that they may read, write and "
+                "list there: S3 answers so for missing objects too where it may not be listed."
+            )
+        if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
+            return KeyRefusedError(
+                f"The key {shown(key)} is a folder of other keys of the tracker base {self.base!r}, or lies below one "
+                f"that holds results itself ({said}). Use another key."
+            )
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return KeyRefusedError(
+                f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
+            )
+        return TrackerError(
+            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, the credentials for it, and that "
+            "it can be reached from here."
+        )
+
+
+def survives_fork() -> bool:
+    """Whether the installed fsspec makes a new event loop in a forked process."""
+    from fsspec import asyn
+
+    return hasattr(asyn, "reset_after_fork")
+
+
+def _protocols(filesystem: Any) -> set[str]:
+    """The protocols of a file system and of those that it wraps."""
+    found: set[str] = set()
+    for layer in _layers(filesystem):
+        found.update([layer.protocol] if isinstance(layer.protocol, str) else layer.protocol)
+    return found
+
+
+def _layers(filesystem: Any) -> Iterator[Any]:
+    """The file system and those that it wraps."""
+    while filesystem is not None:
+        yield filesystem
+        filesystem = vars(filesystem).get("fs")
+
+
+def _bucket_is_missing(error: Exception) -> bool:
+    response = getattr(error.__cause__, "response", None)  # botocore's
+    if isinstance(response, dict) and response.get("Error", {}).get("Code") == "NoSuchBucket":
+        return True
+    return re.search(r"NoSuchBucket|bucket does not exist", str(error)) is not None
