@@ -44,6 +44,13 @@ def clean(text: str, *, colours: bool = False) -> str:
     return "".join(pieces)
 
 
+def clean_line(line: bytes) -> str:
+    """The line as a terminal may show it: colours stay, what could do something else to the terminal does not."""
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    # A progress bar writes over its line: show what would be left of it.
+    return clean(text.rsplit("\r", 1)[-1], colours=True)
+
+
 def escape_json(text: str) -> str:
     """JSON with escapes for what is unsafe inside of its strings."""
     if text.isprintable():

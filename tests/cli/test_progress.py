@@ -9,7 +9,7 @@ from tests.local.components import shell
 from tests.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from torchx_kfp.cli.display.progress import LINES, Phase, Progress
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.pipeline.outline import outline
+from torchx_kfp.pipeline.walk import outline
 from torchx_kfp.runs.events import LoopStarted, RunFinished, RunStarted, StageFinished
 from torchx_kfp.runs.events import StageRetried as Retried
 from torchx_kfp.runs.events import StageStarted as Started

@@ -15,9 +15,9 @@ from torchx_kfp.pipeline.conditions import compares_types, verify_condition
 from torchx_kfp.pipeline.findings import Finding, Kind
 from torchx_kfp.pipeline.names import join_names
 from torchx_kfp.pipeline.placeholders import Facts, unknown_placeholders
-from torchx_kfp.pipeline.places import Place
 from torchx_kfp.pipeline.resources import read_limits
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Task
+from torchx_kfp.pipeline.walk import Place
 
 #: Bytes that KFP's launcher needs beside the application: it shares the stage's memory limit.
 _LAUNCHER = 64 * 10**6

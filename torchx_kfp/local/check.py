@@ -16,10 +16,10 @@ from torchx_kfp.pipeline.conditions import is_field_selector
 from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.pipeline.load import reading
 from torchx_kfp.pipeline.names import join_names
-from torchx_kfp.pipeline.places import Place, places
 from torchx_kfp.pipeline.python_components import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
 from torchx_kfp.pipeline.values import TYPE_NAMES
+from torchx_kfp.pipeline.walk import Place, places
 
 _ON_KFP = "Run the pipeline on KFP"
 # Inputs that KFP itself fills: how another task has ended, and how this one is run on Kubernetes.

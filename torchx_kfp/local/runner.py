@@ -45,8 +45,8 @@ from torchx_kfp.pipeline.conditions import LONGEST
 from torchx_kfp.pipeline.findings import Finding
 from torchx_kfp.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.pipeline.names import indices_of, make_run_name, without_indices
-from torchx_kfp.pipeline.outline import positions
 from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.pipeline.walk import positions
 from torchx_kfp.runs.events import Event, Listener, RunFinished, RunStarted
 from torchx_kfp.runs.history import RunRecord, read_run
 from torchx_kfp.runs.journal import Journal

@@ -22,7 +22,6 @@ from torchx_kfp.local.scopes import (
     Scope,
     collect,
     import_artifact,
-    inner_names,
     loop_items,
     missing_outputs,
     parameters_of,
@@ -35,8 +34,8 @@ from torchx_kfp.local.stages import Happening, Stages
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.conditions import holds
 from torchx_kfp.pipeline.names import StageNames, without_indices
-from torchx_kfp.pipeline.outline import Planned, stages_in
 from torchx_kfp.pipeline.spec import Importer, Pipeline
+from torchx_kfp.pipeline.walk import Planned, inner_names, stages_in
 from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
 from torchx_kfp.runs.result import StageResult, State
 

@@ -14,12 +14,11 @@ from typing import Any
 
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 from torchx_kfp.pipeline.conditions import select_field
-from torchx_kfp.pipeline.names import StageNames, is_group_name
+from torchx_kfp.pipeline.names import StageNames
 from torchx_kfp.pipeline.placeholders import Facts, resolve_constant, resolve_text, resolve_value
 from torchx_kfp.pipeline.spec import (
     Component,
     Constant,
-    Dag,
     FinalStatus,
     FromInput,
     FromTask,
@@ -29,6 +28,7 @@ from torchx_kfp.pipeline.spec import (
     Task,
 )
 from torchx_kfp.pipeline.values import convert, shorten
+from torchx_kfp.pipeline.walk import dag_of, is_group
 from torchx_kfp.runs.result import State
 
 
@@ -140,23 +140,6 @@ class Scope:
         hooks = {upstream: name for name in always for upstream in self.nodes[name].task.depends_on}
         mine = [hooks[upstream] for upstream in node.task.depends_on]
         return None if node.task.name in mine else mine[0]
-
-
-def dag_of(component: Component) -> Dag:
-    """The component's DAG, which it has."""
-    if component.dag is None:
-        raise TypeError(f"the component {component.name} has no tasks")
-    return component.dag
-
-
-def inner_names(task: Task, names: StageNames) -> StageNames:
-    """Stage names inside of this task's DAG, but for a loop's index: branches and loops do not show in them."""
-    return names if is_group(task) else names.inside_pipeline(task.name)
-
-
-def is_group(task: Task) -> bool:
-    """Whether KFP made the task for a loop, a condition or an exit handler, and nobody wrote a nested pipeline."""
-    return task.loop is not None or task.condition is not None or is_group_name(task.name)
 
 
 def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:

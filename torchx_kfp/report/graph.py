@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torchx_kfp.local.scopes import dag_of, inner_names
 from torchx_kfp.pipeline.names import StageNames, is_group_name
-from torchx_kfp.pipeline.outline import positions
 from torchx_kfp.pipeline.spec import Component, Dag, Pipeline, Task
+from torchx_kfp.pipeline.walk import dag_of, inner_names, positions
 from torchx_kfp.report import show
 from torchx_kfp.report.layout import Box, edges, place
 from torchx_kfp.report.model import WAITING, RunView, StageView

@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.pipeline.outline import stages_in
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Source
+from torchx_kfp.pipeline.walk import stages_in
 from torchx_kfp.protocol import TRACKER_BASE
 
 #: What ``adapter.inputs`` adds to the name of a channel.

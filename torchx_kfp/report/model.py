@@ -12,8 +12,8 @@ from typing import Any
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.pipeline.load import load_pipeline
 from torchx_kfp.pipeline.names import indices_of, without_indices
-from torchx_kfp.pipeline.outline import positions
 from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.pipeline.walk import positions
 from torchx_kfp.report.inputs import input_names, named
 from torchx_kfp.runs.events import (
     Event,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import StageFailedError, StageNotFoundError
-from torchx_kfp.local.stage.output import printable
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.terminal import clean_line
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
 LAST_LINES = 10
@@ -105,7 +105,7 @@ class StageResult:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
             lines = file.read().removesuffix(b"\n").split(b"\n")
-        return [printable(line) for line in lines if lines != [b""]][-count:]
+        return [clean_line(line) for line in lines if lines != [b""]][-count:]
 
 
 @dataclass(frozen=True)

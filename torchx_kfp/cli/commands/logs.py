@@ -189,10 +189,10 @@ class _Printer:
             self._print_lines(name, lines)
 
     def _print_lines(self, name: str, lines: list[bytes]) -> None:
-        from torchx_kfp.local.stage.output import printable
+        from torchx_kfp.terminal import clean_line
 
         start = f"{name} | " if self._prefixed else ""
-        print_text("\n".join(start + printable(line) for line in lines) + "\n")
+        print_text("\n".join(start + clean_line(line) for line in lines) + "\n")
 
 
 def _tasks(record: RunRecord) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _may_come(record: RunRecord, stage: str) -> bool:
     """Whether the pipeline has this stage, though nothing has been heard of it."""
     from torchx_kfp.local import State, load_pipeline
     from torchx_kfp.pipeline.names import without_indices
-    from torchx_kfp.pipeline.outline import outline
+    from torchx_kfp.pipeline.walk import outline
 
     if record.state in (State.SUCCEEDED, State.FAILED):
         return False  # all have been heard of

@@ -15,8 +15,8 @@ from torchx_kfp.cli.display.output import is_capable, plain, wants_colors
 from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.local.stage.output import Terminal
-from torchx_kfp.pipeline.outline import outline
 from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.pipeline.walk import outline
 from torchx_kfp.runs.events import Event, encode
 from torchx_kfp.runs.messages import messages
 

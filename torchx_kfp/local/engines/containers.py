@@ -21,10 +21,10 @@ from torchx_kfp.local.engines.mounts import (
 )
 from torchx_kfp.local.platform.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
 from torchx_kfp.pipeline.names import join_names, without_indices
-from torchx_kfp.pipeline.outline import stages_in
 from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_text
 from torchx_kfp.pipeline.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.pipeline.spec import Component, Pipeline
+from torchx_kfp.pipeline.walk import stages_in
 from torchx_kfp.tracking.statements.entries import KINDS
 from torchx_kfp.tracking.stores.keys import PRIVATE
 

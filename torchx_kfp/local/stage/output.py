@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import BinaryIO, TextIO, TypeAlias
 
 from torchx_kfp.errors import explain
-from torchx_kfp.terminal import clean
+from torchx_kfp.terminal import clean, clean_line
 
 #: A longer line is shown in pieces of this many bytes.
 _LINE_LIMIT = 1 << 16
@@ -26,13 +26,6 @@ _UNFINISHED = 1 << 10
 
 #: Is called with a stage's name and a line that it has printed, as a terminal may show it.
 LineListener: TypeAlias = Callable[[str, str], None]
-
-
-def printable(line: bytes) -> str:
-    """The line as a terminal may show it: colours stay, what could do something else to the terminal does not."""
-    text = line.decode("utf-8", "replace").rstrip("\r")
-    # A progress bar writes over its line: show what would be left of it.
-    return clean(text.rsplit("\r", 1)[-1], colours=True)
 
 
 class Terminal:
@@ -116,13 +109,15 @@ class Log:
                 self._file = None
         *lines, rest = (self._rest + data).split(b"\n")
         *early, self._rest = _pieces(rest)
-        shown = [printable(piece) for line in lines for piece in _pieces(line)] + [printable(piece) for piece in early]
+        shown = [clean_line(piece) for line in lines for piece in _pieces(line)] + [
+            clean_line(piece) for piece in early
+        ]
         return said + shown
 
     @property
     def unfinished(self) -> str:
         """The line that has no end yet, such as a progress bar."""
-        return printable(self._rest[-_UNFINISHED:])
+        return clean_line(self._rest[-_UNFINISHED:])
 
     def finish(self) -> list[str]:
         """Closes file and pipe; the line that had no end is returned."""
@@ -130,7 +125,7 @@ class Log:
         if self._file is not None:
             self._file.close()
         rest, self._rest = self._rest, b""
-        return [printable(rest)] if rest else []
+        return [clean_line(rest)] if rest else []
 
 
 def _write_whole(file: BinaryIO, data: bytes) -> None:
