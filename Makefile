@@ -9,7 +9,7 @@ bin := $(VENV)/bin
 sources := torchx_kfp components pipelines tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers test-lowest test-newest ci lint format types goldens benchmarks clean
+.PHONY: help demo test test-containers test-lowest test-newest ci lint format types goldens benchmarks wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -55,6 +55,11 @@ goldens: $(VENV)/.ready ## write anew what is made of other files: compiled exam
 benchmarks: $(VENV)/.ready ## measure help texts, cached runs, compile time, size, start of a stage, put and get, many results, load, the local runner
 	@set -e; for benchmark in help cached compile size start tracking objects listing local load 'load --s3'; do \
 	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
+
+wheel: $(VENV)/.ready ## build the wheel, in dist/
+	@rm -rf build  # setuptools would add modules that have been removed since
+	$(bin)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@rm -rf build
 
 clean: ## remove environments, caches and results
 	rm -rf .venv .venv-* $(DEMO) build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache local_outputs

@@ -49,8 +49,13 @@ def test_all_are_exported() -> None:
 
 def test_exit_codes() -> None:
     codes = {cls.__name__: cls.exit_code for cls in every()}
-    wrong_calls = {"UnsupportedPipelineError", "PipelineFileError", "ArgumentError", "UnknownRunError"}
-    assert {name for name, code in codes.items() if code == 2} == wrong_calls
+    assert {name for name, code in codes.items() if code == 2} == {
+        "ArgumentError",
+        "MissingExtraError",
+        "PipelineFileError",
+        "UnknownRunError",
+        "UnsupportedPipelineError",
+    }
     assert set(codes.values()) == {1, 2}
 
 
@@ -58,6 +63,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
     others = {cls.__name__ for cls in every() if not issubclass(cls, ValueError)}
     assert others == {
         "TorchxKfpError",
+        "MissingExtraError",
         "ContainerEngineError",
         "NotInStageError",
         "TrackerError",

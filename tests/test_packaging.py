@@ -5,18 +5,21 @@ from __future__ import annotations
 import email
 import email.message
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, packages_distributions
 from pathlib import Path
 
 import fsspec
 import pytest
 
 import torchx_kfp
+from torchx_kfp.extras import MODULES, install_line
 
 pytestmark = pytest.mark.once
 
@@ -73,22 +76,13 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Version"] == torchx_kfp.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert {"s3", "gcs", "mlflow", "report", "examples", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "dev"}
     requirements = metadata.get_all("Requires-Dist", [])
+    # All that applications need.
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]
+    assert [requirement.partition(">=")[0] for requirement in needed] == ["fsspec"]
     # Without lower bounds pip picks torchx 0.3.0; and a bound for each of the others is what test-lowest tests.
-    assert all(">=" in requirement for requirement in needed)
-    assert {requirement.split(">=")[0].split("<")[0] for requirement in needed} >= {
-        "kfp",
-        "kfp-kubernetes",
-        "torchx",
-        "fsspec",
-        "pyyaml",
-    }
-    extras = {"s3": "s3fs", "gcs": "gcsfs", "mlflow": "mlflow-skinny", "report": "jinja2", "examples": "scikit-learn"}
-    for extra, package in extras.items():
-        of_extra = [requirement for requirement in requirements if requirement.endswith(f'extra == "{extra}"')]
-        assert [requirement for requirement in of_extra if requirement.startswith(package)], extra
+    assert all(">=" in requirement for requirement in requirements if 'extra == "dev"' not in requirement)
 
 
 def test_the_wheel_has_the_command(wheel: Path) -> None:
@@ -107,38 +101,108 @@ def test_the_wheel_has_the_command(wheel: Path) -> None:
     assert "compile" in shown.stdout
 
 
-def test_tracking_works_where_only_fsspec_is(wheel: Path, tmp_path: Path) -> None:
-    """``pip install --no-deps torchx-kfp`` in an image that has fsspec, and neither kfp nor torchx."""
-    venv = tmp_path / "venv"
+@pytest.fixture(scope="session")
+def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment as in an application's image: the wheel without an extra, and fsspec."""
+    folder = tmp_path_factory.mktemp("image")
+    venv = folder / "venv"
     made = run(sys.executable, "-m", "venv", "--without-pip", venv)
     assert made.returncode == 0, made.stderr
-    python = venv / "bin" / "python"
-    installed = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
-    assert installed.returncode == 0, installed.stderr
-
     # This environment's fsspec, without its neighbours.
-    only_fsspec = tmp_path / "only-fsspec"
-    only_fsspec.mkdir()
-    (only_fsspec / "fsspec").symlink_to(Path(fsspec.__file__).parent)
     [packages] = venv.glob("lib/python*/site-packages")
-    (packages / "fsspec.pth").write_text(str(only_fsspec))
+    of_fsspec = Path(fsspec.__file__).parent
+    for package in (of_fsspec, *of_fsspec.parent.glob("fsspec-*.dist-info")):
+        (packages / package.name).symlink_to(package)
+    # With its dependencies, none of which may have to be fetched.
+    installed = run(sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--no-index", wheel)
+    assert installed.returncode == 0, installed.stderr
+    return venv
 
+
+def in_image(image: Path, program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    # Isolated: neither the working directory nor PYTHONPATH is looked at.
+    return run(image / "bin" / "python", "-I", "-W", "error", "-c", program, **environ)
+
+
+def test_an_application_needs_no_extra(image: Path, tmp_path: Path) -> None:
     program = """
 import importlib.util, sys
 assert not any(importlib.util.find_spec(name) for name in ("kfp", "torchx", "yaml", "click", "rich"))
+import torchx_kfp.errors, torchx_kfp.protocol, torchx_kfp.publisher
 from torchx_kfp.tracking import current_run
 run = current_run()
 run.put(accuracy=0.5)
 print(run.id, run.results(), sys.modules["torchx_kfp"].__file__)
 """
     environ = {"TORCHX_TRACKER_BASE": str(tmp_path / "results"), "TORCHX_JOB_ID": "run/stage/1"}
-    # Isolated: neither the working directory nor PYTHONPATH are looked at.
-    done = run(python, "-I", "-W", "error", "-c", program, **environ)
+    done = in_image(image, program, **environ)
     assert done.stderr == ""
+    [packages] = image.glob("lib/python*/site-packages")
     assert done.stdout == f"run/stage/1 {{'accuracy': 0.5}} {packages / 'torchx_kfp' / '__init__.py'}\n"
 
 
-@pytest.mark.parametrize("module", ["torchx_kfp", "torchx_kfp.errors", "torchx_kfp.protocol"])
+NEEDED = (
+    'needs the extra "pipelines" (missing here: celpy, click, docker and 7 more). '
+    'Install it with: pip install "torchx-kfp[pipelines]"\n'
+)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--help",), ("run", "pipeline.py"), ("show", "--no-such-option")], ids=lambda words: " ".join(words)
+)
+@pytest.mark.parametrize("program", ["torchx-kfp", "python -m torchx_kfp"])
+def test_a_command_without_its_extra_says_what_to_type(image: Path, program: str, words: tuple[str, ...]) -> None:
+    executable, *options = program.split()
+    done = run(image / "bin" / executable, *options, *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: The command torchx-kfp {NEEDED}")
+
+
+@pytest.mark.parametrize(
+    ("statement", "needs"),
+    [
+        *[(f"import torchx_kfp; torchx_kfp.{name}", name) for name in torchx_kfp.__all__ if name != "__version__"],
+        ("from torchx_kfp import task_from_app", "task_from_app"),
+        ("import torchx_kfp; torchx_kfp.local", "local"),
+        ("import torchx_kfp.local", "local"),
+        ("from torchx_kfp.local import run", "local"),
+    ],
+)
+def test_an_import_without_its_extra_says_what_to_type(image: Path, statement: str, needs: str) -> None:
+    program = f"try:\n    {statement}\nexcept ImportError as error:\n    print(type(error).__name__, error)"
+    done = in_image(image, program)
+    assert done.stderr == ""
+    assert done.stdout == f"MissingExtraError torchx_kfp.{needs} {NEEDED}"
+
+
+def test_the_line_to_type_takes_what_is_installed(image: Path) -> None:
+    """Whatever the wheel came from: an index that has no torchx-kfp is not asked for it."""
+    words = shlex.split(install_line("pandas"))
+    assert words[:2] == ["pip", "install"]
+    installed = run(
+        # Isolated: without settings that name further places where packages are.
+        *(sys.executable, "-m", "pip", "--isolated", "--python", image / "bin" / "python"),
+        *("install", "--no-index", *words[2:]),
+    )
+    assert installed.returncode != 0
+    assert "Requirement already satisfied: torchx-kfp[pandas]" in installed.stdout
+    assert "No matching distribution found for pandas>=" in installed.stderr
+
+
+def test_modules_of_extras_are_those_of_their_distributions(metadata: email.message.Message) -> None:
+    distributions = packages_distributions()
+    for extra, modules in MODULES.items():
+        named = {
+            re.split(r"[<>=;\[ ]", requirement)[0]
+            for requirement in metadata.get_all("Requires-Dist", [])
+            if requirement.endswith(f'; extra == "{extra}"')
+        }
+        found = {name.lower().replace("_", "-") for module in modules for name in distributions.get(module, [module])}
+        # kfp-kubernetes lies inside of kfp, MLflow's client inside of the whole.
+        assert named - {"kfp-kubernetes", "mlflow-skinny"} <= found, extra
+        assert len(modules) == len(named - {"kfp-kubernetes"}), extra
+
+
+@pytest.mark.parametrize("module", ["torchx_kfp", "torchx_kfp.errors", "torchx_kfp.protocol", "torchx_kfp.extras"])
 def test_importing_loads_neither_kfp_nor_torchx(module: str) -> None:
     program = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = run(sys.executable, "-c", program)

@@ -1,7 +1,7 @@
 """torchx-kfp: TorchX applications as stages of Kubeflow Pipelines v2.
 
-Importing this package loads neither kfp nor torchx; the authoring functions are imported when they are
-first asked for.
+Importing this package loads neither kfp nor torchx. The authoring functions and the subpackages are imported on first
+use; an installation without the extra ``pipelines`` has ``torchx_kfp.tracking`` only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torchx_kfp import local as local
+    from torchx_kfp import tracking as tracking
     from torchx_kfp.adapter import (
         artifact_from_uri,
         component_from_app,
@@ -34,11 +36,19 @@ __all__ = [
 ]
 
 
+_SUBPACKAGES = ("local", "tracking")
+
+
 def __getattr__(name: str) -> object:
+    if name in _SUBPACKAGES:
+        return import_module(f"{__name__}.{name}")
     if name in __all__:
+        from torchx_kfp.extras import require
+
+        require("pipelines", f"{__name__}.{name}")
         return getattr(import_module("torchx_kfp.adapter"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_SUBPACKAGES])

@@ -16,6 +16,7 @@
     │   ├── MissingResultsError  a run that was read has recorded no results
     │   ├── MissingArtifactError a run has registered no artifact of that name
     │   └── MissingMetricError   a run has logged no metric of steps of that name
+    ├── MissingExtraError    an extra of the installation is missing
     └── LocalRunError        running a compiled pipeline on this machine
         ├── UnsupportedPipelineError  the pipeline asks for what cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
@@ -44,6 +45,7 @@ __all__ = [
     "KeyRefusedError",
     "LocalRunError",
     "MissingArtifactError",
+    "MissingExtraError",
     "MissingMetricError",
     "MissingResultsError",
     "NotInStageError",
@@ -146,6 +148,12 @@ class MissingMetricError(TrackerError, KeyError):
     """The run has logged no metric of steps under that name."""
 
     __str__ = TrackerError.__str__  # KeyError's has quotes around it
+
+
+class MissingExtraError(TorchxKfpError, ImportError):
+    """A feature needs an extra that is not installed."""
+
+    exit_code = 2
 
 
 class LocalRunError(TorchxKfpError):

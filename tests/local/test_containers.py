@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -83,13 +82,6 @@ def test_a_socket_that_nobody_listens_at(tmp_path, monkeypatch, nested):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/dead.sock")
     with pytest.raises(ContainerEngineError, match=r"dead\.sock: Connection refused"):
         run(nested, docker=True, output_dir=tmp_path / "runs")
-
-
-def test_the_package_is_missing(monkeypatch, tmp_path, nested):
-    monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(ContainerEngineError, match=r"pip install 'torchx-kfp\[docker\]'"):
-        run(nested, docker=True, output_dir=tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
 
 
 def test_stages_are_chosen_by_name(nested):

@@ -19,6 +19,7 @@ ALLOWED = {
     "fsspec",
     "torchx_kfp",
     "torchx_kfp.errors",
+    "torchx_kfp.extras",
     "torchx_kfp.protocol",
     "torchx_kfp.tracking",
 }
@@ -26,7 +27,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages that holds fsspec and this package alone, as ``pip install --no-deps`` gives it."""
+    """A folder of packages that holds fsspec and this package alone, as an installation without an extra does."""
     folder = tmp_path_factory.mktemp("site-packages")
     for module in (fsspec, torchx_kfp):
         package = Path(str(module.__file__)).parent

@@ -6,7 +6,12 @@ result = run("pipeline.yaml", {"lr": 0.1})
 result.raise_for_failure()
 """
 
+# ruff: noqa: E402 (the imports come after the check: they fail without the extra)
 from __future__ import annotations
+
+from torchx_kfp.extras import require
+
+require("pipelines", __name__)
 
 from torchx_kfp.local.check import check_supported
 from torchx_kfp.local.engines.docker import remove_containers

@@ -1,7 +1,7 @@
 """A run of the local runner as one page of HTML, which needs nothing but a browser.
 
 ``model`` reads the run's folder into plain data, ``graph`` (with ``layout``), ``timeline`` and ``plots`` make of that
-what is drawn, and ``page`` puts it into the template. Needs the extra ``report``.
+what is drawn, and ``page`` puts it into the template.
 """
 
 from __future__ import annotations

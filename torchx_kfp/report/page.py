@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.errors import ArgumentError, TorchxKfpError
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.report import artifacts, plots, show
 from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
@@ -57,17 +57,11 @@ def write_report(run: RunView, path: Path) -> None:
 
 
 def render(run: RunView, place: Path) -> str:
-    """The page as text; its links are relative to the folder ``place``.
+    """Return the page as text; its links are relative to the folder ``place``."""
+    # Slow to load, and not needed to find out that there is no such run.
+    import jinja2
+    from markupsafe import Markup
 
-    Raises:
-        TorchxKfpError: the extra ``report`` is not installed.
-    """
-    try:
-        import jinja2
-        import markdown_it  # noqa: F401
-        from markupsafe import Markup
-    except ImportError as error:
-        raise TorchxKfpError(f'A report needs {error.name}: pip install "torchx-kfp[report]".') from error
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,

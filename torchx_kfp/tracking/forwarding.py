@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import TrackerError
+from torchx_kfp.extras import install_line, is_installed
 from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking.statements.artifacts import absolute
 
@@ -159,13 +159,17 @@ def check_tracker(name: str) -> None:
     """
     from importlib.metadata import entry_points  # slow to load, and most stages do not need it
 
-    if not _is_there("torchx"):
+    if not is_installed("torchx"):
         raise TrackerError(
             f"The stage has the further tracker {name!r}, and TorchX is not installed here. Install torchx in the "
             "image, or leave the tracker out (trackers= of the stage)."
         )
     found = [point for point in entry_points(group=_GROUP) if point.name == name]
-    if not found and (":" not in name or not _is_there(name.partition(":")[0])) and not _is_there("torchx_plugins"):
+    if (
+        not found
+        and (":" not in name or not is_installed(name.partition(":")[0]))
+        and not is_installed("torchx_plugins")
+    ):
         known = ", ".join(sorted({repr(point.name) for point in entry_points(group=_GROUP)})) or "none"
         raise TrackerError(
             f"The stage has the further tracker {name!r}, and there is no such entry point {_GROUP!r} here, nor a "
@@ -175,17 +179,9 @@ def check_tracker(name: str) -> None:
     for point in found:
         module = point.value.partition(":")[0].strip()
         needed, extra = _NEEDED.get(module, (module, ""))
-        if not _is_there(needed):
-            install = f'pip install "torchx-kfp[{extra}]"' if extra else f"the package that has {module!r}"
+        if not is_installed(needed):
+            install = install_line(extra) if extra else f"the package that has {module!r}"
             raise TrackerError(
                 f"The stage has the further tracker {name!r}, which needs the module {needed.partition('.')[0]!r}, and "
                 f"it is not installed here. Install it in the image: {install}."
             )
-
-
-def _is_there(module: str) -> bool:
-    """Whether the module's package is installed; its parts would have to be imported to be found."""
-    try:
-        return find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):  # a module without a spec, such as __main__, or no name of a module
-        return False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.extras import require
 from torchx_kfp.tracking.stores.keys import run_id_parts
 from torchx_kfp.tracking.values import Result
 
@@ -19,7 +19,9 @@ _PARTS = ("run", "stage", "execution")
 
 def frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame:
     """A row for each key and a column for each name; see ``FsspecResultTracker.to_frame``."""
-    pandas = _pandas()
+    require("pandas", "A DataFrame")
+    import pandas
+
     found = list(items)  # a fan-in may have a run twice
     names = dict.fromkeys(name for _, results in found for name in results)
     parts = [name for name in _PARTS if name not in names and any(run_id_parts(key) for key, _ in found)]
@@ -33,16 +35,10 @@ def frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame
 
 def history_frame(curves: Mapping[str, Curve]) -> pandas.DataFrame:
     """A row for each step and a column for each curve; see ``History.to_frame``."""
-    pandas = _pandas()
+    require("pandas", "A DataFrame")
+    import pandas
+
     columns = {name: {point.step: point.value for point in curve.points} for name, curve in curves.items()}
     steps = sorted({step for column in columns.values() for step in column})
     index = pandas.Index(steps, name="step", dtype="int64")
     return pandas.DataFrame(columns, index=index, columns=list(columns), dtype=float)
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise TrackerError('A DataFrame needs pandas: pip install "torchx-kfp[pandas]".') from error
-    return pandas

@@ -18,7 +18,7 @@ def report_command(run: str, output: str | None, output_dir: str) -> None:
 
     It has the pipeline's graph, a timeline, the failed stages' logs, plots of results over the iterations of loops, and
     all parameters, results, artifacts and lineage. RUN is a run id, the beginning or end of one, "latest", or the path
-    of a run's folder. A run that has not ended is shown as far as it has come. Needs the extra "report".
+    of a run's folder. A run that has not ended is shown as far as it has come.
     """
     from torchx_kfp.report import read_model, write_report
     from torchx_kfp.runs.history import find_run

@@ -173,14 +173,10 @@ def connect() -> APIClient:
     """A client of the first engine that answers: DOCKER_HOST's alone if that is set, the usual sockets' otherwise.
 
     Raises:
-        ContainerEngineError: the package is missing, or no engine answers; the message says where it was looked.
+        ContainerEngineError: no engine answers; the message says where it was looked.
     """
-    try:
-        import docker
-    except ImportError:
-        raise ContainerEngineError(
-            "Stages in containers need the package docker, which is not installed: pip install 'torchx-kfp[docker]'"
-        ) from None
+    import docker
+
     tried = []
     for where, options in _candidates():
         try:

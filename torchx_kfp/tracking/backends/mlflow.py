@@ -24,6 +24,7 @@ from typing import Any
 from torchx.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 
 from torchx_kfp.errors import TrackerError
+from torchx_kfp.extras import install_line
 from torchx_kfp.tracking.backends import mlflow_values as values
 from torchx_kfp.tracking.backends.stage import AppLineage
 from torchx_kfp.tracking.lineage import trace
@@ -36,7 +37,7 @@ try:
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.exceptions import MlflowException
 except ModuleNotFoundError as error:
-    raise TrackerError(f'The tracker "mlflow" needs MLflow ({error}): pip install "torchx-kfp[mlflow]".') from None
+    raise TrackerError(f'The tracker "mlflow" needs MLflow ({error}): {install_line("mlflow")}.') from None
 
 #: MLflow's own names.
 _URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from fsspec.implementations.local import LocalFileSystem
 
 from torchx_kfp.errors import TrackerError
+from torchx_kfp.extras import install_line
 from torchx_kfp.tracking.stores.disk import DiskStore
 from torchx_kfp.tracking.stores.files import File
 from torchx_kfp.tracking.stores.keys import shown
@@ -113,5 +114,5 @@ def check_tracker_base(tracker_base: object) -> str:
 def _install(base: str, error: ImportError) -> str:
     for protocol in re.findall(r"(\w+)://", base):
         if protocol in _EXTRAS:
-            return f'pip install "torchx-kfp[{_EXTRAS[protocol]}]"'
+            return install_line(_EXTRAS[protocol])
     return f"{error}."

@@ -1,0 +1,67 @@
+"""The extras of an installation, and the one error that says which of them is missing.
+
+The base distribution is what applications import, and needs fsspec alone. Authoring, the command line and runs on this
+machine need the extra ``pipelines``; single features need one of the others.
+"""
+
+from __future__ import annotations
+
+from importlib import util
+
+from torchx_kfp.errors import MissingExtraError
+
+#: Each extra with the modules that it brings (pyproject.toml names their distributions).
+MODULES = {
+    "pipelines": (
+        "celpy",
+        "click",
+        "docker",
+        "jinja2",
+        "kfp",
+        "markdown_it",
+        "packaging",
+        "rich",
+        "torchx",
+        "yaml",
+    ),
+    "s3": ("s3fs",),
+    "gcs": ("gcsfs",),
+    "pandas": ("pandas",),
+    "mlflow": ("mlflow", "torchx"),
+}
+
+
+def require(extra: str, what: str) -> None:
+    """Check that an extra is installed, without importing any of it.
+
+    Args:
+        extra: its name in pyproject.toml.
+        what: the feature that needs it; begins the message.
+
+    Raises:
+        MissingExtraError: a module of the extra is missing; the message has the line that installs it.
+    """
+    missing = [module for module in MODULES[extra] if not is_installed(module)]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise MissingExtraError(
+            f'{what} needs the extra "{extra}" (missing here: {", ".join(missing[:3])}{more}). '
+            f"Install it with: {install_line(extra)}"
+        )
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    pip and uv keep the torchx-kfp that is installed, wherever it came from, and add the packages of the extra. So the
+    line works whether or not an index has torchx-kfp.
+    """
+    return f'pip install "torchx-kfp[{extra}]"'
+
+
+def is_installed(module: str) -> bool:
+    """Tell whether the top-level package of a module is installed; its parts would have to be imported to be found."""
+    try:
+        return util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):  # a module without a spec, such as __main__, or not a module's name
+        return False
