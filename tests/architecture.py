@@ -1,0 +1,145 @@
+"""The architecture, read from the source: who imports whom.
+
+``tests/test_architecture.py`` holds it to the rules below, and ``python -m tests.architecture`` (part of
+``make goldens``) draws it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = "torchx_kfp"
+
+_FOUNDATION = {"errors", "extras", "terminal"}
+#: Each package, and each module beside the packages -> the ones among them that it may import.
+MAY_IMPORT: Mapping[str, set[str]] = {
+    "terminal": set(),
+    "errors": {"terminal"},
+    "extras": {"errors"},
+    "protocol": _FOUNDATION,
+    # A stage's command carries this module alone.
+    "publisher": set(),
+    "sdk": _FOUNDATION,
+    "tracking": {*_FOUNDATION, "protocol"},
+    "pipeline": {*_FOUNDATION, "sdk"},
+    "backend": {*_FOUNDATION, "pipeline"},
+    "adapter": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend"},
+    "runs": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend"},
+    "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "backend", "runs"},
+    "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend", "runs"},
+    "cli": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend", "runs", "local", "report"},
+    "__main__": {"cli", "extras"},
+}
+
+#: Each library -> the packages that may use it: a package and what is in it, or a module.
+MAY_USE: Mapping[str, set[str]] = {
+    "fsspec": {"tracking", "publisher", "local"},
+    "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipelines", "cli.mistakes"},
+    "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
+    "yaml": {"pipeline", "backend", "local"},
+    "celpy": {"pipeline", "cli"},
+    "packaging": {"local.stage"},
+    "click": {"cli"},
+    "rich": {"cli"},
+    "docker": {"local.engines"},
+    "jinja2": {"report"},
+    "markdown_it": {"report"},
+    "markupsafe": {"report"},
+    "mlflow": {"tracking.backends"},
+    "pandas": {"tracking"},
+}
+#: Libraries that come with an extra, or are slow to load: a module imports them inside of its functions.
+LATE = {"celpy", "docker", "jinja2", "markdown_it", "markupsafe", "pandas"}
+
+
+class Import(NamedTuple):
+    """A module imports another: at its top, inside of a function (``late``), or for types alone (``typing``)."""
+
+    importer: str
+    imported: str
+    when: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}, line {self.line}, imports {self.imported} ({self.when})"
+
+
+class Source:
+    """The modules of a package and their imports. Names are relative to the package: ``local.stage.output``."""
+
+    def __init__(self, root: Path) -> None:
+        files = {_name(file.relative_to(root)): file for file in sorted(root.rglob("*.py"))}
+        trees = {name: ast.parse(file.read_text(encoding="utf-8"), str(file)) for name, file in files.items()}
+        self.modules = [name for name in files if name]
+        self.packages = {name for name, file in files.items() if file.name == "__init__.py"}
+        self.docstrings = {name: ast.get_docstring(tree) or "" for name, tree in trees.items()}
+        self.imports: list[Import] = []
+        self.libraries: list[Import] = []
+        for name, tree in trees.items():
+            for found, when, line in _imports(tree):
+                self._add(Import(name, found, when, line), files)
+
+    def _add(self, it: Import, files: Mapping[str, Path]) -> None:
+        first, _, rest = it.imported.partition(".")
+        if first == PACKAGE:
+            # `from package import name` names a module, or something that the package has.
+            while rest not in files:
+                rest = rest.rpartition(".")[0]
+            self.imports.append(it._replace(imported=rest))
+        elif first not in sys.stdlib_module_names:
+            self.libraries.append(it._replace(imported=first))
+
+    def arrows(self, package: str = "") -> dict[str, set[str]]:
+        """Each module and package directly inside of this package -> the others there that it imports."""
+        prefix = f"{package}." if package else ""
+        inside = {name for name in self.modules if name.startswith(prefix) and "." not in name[len(prefix) :]}
+        arrows: dict[str, set[str]] = {name: set() for name in inside}
+        for it in self.imports:
+            pair = [_ancestor(name, inside) for name in (it.importer, it.imported)]
+            if None not in pair and pair[0] != pair[1]:
+                arrows[str(pair[0])].add(str(pair[1]))
+        return arrows
+
+
+def _name(file: Path) -> str:
+    parts = file.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    """What each import statement names, when it does, and its line."""
+    within: list[tuple[ast.AST, str]] = [(tree, "top")]
+    while within:
+        parent, when = within.pop()
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, when, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"line {node.lineno}: imports name modules in full"
+                yield from ((f"{node.module}.{alias.name}", when, node.lineno) for alias in node.names)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                within.append((node, "late"))
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                within.append((node, "typing"))
+            else:
+                within.append((node, when))
+
+
+def _ancestor(name: str, names: Iterable[str]) -> str | None:
+    """The one of the names that is the module, or a package around it."""
+    return next((each for each in names if f"{name}.".startswith(f"{each}.")), None)
+
+
+def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str] | None:
+    """The names of one cycle, if there is one; each imports the next."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return None

@@ -1,0 +1,76 @@
+"""Imports run in one direction: between packages, between the modules of each, and towards libraries."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.architecture import LATE, MAY_IMPORT, MAY_USE, PACKAGE, REPOSITORY, Source, cycle
+
+pytestmark = pytest.mark.once
+
+SOURCE = Source(REPOSITORY / PACKAGE)
+PACKAGES = [package for package in sorted(SOURCE.packages) if package]
+#: Packages that have cycles inside, to be mended.
+CYCLIC = {"adapter", "local", "local.engines", "local.stage", "runs", "tracking"}
+
+
+def top(name: str) -> str:
+    """The package at the top that has the module."""
+    return name.partition(".")[0]
+
+
+def test_packages_import_those_below_them_only() -> None:
+    assert cycle(MAY_IMPORT) is None, "the rules themselves have a direction"
+    wrong = [
+        str(it)
+        # The package itself, "", has the names that users import.
+        for it in SOURCE.imports
+        if it.importer and it.imported and top(it.imported) not in {top(it.importer), *MAY_IMPORT[top(it.importer)]}
+    ]
+    assert not wrong, "a package imports another one that it must not know: move what both need below them"
+
+
+def test_every_package_has_its_rule() -> None:
+    assert set(SOURCE.arrows()) == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param(each, marks=pytest.mark.xfail if each in CYCLIC else ()) for each in PACKAGES],
+)
+def test_modules_and_packages_inside_of_a_package_have_no_cycles(package: str) -> None:
+    assert cycle(SOURCE.arrows(package)) is None
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_modules_do_not_import_the_package_that_holds_them(package: str) -> None:
+    wrong = [str(it) for it in SOURCE.imports if it.imported == package and it.importer.startswith(f"{package}.")]
+    assert not wrong, "the package imports its modules: name the module"
+
+
+def test_libraries_are_used_where_they_belong() -> None:
+    wrong = [
+        str(it)
+        for it in SOURCE.libraries
+        if not any(f"{it.importer}.".startswith(f"{place}.") for place in MAY_USE.get(it.imported, ()))
+    ]
+    assert not wrong
+
+
+def test_optional_and_slow_libraries_are_loaded_when_they_are_needed() -> None:
+    assert not [str(it) for it in SOURCE.libraries if it.imported in LATE and it.when == "top"]
+
+
+def test_the_rules_name_nothing_that_is_gone() -> None:
+    assert {it.imported for it in SOURCE.libraries} == set(MAY_USE)
+    places = {place for used_in in MAY_USE.values() for place in used_in}
+    assert places <= set(SOURCE.modules)
+
+
+def test_what_imports_are_there_is_seen() -> None:
+    """Imports inside of functions and for types alone count as any other, and so does a name from a package."""
+    found = {(it.importer, it.imported, it.when) for it in SOURCE.imports}
+    assert ("cli", "errors", "top") in found
+    assert ("__main__", "cli", "late") in found
+    assert ("", "adapter", "typing") in found
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) is not None
