@@ -34,7 +34,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "backend", "runs"},
     "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend", "runs"},
     "cli": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend", "runs", "local", "report"},
-    "__main__": {"cli", "extras"},
+    "__main__": {*_FOUNDATION, "cli"},
 }
 
 #: Each library -> the packages that may use it: a package and what is in it, or a module.
