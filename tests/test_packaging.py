@@ -85,6 +85,22 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert all(">=" in requirement for requirement in requirements if 'extra == "dev"' not in requirement)
 
 
+def test_the_documents_name_this_version_and_repository(metadata: email.message.Message) -> None:
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
+    assert all(url.startswith(urls["Homepage"]) for url in urls.values())
+    documents = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+    text = "\n".join(document.read_text(encoding="utf-8") for document in documents)
+    assert set(re.findall(r"https://github\.com/[\w-]+/torchx-kfp\b", text)) == {urls["Homepage"]}
+    assert set(re.findall(r"torchx_kfp-([\d.]+)-py3|torchx-kfp(?:/archive/refs/tags/|@)v([\d.]*\d)", text)) == {
+        (torchx_kfp.__version__, ""),
+        ("", torchx_kfp.__version__),
+    }
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    [newest, *_] = re.findall(r"^## (\d.*)$", changelog, re.MULTILINE)
+    assert re.fullmatch(r"[\d.]+ - \d{4}-\d{2}-\d{2}", newest)
+    assert newest.split()[0] == torchx_kfp.__version__
+
+
 def test_the_wheel_has_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         declared = archive.read(f"torchx_kfp-{torchx_kfp.__version__}.dist-info/entry_points.txt").decode()
