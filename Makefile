@@ -28,11 +28,11 @@ test: $(VENV)/.ready ## run all tests (those in containers where a Docker engine
 test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine where none is (Debian, root)
 	.ci/with-docker $(bin)/python -m pytest -m docker $(ARGS)
 
-test-lowest: .venv-lowest/.ready ## run the tests with the lowest versions that pyproject.toml allows
-	.venv-lowest/bin/python -m pytest -n 2 -m "not docker and not once" $(ARGS)
+test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
+	.venv-lowest/bin/python -m pytest -n 2 -m "(versions or lowest) and not docker" $(ARGS)
 
-test-newest: .venv-newest/.ready ## run the tests with the newest kfp and torchx's nightly
-	.venv-newest/bin/python -m pytest -n 2 -m "not once and not storage" $(ARGS)
+test-newest: .venv-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
+	.venv-newest/bin/python -m pytest -n 2 -m "versions and not s3" $(ARGS)
 
 ci: ## run everything that CI runs
 	bash .ci/run

@@ -23,8 +23,6 @@ from torchx_kfp.tracking.stores.files import File
 from torchx_kfp.tracking.stores.keys import run_id_parts
 from torchx_kfp.tracking.stores.store import Store
 
-pytestmark = pytest.mark.once
-
 DAY = 86400.0
 
 

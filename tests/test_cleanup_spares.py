@@ -17,8 +17,6 @@ from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.statements.starts import record_start
 from torchx_kfp.tracking.stores.files import File
 
-pytestmark = pytest.mark.once
-
 #: Puts results in turns under keys of its own, each made old just before, and looks whether what was put is there.
 #: Every tenth time it leaves something that is old for good.
 WRITER = """

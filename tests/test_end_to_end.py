@@ -61,6 +61,7 @@ def argv(result: RunResult, name: str) -> list[str]:
     return json.loads(recorded(result, name)["argv"])
 
 
+@pytest.mark.versions
 def test_parameters_of_every_type(tmp_path: Path) -> None:
     def pipeline(
         tracker_base: str,
@@ -81,6 +82,7 @@ def test_parameters_of_every_type(tmp_path: Path) -> None:
     assert recorded(result, "use")["variable"] == '3-it\'s "$HOME" $$ $(id)\n'
 
 
+@pytest.mark.versions
 def test_items_and_fields_in_loops_conditions_and_nested_pipelines(tmp_path: Path) -> None:
     @dsl.pipeline(name="inner")
     def inner(tracker_base: str, lr: float, words: List[str]) -> str:
@@ -151,6 +153,7 @@ def test_a_retry_has_a_run_id_of_its_own(tmp_path: Path) -> None:
     assert json.loads(recorded(result, "read")["read"]) == {"flaky": '["x"]'}
 
 
+@pytest.mark.versions
 def test_fan_ins(tmp_path: Path) -> None:
     def pipeline(tracker_base: str) -> None:
         stage = functools.partial(task_from_app, tracker_base=tracker_base)
@@ -240,6 +243,7 @@ def test_what_a_failed_stage_recorded_stays(tmp_path: Path) -> None:
         result.raise_for_failure()
 
 
+@pytest.mark.versions
 def test_an_app_that_knows_only_torchx(tmp_path: Path) -> None:
     program = (
         "import os, warnings; warnings.simplefilter('ignore')\n"
@@ -292,6 +296,7 @@ def record(name: str, results: str, then: str = "true") -> AppDef:
     return AppDef(name, roles=[Role(name, image="image", entrypoint="python", args=["-c", RECORD, results, then])])
 
 
+@pytest.mark.versions
 def test_outputs_in_conditions_arguments_fan_ins_and_nested_pipelines(tmp_path: Path) -> None:
     @dsl.container_component
     def collect(values: List[float], out: dsl.OutputPath(str)):

@@ -21,8 +21,6 @@ import pytest
 import torchx_kfp
 from torchx_kfp.extras import MODULES, install_line
 
-pytestmark = pytest.mark.once
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 

@@ -26,8 +26,6 @@ from tests import carry
 from torchx_kfp.adapter.stage.carried import PROGRAM, SOURCE
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
-pytestmark = pytest.mark.storage
-
 #: Of this process alone: what a stage leaves running is found by it, also beside another run of the tests.
 RUN_ID = f"run/train/{uuid.uuid4()}"
 LARGEST = sys.float_info.max
@@ -130,6 +128,7 @@ def test_what_commands_carry_is_made_of_the_module() -> None:
     ast.parse(zlib.decompress(base64.b64decode(packed), -15), feature_version=(3, 8))
 
 
+@pytest.mark.lowest
 def test_results_become_outputs_and_metrics(program: list[str], tmp_path: Path) -> None:
     stage = Stage(
         program,
@@ -496,6 +495,7 @@ def stage(program: list[str], tmp_path: Path) -> Stage:
     )
 
 
+@pytest.mark.lowest
 def test_artifacts(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "notes[1].md").write_text("# Notes")
     (tmp_path / "matrix.html").write_text("<table>")
@@ -717,6 +717,7 @@ def test_an_image_without_fsspec_is_told_before_the_application_starts(program: 
     assert done.stderr == "torchx-kfp: fsspec is missing\n"
 
 
+@pytest.mark.lowest
 def test_stores_over_http(program: list[str], tmp_path: Path, s3_base: str) -> None:
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]}, artifacts={"n": ["system.HTML", "n"]})
     stage.base = stage.environ["TORCHX_TRACKER_BASE"] = s3_base

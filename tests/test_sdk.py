@@ -17,6 +17,8 @@ from torchx_kfp import task_from_app
 from torchx_kfp.pipeline.load import compile_function
 from torchx_kfp.sdk import quick_sdk
 
+pytestmark = pytest.mark.versions
+
 
 def app(name: str) -> AppDef:
     role = Role("trainer", image="image", entrypoint="train", resource=Resource(cpu=2, gpu=1, memMB=500))

@@ -96,7 +96,6 @@ PIECES = st.lists(st.sampled_from(['"', "\\", "[", "]", "{", "}", ",", ": ", "a"
 )
 
 
-@pytest.mark.once
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(one=PIECES, two=PIECES, many=st.one_of(PIECES, PIECES.map("[{}]".format), PIECES.map('["{}"]'.format)))
 @example(one="", two=", 1], ", many='["a]')

@@ -10,6 +10,8 @@ from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inpu
 from torchx_kfp import artifact_from_uri, task_from_app
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError
 
+pytestmark = pytest.mark.versions
+
 
 @dsl.container_component
 def deploy(model: dsl.Input[dsl.Model]):

@@ -13,6 +13,8 @@ from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inpu
 from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
 from torchx_kfp.adapter.stage.plan import plan_stage
 
+pytestmark = pytest.mark.versions
+
 
 def test_the_retired_adapters_name() -> None:
     assert container_from_app is task_from_app

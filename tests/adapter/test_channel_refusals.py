@@ -14,6 +14,8 @@ from torchx_kfp import component_from_app, component_spec_from_app, task_from_ap
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.errors import AppDefError, ChannelError
 
+pytestmark = pytest.mark.versions
+
 
 def closed_loop_in_text() -> None:
     with dsl.ParallelFor([1]):

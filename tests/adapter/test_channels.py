@@ -16,6 +16,8 @@ from tests.adapter.apps import compile_pipeline, load, make_app, produce, unreso
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import AppDefError
 
+pytestmark = pytest.mark.versions
+
 
 def parameters(s: str, i: int = 1, f: float = 0.1, b: bool = True, li: list = [1], d: dict = {}) -> None:
     use(s, f"{s}", f"--s={s}", f"--i={i}", f"--f={f}", f"--b={b}", f"--l={li}", f"--d={d}", f"{i}{f}")

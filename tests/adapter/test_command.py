@@ -137,6 +137,7 @@ def test_escaped_text_has_nothing_left_to_rewrite(value: str) -> None:
     assert decoded == value.encode()
 
 
+@pytest.mark.versions
 def test_an_untracked_stage_runs_exactly_the_command() -> None:
     compiled = compile_stage(tracked=False, entrypoint="python", args=["-m", "app", "--lr", "0.1"])
     assert containers(compiled)["train"] == {"image": "busybox", "command": ["python", "-m", "app", "--lr", "0.1"]}
@@ -274,6 +275,7 @@ def test_scripts_hold_nothing_that_engines_rewrite(tracked: bool) -> None:
     assert argo(script) == kubelet(script, {"0": "x", "1": "y"}) == script
 
 
+@pytest.mark.versions
 def test_macros() -> None:
     app = make_app(
         "my app",
@@ -291,6 +293,7 @@ def test_macros() -> None:
     )
 
 
+@pytest.mark.versions
 def test_every_macro_of_the_installed_torchx_is_replaced() -> None:
     from torchx.specs import macros
 

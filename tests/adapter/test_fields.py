@@ -15,6 +15,8 @@ from torchx_kfp.adapter.stage.fields import FIELDS
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.errors import AppDefError, ChannelError
 
+pytestmark = pytest.mark.versions
+
 
 def compile_app(app: AppDef, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The stage's task, executor and settings for Kubernetes."""

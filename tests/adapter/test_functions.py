@@ -26,7 +26,7 @@ from torchx_kfp import component_from_function, local
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 
 #: TorchX's nightly has another name for it.
-pytestmark = pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")
+pytestmark = [pytest.mark.versions, pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")]
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('RATE'), os.environ.get('NAME')]))"
 

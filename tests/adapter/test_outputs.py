@@ -19,6 +19,8 @@ from torchx_kfp.adapter.stage.carried import PROGRAM
 from torchx_kfp.adapter.stage.names import output_name
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
+pytestmark = pytest.mark.versions
+
 RESULTS = {"accuracy": float, "model_uri": str, "epochs": int, "good": bool, "l2norm/mean": float}
 ARTIFACTS = {"model": dsl.Model, "confusion": dsl.HTML, "notes": dsl.Markdown}
 

@@ -13,6 +13,8 @@ from tests.adapter.engines import constants
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 from torchx_kfp.errors import ChannelError, ReadsError
 
+pytestmark = pytest.mark.versions
+
 BASE = "/tmp/results"
 stage = functools.partial(task_from_app, tracker_base=BASE)
 

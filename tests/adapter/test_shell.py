@@ -110,7 +110,6 @@ PRINTS = [
 ]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("program", PRINTS)
 def test_a_value_is_one_word_in_every_place(shells: Path, tmp_path: Path, program: str) -> None:
     # A third of the values in each shell: each of them is one process.
@@ -393,7 +392,6 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("program", ATTACKS)
 @pytest.mark.parametrize("bash", [False, True])
 def test_a_value_is_never_where_it_might_be_code(program: str, bash: bool) -> None:
@@ -543,7 +541,6 @@ PROGRAMS = st.one_of(
 )
 
 
-@pytest.mark.once
 @settings(max_examples=250, suppress_health_check=list(HealthCheck))
 @given(program=PROGRAMS.filter(lambda program: "{}" in program), value=st.sampled_from(HOSTILE))
 def test_whatever_is_accepted_runs_no_value(tmp_path_factory: pytest.TempPathFactory, program: str, value: str) -> None:
@@ -580,7 +577,6 @@ def run_in_every_shell(text: str, value: str, folder: Path) -> None:
         assert not (work / "pwned").exists(), (command, text)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("shell", "program"),
     [

@@ -12,6 +12,8 @@ from tests.adapter.engines import Container, container_of, containers
 from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, protocol, task_from_app
 from torchx_kfp.errors import AppDefError, ChannelError
 
+pytestmark = pytest.mark.versions
+
 BASE = "/tmp/results"
 
 

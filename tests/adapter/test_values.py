@@ -16,6 +16,8 @@ from torchx_kfp import component_from_app, component_from_function, protocol, pu
 from torchx_kfp.adapter.stage import constants as values
 from torchx_kfp.adapter.stage.carried import PROGRAM
 
+pytestmark = pytest.mark.versions
+
 
 def shapes(compiled: str) -> dict[str, list[str]]:
     """The names of tasks by the text of their container."""

@@ -4,13 +4,9 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import Call
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.statements.starts import record_start
-
-pytestmark = pytest.mark.once
 
 README = Path(__file__).parent.parent.parent / "README.md"
 

@@ -15,8 +15,6 @@ from torchx_kfp import task_from_app
 from torchx_kfp.local import run
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.once
-
 RECORD = "from torchx_kfp.tracking import current_run; import sys; current_run().put(x=float(sys.argv[1]))"
 
 

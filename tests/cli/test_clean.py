@@ -16,8 +16,6 @@ from torchx_kfp.protocol import StageContext, encode
 from torchx_kfp.terminal import clean, escape_json, is_unsafe
 from torchx_kfp.tracking import current_run
 
-pytestmark = pytest.mark.once
-
 #: The clipboard, a link, a title, the cursor, the screen, other ways to begin those, directions of writing, line ends.
 HOSTILE = (
     "\x1b]52;c;cHduZWQ=\x07\x1b]8;;http:x\x1b\\\x1b]0;t\x07\x1b[5A\x1b[2J\x9b2J\x9d0;t\x9c"

@@ -18,6 +18,7 @@ from tests.cli.conftest import PROGRAM, Call
 from torchx_kfp.tracking import FsspecResultTracker
 
 
+@pytest.mark.versions
 def test_help_names_every_command(call: Call) -> None:
     done = call("--help")
     assert done.returncode == 0
@@ -30,6 +31,7 @@ def test_version(call: Call) -> None:
     assert call("--version").stdout == f"torchx-kfp, version {torchx_kfp.__version__}\n"
 
 
+@pytest.mark.versions
 def test_compile_to_stdout_and_to_a_file(call: Call, project: Path) -> None:
     printed = call("compile", "pipelines.py:two")
     assert printed.returncode == 0, printed.stderr
@@ -76,6 +78,7 @@ def test_compile_refuses_what_kfp_writes_wrongly(call: Call, project: Path) -> N
     assert not (project / "broken.yaml").exists()
 
 
+@pytest.mark.versions
 def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, project: Path) -> None:
     done = call("run", "pipelines.py:two", "--tracker-base", "results", "-p", "value=2.5", "-p", 'names=["a", "b"]')
     assert done.returncode == 0, done.stderr
@@ -148,6 +151,7 @@ def test_skipped_stages_say_why(call: Call, project: Path) -> None:
     assert "See the results again" in done.stderr
 
 
+@pytest.mark.versions
 def test_json_for_programs(call: Call, project: Path) -> None:
     done = call("run", "pipelines.py:two", "--tracker-base", "results", "--json", "-q")
     assert done.stderr == ""

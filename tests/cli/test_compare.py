@@ -16,8 +16,6 @@ from torchx_kfp.cli.display.output import sparkline
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 from torchx_kfp.tracking.statements.metadata import add_metadata
 
-pytestmark = pytest.mark.once
-
 ONE, TWO = "digits-20260101-120000", "digits-20260102-120000"
 
 

@@ -15,7 +15,7 @@ from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.runs.events import RunEnding, RunStarted, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import State
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.lowest
 
 
 def started(name: str, time: float = 10.0, attempt: int = 1) -> StageStarted:

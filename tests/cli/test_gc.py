@@ -19,8 +19,6 @@ from torchx_kfp.tracking.statements.artifacts import add_artifact
 from torchx_kfp.tracking.statements.metadata import add_metadata
 from torchx_kfp.tracking.statements.sources import add_source
 
-pytestmark = pytest.mark.once
-
 DAY = 86400
 
 

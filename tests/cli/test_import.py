@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import fsspec
-import pytest
 from torchx.tracker.backend.fsspec import FsspecTracker
 
 from tests.cli.conftest import Call
 from torchx_kfp.tracking.backends.stage import create
-
-pytestmark = pytest.mark.once
 
 
 def test_takes_over_what_torchx_has_stored(call: Call, tmp_path: Path) -> None:

@@ -19,8 +19,6 @@ from torchx_kfp.tracking.statements.sources import add_source, encode_sources
 from torchx_kfp.tracking.statements.starts import Start, record_start
 from torchx_kfp.tracking.stores.store import Store
 
-pytestmark = pytest.mark.once
-
 #: Text that each of the languages would take for something of its own.
 NASTY = 'a"b\\n[x](y){z}<i>`c`#35;;|end|%%{init}\n\r\t größe -->&amp; \\" $x'
 

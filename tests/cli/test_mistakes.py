@@ -8,6 +8,8 @@ import pytest
 
 from tests.cli.conftest import Call
 
+pytestmark = pytest.mark.versions
+
 # ruff: noqa: E501
 FILE = """
 import functools

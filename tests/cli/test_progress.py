@@ -16,8 +16,6 @@ from torchx_kfp.runs.events import StageStarted as Started
 from torchx_kfp.runs.events import StageWaiting as Waiting
 from torchx_kfp.runs.result import StageResult, State
 
-pytestmark = pytest.mark.once
-
 
 def finished(name: str, state: State = State.SUCCEEDED, **fields: object) -> StageFinished:
     attempts = 0 if state in (State.SKIPPED, State.NOT_RUN, State.CACHED) else 1

@@ -11,8 +11,6 @@ import pytest
 from tests.cli.conftest import Call
 from tests.report.runs import play
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def run(project: Path) -> Path:

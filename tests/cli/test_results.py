@@ -15,8 +15,6 @@ from tests.cli.conftest import Call
 from tests.conftest import S3Server
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.once
-
 Terminal = Callable[..., str]
 
 RESULTS = {

@@ -20,8 +20,6 @@ from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult
 from torchx_kfp.runs.history import find_runs
 from torchx_kfp.runs.journal import Journal
 
-pytestmark = pytest.mark.once
-
 Start = Callable[..., subprocess.Popen[str]]
 
 

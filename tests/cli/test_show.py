@@ -14,8 +14,6 @@ from tests.cli.conftest import Call
 from torchx_kfp import protocol
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, current_run
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def base(project: Path) -> str:

@@ -7,8 +7,6 @@ import pytest
 
 from torchx_kfp.cli import cli
 
-pytestmark = pytest.mark.once
-
 #: Runs the program, and names at its end all modules that it has loaded.
 PROGRAM = """
 import atexit, sys

@@ -33,8 +33,6 @@ from torchx_kfp.local.stage.output import Terminal as Output
 from torchx_kfp.runs.events import RunFinished, RunStarted
 from torchx_kfp.runs.result import State
 
-pytestmark = pytest.mark.once
-
 #: Seconds after which a test gives up.
 PATIENCE = 60
 
@@ -210,6 +208,7 @@ def test_another_size_is_followed(start: Callable[..., Terminal]) -> None:
     assert terminal.end() == 130
 
 
+@pytest.mark.lowest
 def test_the_way_back_over_a_picture_that_a_narrower_terminal_has_folded() -> None:
     sizes = [os.terminal_size((100, 30))]
     stream = io.StringIO()

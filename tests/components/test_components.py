@@ -14,6 +14,8 @@ from torchx.specs.finder import get_component
 from tests.components.stages import REPOSITORY
 from torchx_kfp.adapter.stage.plan import plan_stage
 
+pytestmark = pytest.mark.versions
+
 #: The arguments of each component as TorchX's command line takes them, and the application's own that follow from them.
 COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
     "digits.component.prepare": (["--artifacts", "/data", "--seed", "7"], ["--artifacts=/data", "--seed=7"]),

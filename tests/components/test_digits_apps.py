@@ -19,8 +19,6 @@ from components.digits.prepare import folder_beside
 from tests.components.stages import REPOSITORY, run_app
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.once
-
 
 def _stage(app: apps.specs.AppDef, tracker_base: str, run_id: str = "", **parents: str | tuple[str, ...]) -> dict:
     done = run_app(app, tracker_base=tracker_base, parents=parents, run_id=run_id or None)

@@ -16,9 +16,12 @@ from tests.containers.images import HOST_IMAGE, REPOSITORY
 from tests.containers.runner import KfpDockerRunner
 from torchx_kfp import task_from_app
 
-pytestmark = pytest.mark.skipif(
-    "enable_caching" not in inspect.signature(kfp.local.init).parameters, reason="this kfp has no local cache"
-)
+pytestmark = [
+    pytest.mark.versions,
+    pytest.mark.skipif(
+        "enable_caching" not in inspect.signature(kfp.local.init).parameters, reason="this kfp has no local cache"
+    ),
+]
 
 #: Notes that it has run, and what it read.
 STAGE = """

@@ -17,8 +17,6 @@ from torchx_kfp import local
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunResult
 
-pytestmark = pytest.mark.once
-
 SECRET = '{"token": "of the host"}'
 
 

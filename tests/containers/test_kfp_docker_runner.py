@@ -53,6 +53,7 @@ def compile_to(pipeline: object, path: Path) -> Path:
     return path
 
 
+@pytest.mark.versions
 def test_an_output_parameter_reaches_the_next_stage(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()

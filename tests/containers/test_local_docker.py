@@ -28,8 +28,6 @@ from torchx_kfp.local import RunResult, remove_containers
 from torchx_kfp.local.engines.docker import RUN_LABEL
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.once
-
 #: What is said of a command that is not there.
 NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and what the application calls"
 MOUNTS = [f"{source}:{target}:ro" for source, target in host_mounts().items()]

@@ -17,6 +17,8 @@ from tests.pipelines import regenerate
 from torchx_kfp import local, task_from_app
 from torchx_kfp.tracking import FsspecResultTracker
 
+pytestmark = pytest.mark.versions
+
 #: What the images of the pipelines are in these tests.
 IMAGES = {
     "busybox:1.36": BUSYBOX_IMAGE,

@@ -16,6 +16,8 @@ from tests.containers.runner import KfpDockerRunner
 from torchx_kfp import local, publish_results, task_from_app
 from torchx_kfp.tracking import FsspecResultTracker
 
+pytestmark = pytest.mark.versions
+
 IMAGES = {"example.com/python:1": HOST_IMAGE, "example.com/shell:1": BUSYBOX_IMAGE}
 
 TRAIN = """

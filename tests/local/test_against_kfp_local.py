@@ -12,8 +12,6 @@ from tests.local.corpus import FAMILIES, VERSION, load_cases
 from tests.local.corpus.kfp_local import content_of, is_comparable
 from torchx_kfp.local import run
 
-pytestmark = pytest.mark.once
-
 ROOT = Path(__file__).parents[2]
 COMPARED = {family: [case for case in load_cases(family).values() if is_comparable(case)] for family in FAMILIES}
 

@@ -20,8 +20,6 @@ from torchx_kfp.local import load_pipeline, resume, run
 from torchx_kfp.local.bases import check_bases, known_bases
 from torchx_kfp.local.engines.mounts import Mount
 
-pytestmark = pytest.mark.once
-
 
 def task(name: str, base: Any, program: str = "true") -> Any:
     return task_from_app(AppDef(name, roles=[Role("role", image="x", entrypoint=program)]), tracker_base=base)

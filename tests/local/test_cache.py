@@ -13,8 +13,6 @@ from torchx_kfp.local import Artifact, StageResult, State
 from torchx_kfp.local.cache.entries import Cache
 from torchx_kfp.pipeline.spec import ArtifactType
 
-pytestmark = pytest.mark.once
-
 KEY = hashlib.sha256(b"a stage").hexdigest()
 MODEL = ArtifactType("system.Model", "0.0.1")
 

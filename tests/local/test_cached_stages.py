@@ -13,8 +13,6 @@ from tests.local.components import shell, shell_out
 from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, State, run
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def states(tmp_path, monkeypatch):

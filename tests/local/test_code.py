@@ -8,8 +8,6 @@ import pytest
 
 from torchx_kfp.local.cache.code import CodeFiles
 
-pytestmark = pytest.mark.once
-
 #: An import in each kind of block that a statement may have.
 BLOCKS = """
 import a; from b.inner import x

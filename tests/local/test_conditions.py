@@ -8,6 +8,8 @@ import pytest
 
 from torchx_kfp.pipeline.conditions import holds, is_field_selector, select_field
 
+pytestmark = pytest.mark.lowest
+
 A = "inputs.parameter_values['a']"
 
 

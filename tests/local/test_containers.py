@@ -18,8 +18,6 @@ from torchx_kfp.local.engines.mounts import Mount, combine, local_path, named_pa
 from torchx_kfp.pipeline.placeholders import Facts
 from torchx_kfp.pipeline.resources import Limits, parse_quantity, read_limits
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def nested():

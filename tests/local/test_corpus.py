@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from tests.local.corpus import FAMILIES, VERSION, load_cases
+from tests.local.corpus import FAMILIES, VERSION, compiled, load_cases
 from tests.local.corpus.recorded import CASES as RECORDED
 from tests.local.corpus.recorded import CHOICES, NOT_RUN, differences
 from torchx_kfp.errors import UnsupportedPipelineError
@@ -16,6 +16,11 @@ CASES = [case for family in FAMILIES for case in load_cases(family).values()]
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_corpus(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    check(case)
+
+
+def check(case):
+    """Run the pipeline, or see that it is refused."""
     if case.refused:
         with pytest.raises(UnsupportedPipelineError, match=case.refused):
             run(case.pipeline, case.arguments)
@@ -40,6 +45,22 @@ def test_corpus(case, tmp_path, monkeypatch):
     if case.name in RECORDED:
         # A choice that is not needed any more has to go.
         assert bool(differences(result, case.name)) == (case.name in CHOICES), differences(result, case.name)
+
+
+def test_digests_are_of_what_is_compiled():
+    assert compiled.recorded() == compiled.digests(), "run `make goldens`, and look at what has changed"
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_other_versions_of_kfp_compile(family, tmp_path, monkeypatch):
+    """Where they compile the same, it is enough to run it once, with the usual version."""
+    recorded = compiled.recorded()
+    for number, case in enumerate(load_cases(family).values()):
+        if compiled.digest(case) != recorded.get(case.name):
+            (tmp_path / str(number)).mkdir()
+            monkeypatch.chdir(tmp_path / str(number))
+            check(case)
 
 
 def test_the_backend_has_run_every_pipeline_that_it_could():

@@ -11,8 +11,6 @@ from tests.local.components import python, shell, shell_out
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunEnding, StageFinished, StageStarted, load_pipeline, resume, run
 
-pytestmark = pytest.mark.once
-
 SLEEP = "print('ready', flush=True); import time; time.sleep(300)"
 
 

@@ -25,8 +25,6 @@ from torchx_kfp.pipeline.artifacts import ArtifactList
 from torchx_kfp.pipeline.spec import ArtifactType
 from torchx_kfp.runs.events import VERSION, decode, encode
 
-pytestmark = pytest.mark.once
-
 TEXT = st.text(max_size=8)
 #: A stage may be in a folder whose name is no UTF-8: Python has surrogates for its bytes.
 PATHS = st.binary(min_size=1, max_size=8).filter(lambda name: b"\0" not in name).map(os.fsdecode).map(Path)

@@ -24,8 +24,6 @@ from torchx_kfp.local import (
 from torchx_kfp.runs.history import find_run, find_runs, read_run
 from torchx_kfp.runs.journal import Journal, is_runner, read_pid
 
-pytestmark = pytest.mark.once
-
 RUN = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], quiet=True)"
 
 

@@ -12,8 +12,6 @@ from tests.local.components import python, shell
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local.stage.output import Log, Terminal
 
-pytestmark = pytest.mark.once
-
 
 class Stream(io.StringIO):
     """A text stream that says how it is written to."""

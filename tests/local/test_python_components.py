@@ -18,6 +18,8 @@ from torchx_kfp.local import run
 from torchx_kfp.pipeline.load import load_pipeline
 from torchx_kfp.pipeline.python_components import parse_command
 
+pytestmark = pytest.mark.versions
+
 
 def component(function=None, **options):
     """As users have it, but without installing KFP: kfp.local would do that, in this very environment."""

@@ -8,8 +8,6 @@ from kfp import dsl
 from tests.local.components import shell, shell_out
 from torchx_kfp.errors import StageNotFoundError
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture
 def result(execute):

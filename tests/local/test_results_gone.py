@@ -14,8 +14,6 @@ from torchx_kfp.local import RunResult, resume, run
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.cleanup import Cleanup
 
-pytestmark = pytest.mark.once
-
 RECORD = "from torchx_kfp.tracking import current_run; current_run().put(value=1)"
 READ = "from torchx_kfp.tracking import current_run; print(current_run().parent.results())"
 

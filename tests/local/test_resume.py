@@ -19,8 +19,6 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunResult, State, resume, run
 from torchx_kfp.runs.history import read_run
 
-pytestmark = pytest.mark.once
-
 
 def go_on(folder: Path, **options: Any) -> RunResult:
     return resume(folder, stream=io.StringIO(), **options)

@@ -14,8 +14,6 @@ from tests.local.components import shell, write
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import StageFinished, StageStarted, State, run
 
-pytestmark = pytest.mark.once
-
 
 def test_independent_stages_run_at_the_same_time(execute, tmp_path):
     # Each waits until all three are there.

@@ -21,8 +21,6 @@ from torchx_kfp.errors import LocalRunError
 from torchx_kfp.local import run
 from torchx_kfp.local.signals import ending_signals
 
-pytestmark = pytest.mark.once
-
 #: Seconds after which a runner hangs. It takes one, or ten on a machine that has ten processes for each CPU.
 HANGS = 200
 

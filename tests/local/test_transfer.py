@@ -34,6 +34,7 @@ def list_files(data: dsl.Input[dsl.Dataset]) -> list:
 
 
 @pytest.mark.s3
+@pytest.mark.lowest
 def test_files_and_folders_of_an_object_store(s3_base, execute):
     import fsspec
 

@@ -105,7 +105,6 @@ def test_what_is_here_already_needs_no_environment(execute, cache):
     assert not cache.exists()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("words", "satisfied"),
     [
@@ -121,11 +120,11 @@ def test_what_is_here_already_needs_no_environment(execute, cache):
         (['no-such-package; python_version < "3"'], True),
     ],
 )
+@pytest.mark.lowest
 def test_what_is_satisfied(words, satisfied):
     assert are_satisfied(words) is satisfied
 
 
-@pytest.mark.once
 def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     use = using(f"tiny @ file://{tmp_path}/tiny-1.0-py3-none-any.whl", pip_index_urls=["https://user:secret@host"])
 
@@ -143,7 +142,6 @@ def test_a_package_that_cannot_be_installed(execute_failing, tmp_path, cache):
     assert environments(cache) == []
 
 
-@pytest.mark.once
 def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -158,7 +156,6 @@ def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
     assert stage.reason.endswith("Set XDG_CACHE_HOME to a folder that can be written")
 
 
-@pytest.mark.once
 def test_a_wheel_or_a_folder_that_has_changed_is_installed_again(tmp_path, cache):
     commands = []
 
@@ -179,7 +176,6 @@ def test_a_wheel_or_a_folder_that_has_changed_is_installed_again(tmp_path, cache
         commands.clear()
 
 
-@pytest.mark.once
 def test_indexes_may_name_variables(tmp_path, cache):
     commands = []
     environ = {"TOKEN": "t0"}
@@ -189,7 +185,6 @@ def test_indexes_may_name_variables(tmp_path, cache):
     assert folder == environments(cache)[0].resolve()
 
 
-@pytest.mark.once
 def test_a_stage_that_waits_for_another_can_be_ended(cache):
     words = ["no-such-package"]
 
@@ -245,7 +240,6 @@ def server(tmp_path):
     server.server_close()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_an_environment_whose_maker_was_ended(execute, tmp_path, cache, monkeypatch, server, number):
     tiny, tabulate = make_wheel(tmp_path, "tiny", "2.0"), make_wheel(tmp_path, "tabulate", "99")

@@ -16,8 +16,6 @@ from torchx_kfp.local import RunEnding, RunFinished, StageFinished, StageRetried
 from torchx_kfp.runs.events import decode, encode
 from torchx_kfp.runs.messages import messages
 
-pytestmark = pytest.mark.once
-
 
 def test_lines_come_with_the_stages_name_also_where_nothing_is_shown(execute):
     @dsl.pipeline

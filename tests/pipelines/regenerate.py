@@ -1,4 +1,4 @@
-"""The golden files of the pipelines: what each file in pipelines/ compiles to.
+"""The golden files of the pipelines: what each file in pipelines/ compiles to; and digests of the local corpus.
 
 ``python -m tests.pipelines.regenerate`` writes them anew; review the difference like any other. CI never does that.
 """
@@ -61,6 +61,10 @@ def main() -> None:
     for left in sorted(set(GOLDENS.iterdir()) - {golden_file(path) for path in PIPELINES}):
         left.unlink()
         print(f"removed {left.relative_to(REPOSITORY)}: there is no such pipeline")
+    from tests.local.corpus import compiled
+
+    compiled.write()
+    print(f"wrote {compiled.FILE.relative_to(REPOSITORY)}")
 
 
 if __name__ == "__main__":

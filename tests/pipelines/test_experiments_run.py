@@ -17,8 +17,6 @@ pytest.importorskip("sklearn", reason="the digits applications need the extra `e
 pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
 from mlflow import MlflowClient
 
-pytestmark = pytest.mark.once
-
 DOCUMENTATION = regenerate.REPOSITORY / "docs" / "mlflow.md"
 
 

@@ -15,6 +15,8 @@ from kfp import components
 
 from tests.pipelines import regenerate
 
+pytestmark = pytest.mark.versions
+
 #: What a user has to give beside the tracker base.
 _NEEDED = {"trials": ("prepared",)}
 _IDS = [path.stem for path in regenerate.PIPELINES]

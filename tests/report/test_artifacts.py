@@ -87,7 +87,6 @@ def view(runs: Path, given: Artifact) -> ArtifactView:
     return found
 
 
-@pytest.mark.once
 class TestViews:
     def test_markdown_and_html_are_shown(self, tmp_path: Path) -> None:
         (tmp_path / "notes").write_text(MARKDOWN)
@@ -234,7 +233,6 @@ def requests(browser: Chrome) -> list[str]:
 
 
 @pytest.mark.browser
-@pytest.mark.once
 class TestInABrowser:
     def test_what_means_harm_does_none(self, harmful: Path, visit: Visit) -> None:
         browser = visit(harmful)

@@ -141,7 +141,6 @@ def test_inputs_have_the_names_of_the_pipeline(folder: Path) -> None:
     assert inputs["theirs"] == {"limit": 0.5, "item": "x", "stage": "y"}, "names that a user has given"
 
 
-@pytest.mark.once
 def test_a_tracker_that_is_gone_leaves_a_page_with_a_sentence(folder: Path, tmp_path: Path) -> None:
     model = read_model(folder)
     gone = [replace(stage, result=replace(stage.result, tracker_base="gone://base")) for stage in model.stages]
@@ -151,7 +150,6 @@ def test_a_tracker_that_is_gone_leaves_a_page_with_a_sentence(folder: Path, tmp_
     assert 'id="curves"' not in page
 
 
-@pytest.mark.once
 def test_where_the_stages_ran(folder: Path, tmp_path: Path) -> None:
     write_report(read_model(folder), tmp_path / "page.html")
     shown = f"<dt>ran on</dt><dd><code>{os.uname().nodename}</code>"
@@ -159,7 +157,6 @@ def test_where_the_stages_ran(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.once
 def test_metrics_of_steps_and_metadata_are_shown(folder: Path, visit: Visit) -> None:
     page = folder / "report.html"
     write_report(read_model(folder), page)

@@ -21,8 +21,6 @@ from torchx_kfp.report.page import SYMBOLS
 from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_plots
 from torchx_kfp.report.show import middle, seconds, text
 
-pytestmark = pytest.mark.once
-
 
 @st.composite
 def boxes(draw: st.DrawFn, depth: int = 0) -> list[Box]:

@@ -17,8 +17,6 @@ from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.runs.events import RunFinished, RunStarted, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import StageResult
 
-pytestmark = pytest.mark.once
-
 
 @dsl.pipeline(name="flaky")
 def flaky():

@@ -135,7 +135,6 @@ class _Links(html.parser.HTMLParser):
         self.others += [str(found[name]) for name in ("src", "srcset", "data", "action", "poster") if found.get(name)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("place", ["beside", "elsewhere"])
 def test_links_lead_to_logs_and_artifacts_from_wherever_the_page_is(failed: Path, tmp_path: Path, place: str) -> None:
     elsewhere = tmp_path / "some where"
@@ -152,7 +151,6 @@ def test_links_lead_to_logs_and_artifacts_from_wherever_the_page_is(failed: Path
     assert logs < files
 
 
-@pytest.mark.once
 def test_a_page_says_how_the_run_ended_and_how_it_goes_on(failed: Path, tmp_path: Path) -> None:
     page = write(failed).read_text()
     assert "1 failed stage" in page
@@ -162,7 +160,6 @@ def test_a_page_says_how_the_run_ended_and_how_it_goes_on(failed: Path, tmp_path
     assert "--resume" not in write(tmp_path / "done").read_text()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("state", ["running", "interrupted", "canceled"])
 def test_a_page_of_a_run_without_an_end_says_so_with_the_time(tmp_path: Path, state: str) -> None:
     play(tmp_path, ["a", "b"])
@@ -187,7 +184,6 @@ def test_a_page_of_a_run_without_an_end_says_so_with_the_time(tmp_path: Path, st
     assert time.strftime("%Y-%m-%d %H:%M", time.localtime(run.now)) in page
 
 
-@pytest.mark.once
 def test_a_page_of_a_pipeline_that_cannot_be_read_has_no_graph(tmp_path: Path) -> None:
     play(tmp_path, ["a"])
     (tmp_path / "pipeline.yaml").write_text("nothing: [")
@@ -201,7 +197,6 @@ def requests(browser: Chrome) -> list[str]:
 
 
 @pytest.mark.browser
-@pytest.mark.once
 def test_a_browser_runs_nothing_of_users_and_asks_no_host(failed: Path, visit: Visit) -> None:
     page = write(failed)
     browser = visit(page)
@@ -224,7 +219,6 @@ def test_a_browser_runs_nothing_of_users_and_asks_no_host(failed: Path, visit: V
 
 
 @pytest.mark.browser
-@pytest.mark.once
 def test_lineage_and_plots_are_shown(failed: Path, visit: Visit) -> None:
     browser = visit(write(failed))
     [row] = browser.find_elements(By.CSS_SELECTOR, "#lineage tbody tr")
@@ -243,7 +237,6 @@ def test_lineage_and_plots_are_shown(failed: Path, visit: Visit) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.once
 def test_the_page_is_used_by_keyboard_alone(failed: Path, visit: Visit) -> None:
     browser = visit(write(failed))
     keyboard = browser.find_element(By.TAG_NAME, "body")
@@ -269,7 +262,6 @@ def wait(browser: Chrome, found: str) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.once
 def test_a_loop_of_1000_items_is_folded_and_can_be_searched(large: Path, visit: Visit) -> None:
     page = write(large)
     assert page.stat().st_size < 2_000_000
@@ -289,7 +281,6 @@ def test_a_loop_of_1000_items_is_folded_and_can_be_searched(large: Path, visit: 
 
 
 @pytest.mark.browser
-@pytest.mark.once
 def test_500_stages_fit_a_page_and_a_narrow_one(tmp_path: Path, visit: Visit) -> None:
     many_stages(500, tmp_path / "pipeline.yaml")
     play(tmp_path, [f"stage-{number}" for number in range(500)], result=lambda n: {"loss": n / 500})
@@ -305,7 +296,6 @@ def test_500_stages_fit_a_page_and_a_narrow_one(tmp_path: Path, visit: Visit) ->
 
 
 @pytest.mark.browser
-@pytest.mark.once
 def test_the_page_is_light_dark_and_printable(failed: Path, visit: Visit) -> None:
     browser = visit(write(failed))
 

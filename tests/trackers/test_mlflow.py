@@ -27,8 +27,6 @@ from mlflow import MlflowClient
 
 from torchx_kfp.tracking.backends import mlflow, mlflow_values
 
-pytestmark = pytest.mark.once
-
 RUN = "run/train/pod-1"
 
 

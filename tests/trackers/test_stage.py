@@ -29,6 +29,7 @@ def pairs(sources: Iterable[api.TrackerSource]) -> list[tuple[str, str | None]]:
     return [(source.source_run_id, source.artifact_name) for source in sources]
 
 
+@pytest.mark.versions
 def test_every_method_is_there() -> None:
     assert StageTracker.__abstractmethods__ == frozenset()
     # A method that torchx adds one day shall show here.
@@ -36,6 +37,7 @@ def test_every_method_is_there() -> None:
     assert theirs <= {name for name in vars(StageTracker) if not name.startswith("_")}
 
 
+@pytest.mark.versions
 class TestAgainstTorchX:
     """What both do is the same; the parameter says whose backend it is."""
 
@@ -179,6 +181,7 @@ def in_a_stage(base: object, parents: dict[str, Any], code: str = IN_A_STAGE) ->
 
 
 @pytest.mark.parametrize("store", ["local", "s3"])
+@pytest.mark.versions
 def test_a_stage_finds_it_and_all_that_it_reads_is_recorded(
     store: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -222,6 +225,7 @@ class TestImport:
     def root(self, theirs: FsspecTracker) -> str:
         return str(theirs.fs.unstrip_protocol(theirs._path_builder.path()))
 
+    @pytest.mark.versions
     def test_all_of_it(self, theirs: FsspecTracker, base: str) -> None:
         if base.startswith("memory"):
             base = "memory://other"

@@ -17,8 +17,6 @@ from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.backends.stage import create
 
-pytestmark = pytest.mark.storage
-
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
     return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))

@@ -19,7 +19,7 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.retry import is_transient, retried
 
-pytestmark = [pytest.mark.s3, pytest.mark.storage]
+pytestmark = pytest.mark.s3
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.forwarding import check_tracker
 
-pytestmark = pytest.mark.storage
-
 RUN = "run/train/1"
 PARENTS = {"prepare": "run/prepare/1", "trials": ("run/t/1", "run/t/2"), "again": "run/prepare/1", "none": ()}
 
@@ -31,6 +29,7 @@ def stage(tmp_path: Path, *names: str, config: str | None = None) -> StageContex
     return StageContext(str(tmp_path / "base"), RUN, PARENTS, dict.fromkeys(names, given))
 
 
+@pytest.mark.versions
 def test_everything_that_is_recorded(tmp_path: Path, packages: Path) -> None:
     code = """
 from torchx_kfp.tracking import current_run
@@ -121,6 +120,7 @@ print("torchx" in sys.modules, "recorder" in sys.modules)
     assert run_application(code, stage(tmp_path), packages).stdout == "False False False False\n"
 
 
+@pytest.mark.versions
 def test_torchx_finds_the_same_trackers(tmp_path: Path, packages: Path) -> None:
     """``AppRun`` is TorchX's own way to them, beside the results."""
     code = """

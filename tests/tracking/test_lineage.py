@@ -21,8 +21,6 @@ from torchx_kfp.tracking.lineage import trace
 from torchx_kfp.tracking.statements.entries import folder_name, run_id_of, run_ids
 from torchx_kfp.tracking.statements.metadata import add_metadata
 
-pytestmark = pytest.mark.storage
-
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
     return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))

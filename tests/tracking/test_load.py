@@ -8,8 +8,6 @@ import pytest
 
 from benchmarks.load import load
 
-pytestmark = pytest.mark.once
-
 
 @pytest.mark.parametrize("store", ["disk", pytest.param("s3", marks=pytest.mark.s3)])
 def test_nothing_is_lost_and_nothing_mixed(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

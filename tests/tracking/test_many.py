@@ -21,8 +21,6 @@ from torchx_kfp.errors import KeyRefusedError
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.stores.each import Concurrency, each
 
-pytestmark = pytest.mark.storage
-
 COUNT = 300
 KEYS = [f"p1/train/{number:03}" for number in range(COUNT)]
 
@@ -184,6 +182,7 @@ tracker.get_many([f"run/{number}" for number in range(200)])
         assert "KeyboardInterrupt" in errors
         assert 0 < errors.count("trying again") < 30, "not one for each of two hundred keys"
 
+    @pytest.mark.lowest
     def test_asking_of_a_run_is_a_listing_and_a_request_for_each_entry(self, s3_server: S3Server, s3_base: str) -> None:
         context = protocol.StageContext(s3_base, "p1/train/1")
         run = current_run(protocol.encode(context))
@@ -193,6 +192,7 @@ tracker.get_many([f"run/{number}" for number in range(200)])
         counts = [len(s3_server.requests(ask)) for ask in asks]
         assert counts == [3, 1, 2] or (fsspec.__version__ < "2025" and max(counts) <= 3)
 
+    @pytest.mark.lowest
     def test_what_the_user_has_configured_for_s3_is_for_s3a_too(
         self, s3_base: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -28,8 +28,6 @@ from torchx_kfp.errors import (
 from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.stores.objects import survives_fork
 
-pytestmark = pytest.mark.storage
-
 
 def stage(base: object, run_id: str = "p1/eval/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
     """The run of a stage with the environment that the protocol gives it."""

@@ -19,8 +19,6 @@ from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
 from torchx_kfp.tracking.statements.sources import read_sources
 from torchx_kfp.tracking.statements.starts import Start, read_starts, record_start
 
-pytestmark = pytest.mark.storage
-
 #: An application that works before it records; the work is a file.
 APPLICATION = """
 from torchx_kfp.tracking import current_run
@@ -146,6 +144,7 @@ RANKS = [{"TORCHELASTIC_RUN_ID": "none", "RANK": str(rank), "LOCAL_RANK": str(ra
 
 
 @pytest.mark.s3
+@pytest.mark.lowest
 def test_requests(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
     def requests(**parents: str) -> list[str]:
         run_id = f"p1/use/{len(parents)}"

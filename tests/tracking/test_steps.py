@@ -23,8 +23,6 @@ from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, 
 from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series
 from torchx_kfp.tracking.stores.objects import survives_fork
 
-pytestmark = pytest.mark.storage
-
 RUN = "p1/train/e1"
 
 
@@ -211,6 +209,7 @@ class TestRefusals:
 
 
 class TestWriting:
+    @pytest.mark.lowest
     def test_readers_see_it_while_it_goes_on(self, tmp_path: Path) -> None:
         child = application("import time\nrun.log(1, loss=0.5)\nprint('logged', flush=True)\ntime.sleep(60)", tmp_path)
         try:

@@ -16,8 +16,6 @@ import pytest
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, ResultRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.storage
-
 PLAIN_KEYS = [
     "a*b",
     "what?",
@@ -399,6 +397,7 @@ class TrackerContract:
         assert repr(tracker) == f"FsspecResultTracker({base!r})"
 
 
+@pytest.mark.lowest
 class TestLocalDirectory(TrackerContract):
     @pytest.fixture
     def base(self, tmp_path: Path) -> str:
@@ -415,6 +414,7 @@ class TestPathObject(TrackerContract):
         return FsspecResultTracker(Path(base))
 
 
+@pytest.mark.lowest
 class TestFileUrl(TrackerContract):
     @pytest.fixture
     def base(self, tmp_path: Path) -> str:
@@ -430,6 +430,7 @@ class TestWithoutUnnamedFiles(TrackerContract):
         return str(tmp_path / "results")
 
 
+@pytest.mark.lowest
 class TestMemory(TrackerContract):
     too_long = None
 
@@ -459,6 +460,7 @@ class TestMemoryRoot(TestMemory):
 
 
 @pytest.mark.s3
+@pytest.mark.lowest
 class TestS3(TrackerContract):
     side_by_side = True
     too_long = "n" * 1020  # with the base's own name, longer than 1,024

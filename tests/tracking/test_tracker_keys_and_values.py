@@ -17,8 +17,6 @@ from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.keys import key_text
 from torchx_kfp.tracking.values import check_results, decode_results, encode_results
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.mark.parametrize("key", [None, 1.5, b"run", True, False, ("a", "b"), Path("a/b"), ["a"]])
 def test_keys_are_str_or_int(key: Any) -> None:

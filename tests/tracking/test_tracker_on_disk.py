@@ -20,8 +20,6 @@ import pytest
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.storage
-
 UNNAMED = pytest.mark.parametrize("unnamed", [True, False], ids=["unnamed files", "named files"])
 
 #: Puts results that are wrong unless they are whole, for ever; arguments: base, key, writer, unnamed.

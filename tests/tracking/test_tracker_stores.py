@@ -16,8 +16,6 @@ from tests.s3 import S3Server
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.storage
-
 
 @pytest.mark.parametrize(
     ("base", "message"),
@@ -67,6 +65,7 @@ except Exception as error:
 
 
 @pytest.mark.skipif(fsspec.__version__ < "2025", reason="this fsspec cannot write through dir::")
+@pytest.mark.lowest
 def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
     """One that is neither local, to fsspec, nor an object store; SFTP and HDFS are such."""
     (tmp_path / "base").mkdir()
@@ -86,6 +85,7 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
 
 @pytest.mark.s3
 class TestS3:
+    @pytest.mark.lowest
     def test_a_put_is_one_request_and_a_get_is_one(self, s3_server: S3Server, s3_base: str) -> None:
         bucket = s3_base.split("/")[2]
         tracker = FsspecResultTracker(s3_base)
@@ -112,6 +112,7 @@ class TestS3:
         assert len(requests) == 3
         assert tracker.keys() == sorted(keys)
 
+    @pytest.mark.lowest
     def test_the_base_may_be_a_whole_bucket(self, s3_base: str) -> None:
         tracker = FsspecResultTracker(s3_base.rpartition("/")[0])
         tracker["run"] = {"x": 1}
@@ -129,6 +130,7 @@ class TestS3:
         subprocess.run([sys.executable, "-c", code, s3_base], check=True)
         assert (tracker["run/1"], tracker.keys(), tracker.keys("run")) == ({"x": 1}, ["run/1"], ["run/1"])
 
+    @pytest.mark.lowest
     def test_a_bucket_that_is_missing(self, s3_server: S3Server) -> None:
         tracker = FsspecResultTracker("s3://no-such-bucket/results")
         for action, verb in (
@@ -143,6 +145,7 @@ class TestS3:
             assert isinstance(caught.value.__cause__, FileNotFoundError)
         assert not [line for line in s3_server.requests(lambda: None) if line.startswith("PUT /no-such-bucket ")]
 
+    @pytest.mark.lowest
     def test_a_key_that_s3fs_reads_as_a_version(self, s3_base: str) -> None:
         tracker = FsspecResultTracker(s3_base)
         for action in (lambda: tracker.put("a?versionId=1", x=1), lambda: tracker.get("a?versionId=1")):
@@ -152,6 +155,7 @@ class TestS3:
                 action()
         assert tracker.keys() == []
 
+    @pytest.mark.lowest
     def test_no_credentials(self, s3_base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         import s3fs
 
@@ -182,6 +186,7 @@ class TestS3:
 
 
 @pytest.mark.s3
+@pytest.mark.lowest
 def test_an_object_beside_others_below_its_name_is_listed(s3_base: str) -> None:
     tracker = FsspecResultTracker(s3_base)
     tracker["a"], tracker["a/b"], tracker["ab"] = {"x": 1}, {"x": 2}, {"x": 3}

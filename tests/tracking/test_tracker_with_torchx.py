@@ -16,6 +16,8 @@ from torchx_kfp import protocol
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.backends.stage import create
 
+pytestmark = pytest.mark.versions
+
 RESULTS: dict[str, Any] = {
     "accuracy": 0.93,
     "epochs": 3,

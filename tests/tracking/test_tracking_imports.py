@@ -14,6 +14,8 @@ import torchx_kfp
 from torchx_kfp import protocol
 from torchx_kfp.tracking import FsspecResultTracker
 
+pytestmark = pytest.mark.lowest
+
 #: Besides the standard library.
 ALLOWED = {
     "fsspec",
