@@ -9,7 +9,7 @@ from tests.local.components import shell
 from tests.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from torchx_kfp.cli.display.progress import LINES, Phase, Progress
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.pipeline.walk import outline
+from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.runs.events import LoopStarted, RunFinished, RunStarted, StageFinished
 from torchx_kfp.runs.events import StageRetried as Retried
 from torchx_kfp.runs.events import StageStarted as Started
@@ -27,29 +27,6 @@ def progress() -> Progress:
     made = Progress({"first": False, "inner/a": False, "inner/b": True, "last": False})
     made.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1"), time=10.0))
     return made
-
-
-def test_the_outline_has_loops_branches_and_nested_pipelines() -> None:
-    @dsl.pipeline
-    def inner():  # type: ignore[no-untyped-def]
-        with dsl.ParallelFor([1, 2]):
-            shell(script="a")
-
-    @dsl.pipeline
-    def outer(x: str = ""):  # type: ignore[no-untyped-def]
-        first = shell(script="b")
-        with dsl.If(x == "y"):
-            shell(script="c").after(first)
-        with dsl.ParallelFor([1, 2]):
-            inner()
-        inner().after(first)
-
-    assert outline(load_pipeline(outer)) == {
-        "shell": False,
-        "shell-2": False,
-        "inner/shell": True,
-        "inner-2/shell": True,
-    }
 
 
 def test_a_stage_goes_through_its_phases(progress: Progress) -> None:
@@ -143,7 +120,7 @@ def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> N
         inner().set_retry(1, backoff_duration="0s")
 
     loaded = load_pipeline(outer)
-    progress = Progress(outline(loaded))
+    progress = Progress({place.name: place.looped for place in walk(loaded) if place.is_stage})
     execute_failing(loaded, on_event=progress.on_event)
     assert list(progress.tasks) == ["inner/shell"]
     assert progress.counts() == {Phase.FAILED: 1}

@@ -17,7 +17,7 @@ from torchx_kfp.local import load_pipeline
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.load import pipeline_from_documents, reading
-from torchx_kfp.pipeline.walk import outline
+from torchx_kfp.pipeline.walk import walk
 
 #: Of how many pipelines are damaged: more finds more.
 SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
@@ -230,7 +230,7 @@ def test_damaged_pipelines_are_refused_with_a_message(seed):
         damage(documents, random)
         with contextlib.suppress(TorchxKfpError):
             pipeline = pipeline_from_documents(documents, "p.yaml")
-            outline(pipeline)
+            list(walk(pipeline))
             check_supported(pipeline)
             find_not_applied(pipeline)
             with reading("p.yaml"):

@@ -87,7 +87,7 @@ def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:
 def _inputs(pipeline: Pipeline, place: Place) -> Iterator[tuple[Kind, str]]:
     task, nested = place.task, place.component.dag is not None
     for name, source in task.inputs.items():
-        if isinstance(source, FromInput) and source.name not in place.given:
+        if isinstance(source, FromInput) and not place.has_input(source.name):
             yield (
                 Kind.FAILS,
                 f"takes {source.name!r}, which does not exist where the task stands: KFP has lost it in compiling, as "
@@ -97,7 +97,7 @@ def _inputs(pipeline: Pipeline, place: Place) -> Iterator[tuple[Kind, str]]:
         elif isinstance(source, Constant):
             yield from _constant(name, source.value, nested)
     for name, source in (*task.inputs.items(), *task.artifacts.items()):
-        if isinstance(source, FromTask) and place.scope.dag is not None:
+        if isinstance(source, FromTask):
             yield from _collected(pipeline, place.scope, name, source.task, source.output)
 
 
@@ -148,8 +148,7 @@ def _collected(
     pipeline: Pipeline, scope: Component, name: str, task_name: str, output: str, *, in_loop: bool = False
 ) -> Iterator[tuple[Kind, str]]:
     """Follows what an input takes through nested pipelines, branches and loops to the stage that makes it."""
-    assert scope.dag is not None
-    task = scope.dag.tasks[task_name]
+    task = scope.as_dag().tasks[task_name]
     component = pipeline.component_of(task)
     if component.dag is None:
         return
@@ -178,8 +177,7 @@ def _collected(
 
 def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
     """What runs whatever became of the tasks before it is an exit hook of each of these, and no task of the graph."""
-    assert place.scope.dag is not None
-    tasks = place.scope.dag.tasks
+    tasks = place.scope.as_dag().tasks
     if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
         yield (
             Kind.MAY_FAIL,

@@ -12,6 +12,7 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.local.engines.mounts import Mount
 from torchx_kfp.pipeline.placeholders import Facts, resolve_text, resolve_value
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
+from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
@@ -62,22 +63,16 @@ def _lacks_credentials(error: BaseException | None) -> bool:
 
 def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[str]:
     """The tracker bases of the pipeline's stages, as far as parameters and constants tell."""
-    return _bases(pipeline, pipeline.root, arguments)
-
-
-def _bases(pipeline: Pipeline, scope: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
-    assert scope.dag is not None
     name = f"{protocol.TRACKER_BASE}="
-    for task in scope.dag.tasks.values():
-        component = pipeline.component_of(task)
-        known = _known_inputs(task, component, inputs)
-        if component.dag is not None:
-            yield from _bases(pipeline, component, known)
-        elif component.container is not None:
-            for word in (*component.container.command, *component.container.args):
-                base = resolve_text(word, Facts(parameters=known)).removeprefix(name) if word.startswith(name) else ""
-                if base and "{{$" not in base:
-                    yield base
+    inputs: dict[str, Mapping[str, Any]] = {}
+    for place in walk(pipeline):
+        around = arguments if place.inside is None else inputs[place.inside.path]
+        known = inputs[place.path] = _known_inputs(place.task, place.component, around)
+        container = place.component.container
+        for word in (*container.command, *container.args) if container is not None else ():
+            base = resolve_text(word, Facts(parameters=known)).removeprefix(name) if word.startswith(name) else ""
+            if base and "{{$" not in base:
+                yield base
 
 
 def _known_inputs(task: Task, component: Component, scope: Mapping[str, Any]) -> dict[str, Any]:

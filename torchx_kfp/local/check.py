@@ -19,7 +19,7 @@ from torchx_kfp.pipeline.names import join_names
 from torchx_kfp.pipeline.python_components import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
 from torchx_kfp.pipeline.values import TYPE_NAMES
-from torchx_kfp.pipeline.walk import Place, places
+from torchx_kfp.pipeline.walk import Place, walk
 
 _ON_KFP = "Run the pipeline on KFP"
 # Inputs that KFP itself fills: how another task has ended, and how this one is run on Kubernetes.
@@ -41,9 +41,9 @@ def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -
         found += backend.of_pipeline(pipeline)
         refused = kubernetes.pipeline_refusals(pipeline.platform)
         found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
-        for place in places(pipeline):
+        for place in walk(pipeline):
             found += backend.of_task(pipeline, place)
-            problems = _task_problems(place, place.stage in containers)
+            problems = _task_problems(place, place.name in containers)
             found += [Finding(Kind.NOT_HERE, f"task {place.path!r}", text) for text in problems]
     return merge(found)
 
@@ -89,10 +89,10 @@ def _not_applied(
     environ: Mapping[str, str],
 ) -> set[str]:
     kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
-    for place in places(pipeline):
+    for place in walk(pipeline):
         component = place.component
         kinds.update(kubernetes.missing_variables(component, given, arguments, environ))
-        if place.stage in containers:
+        if place.name in containers:
             mounted = [mount.target for mount in containers.mounts]
             kinds.update(kubernetes.not_applied_in_container(component, has_gpus=containers.has_gpus))
             kinds.update(kubernetes.missing_mounts(component, given, arguments, mounted))

@@ -11,7 +11,7 @@ import queue
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.local.cache.recall import Memory
@@ -33,9 +33,9 @@ from torchx_kfp.local.stage.prepare import Settings
 from torchx_kfp.local.stages import Happening, Stages
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.conditions import holds
-from torchx_kfp.pipeline.names import StageNames, without_indices
-from torchx_kfp.pipeline.spec import Importer, Pipeline
-from torchx_kfp.pipeline.walk import Planned, inner_names, stages_in
+from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.pipeline.spec import Component, Importer, Pipeline
+from torchx_kfp.pipeline.walk import Place, StageNames, walk
 from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
 from torchx_kfp.runs.result import StageResult, State
 
@@ -172,10 +172,10 @@ class Scheduler:
 
     def _report_not_run(self, node: Node, reason: str) -> None:
         """The stages of the node's that nothing has been said of, but for those in scopes of their own."""
-        missing = self._planned(node) if not node.attempt and node.loop is None else []
+        missing = [*self._stages_of(node)] if not node.attempt and node.loop is None else []
         if node.loop is not None:
             for index in range(node.loop.started, len(node.loop.items)):
-                missing += stages_in(self._pipeline, node.component, node.scope.names.inside_iteration(index))
+                missing += self._stages_in(node.component, node.scope.names.inside_iteration(index))
         for stage in missing:
             if stage.name not in self._stages.results:
                 self._stages.report(StageResult(stage.name, stage.task.name, State.NOT_RUN, reason=reason))
@@ -236,7 +236,7 @@ class Scheduler:
         if node.task.loop is not None:
             node.loop = LoopProgress(items, node.task.loop.parallelism)
             # Those of loops in it have events of their own.
-            stages = tuple(without_indices(stage.name) for stage in self._planned(node) if not stage.looped)
+            stages = tuple(without_indices(stage.name) for stage in self._inside(node) if not stage.looped)
             self._listener(LoopStarted(node.name, len(items), stages))
             self._continue_loop(node)
         elif node.component.dag is not None:
@@ -252,7 +252,7 @@ class Scheduler:
         """The nested pipeline, or the branch, begins."""
         node.attempt += 1
         inputs = with_defaults(node.component, node.inputs)
-        self._open(Scope(self._pipeline, node.component, inputs, inner_names(node.task, node.scope.names), node))
+        self._open(Scope(self._pipeline, node.component, inputs, node.scope.names.inside(node.task), node))
 
     def _import(self, node: Node, importer: Importer) -> None:
         """The artifact is there already: nothing is run."""
@@ -365,15 +365,19 @@ class Scheduler:
     def _pass_over(self, node: Node, state: State, reason: str) -> None:
         """The task does not run, nor does any stage inside of it."""
         node.reason = reason
-        for stage in self._planned(node):
+        for stage in self._stages_of(node):
             self._stages.report(StageResult(stage.name, stage.task.name, state, reason=reason))
         self._finish(node, state, {})
 
-    def _planned(self, node: Node) -> list[Planned]:
-        """The stages that the task is, or has inside."""
-        if node.component.dag is None:
-            return [Planned(node.name, node.task, node.component, looped=False)]
-        return list(stages_in(self._pipeline, node.component, inner_names(node.task, node.scope.names)))
+    def _stages_of(self, node: Node) -> Iterable[Node | Place]:
+        """Return the stages that the task is, or has inside."""
+        return [node] if node.component.dag is None else self._inside(node)
+
+    def _inside(self, node: Node) -> Iterator[Place]:
+        return self._stages_in(node.component, node.scope.names.inside(node.task))
+
+    def _stages_in(self, scope: Component, names: StageNames) -> Iterator[Place]:
+        return (place for place in walk(self._pipeline, scope, names) if place.is_stage)
 
 
 def _runs_always(node: Node) -> bool:

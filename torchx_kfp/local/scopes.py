@@ -14,7 +14,6 @@ from typing import Any
 
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 from torchx_kfp.pipeline.conditions import select_field
-from torchx_kfp.pipeline.names import StageNames
 from torchx_kfp.pipeline.placeholders import Facts, resolve_constant, resolve_text, resolve_value
 from torchx_kfp.pipeline.spec import (
     Component,
@@ -28,7 +27,7 @@ from torchx_kfp.pipeline.spec import (
     Task,
 )
 from torchx_kfp.pipeline.values import convert, shorten
-from torchx_kfp.pipeline.walk import dag_of, is_group
+from torchx_kfp.pipeline.walk import StageNames
 from torchx_kfp.runs.result import State
 
 
@@ -100,7 +99,7 @@ class Scope:
         self.index = index
         self.failed = False
         self.kept = True
-        tasks = dag_of(component).tasks
+        tasks = component.as_dag().tasks
         self.nodes = {name: Node(self, task, pipeline.component_of(task)) for name, task in tasks.items()}
         self.remaining = len(self.nodes)
         for node in self.nodes.values():
@@ -110,7 +109,7 @@ class Scope:
     def outputs(self) -> dict[str, Any]:
         """The scope's outputs, artifacts too; without those whose tasks were skipped or failed."""
         values = {}
-        dag = dag_of(self.component)
+        dag = self.component.as_dag()
         for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
             for task, output in selector.sources:
                 if output in self.nodes[task].outputs:
@@ -120,7 +119,7 @@ class Scope:
 
     def hollow_outputs(self) -> dict[str, str]:
         """Its outputs that a loop in it has not made in all of its iterations: see ``Node.hollow``."""
-        dag = dag_of(self.component)
+        dag = self.component.as_dag()
         return {
             name: self.nodes[task].hollow[output]
             for name, selector in (*dag.outputs.items(), *dag.artifacts.items())
@@ -279,12 +278,12 @@ def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
     if progress is None:
         raise TypeError(f"the task {node.task.name} is no loop")
     collected: dict[str, list[Any]] = {}
-    for name in dag_of(node.component).outputs:
+    for name in node.component.as_dag().outputs:
         values = [outputs[name] for outputs in progress.outputs if name in outputs]
         if _is_collected(node.component, name, pipeline):
             values = [item for value in values for item in value]
         collected[name] = values
-    for name in dag_of(node.component).artifacts:
+    for name in node.component.as_dag().artifacts:
         made = [artifacts_in(outputs[name]) for outputs in progress.outputs if name in outputs]
         collected[name] = ArtifactList(artifact for artifacts in made for artifact in artifacts)
     return collected
@@ -295,7 +294,7 @@ def missing_outputs(node: Node) -> dict[str, str]:
     progress = node.loop
     if progress is None:
         raise TypeError(f"the task {node.task.name} is no loop")
-    dag = dag_of(node.component)
+    dag = node.component.as_dag()
     why = (
         f"an iteration of {node.task.name!r} has skipped it"
         if progress.items
@@ -310,12 +309,12 @@ def missing_outputs(node: Node) -> dict[str, str]:
 
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
     """Whether the DAG's output is itself the list of a loop's outputs, rather than one task's output."""
-    dag = dag_of(component)
+    dag = component.as_dag()
     task_name, inner = dag.outputs[output].sources[0]
     task = dag.tasks[task_name]
     if task.loop is not None:
         return True
-    return is_group(task) and _is_collected(pipeline.component_of(task), inner, pipeline)
+    return task.is_group and _is_collected(pipeline.component_of(task), inner, pipeline)
 
 
 def _lookup(source: Source, node: Node, constants: Mapping[str, str]) -> Any:

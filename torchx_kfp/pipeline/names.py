@@ -16,7 +16,6 @@ _INDICES = re.compile(r"\[[\d,]+\]")
 LATEST = "latest"
 # Names that a message shows, and with how many a wrong one is compared.
 _SHOWN, _COMPARED = 5, 2000
-_GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
 
 
 def make_run_name(pipeline: str) -> str:
@@ -27,11 +26,6 @@ def make_run_name(pipeline: str) -> str:
 def plain(text: str) -> str:
     """The text in the characters that tracker keys and file names take everywhere: A-Z a-z 0-9 . -"""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
-
-
-def is_group_name(task: str) -> bool:
-    """Whether KFP made this task to hold the branches of one ``dsl.If``, or the tasks in a ``dsl.ExitHandler``."""
-    return _GROUPS.fullmatch(task) is not None
 
 
 def fitting(name: str, known: Sequence[str]) -> list[str]:
@@ -47,29 +41,6 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
         return list(known)
     near = difflib.get_close_matches(name, known[:_COMPARED], n=_SHOWN, cutoff=0.0)
     return [*near, *(found for found in known if found not in set(near))]
-
-
-class StageNames:
-    """Names for stages: the task's, behind its nested pipelines, with the indices of its loops."""
-
-    def __init__(self, pipelines: tuple[str, ...] = (), indices: tuple[int, ...] = ()) -> None:
-        self.pipelines = pipelines
-        self.indices = indices
-
-    def of(self, task: str) -> str:
-        """``inner/train[2,0]``."""
-        return "/".join((*self.pipelines, self._indexed(task)))
-
-    def inside_pipeline(self, task: str) -> StageNames:
-        """The names in a nested pipeline."""
-        return StageNames((*self.pipelines, self._indexed(task)))
-
-    def inside_iteration(self, index: int) -> StageNames:
-        """The names in one iteration of a loop."""
-        return StageNames(self.pipelines, (*self.indices, index))
-
-    def _indexed(self, task: str) -> str:
-        return f"{task}[{','.join(map(str, self.indices))}]" if self.indices else task
 
 
 def without_indices(stage: str) -> str:

@@ -6,9 +6,13 @@ kind of scope serves them all. What cannot run on this machine is kept here too:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+# KFP's names for the group around the branches of one dsl.If, and around the tasks of a dsl.ExitHandler.
+_GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,11 @@ class Task:
     caches: bool = False
     cache_key: str = ""
 
+    @property
+    def is_group(self) -> bool:
+        """Whether KFP made the task for a loop, a condition or an exit handler; a nested pipeline is not a group."""
+        return self.loop is not None or self.condition is not None or _GROUPS.fullmatch(self.name) is not None
+
 
 @dataclass(frozen=True)
 class Selector:
@@ -179,6 +188,16 @@ class Component:
     importer: Importer | None = None
     #: The executor's part of the Kubernetes platform spec, as it is in the file.
     platform: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dag(self) -> Dag:
+        """Return the component's DAG.
+
+        Raises:
+            TypeError: it has none.
+        """
+        if self.dag is None:
+            raise TypeError(f"the component {self.name} has no tasks")
+        return self.dag
 
 
 @dataclass(frozen=True)

@@ -1,108 +1,100 @@
-"""Every task of a compiled pipeline: where it stands, the name of its stage, and an order in which they could run."""
+"""The walk over a compiled pipeline: every task, where it stands, in an order in which they could run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-from typing import NamedTuple
 
-from torchx_kfp.pipeline.names import StageNames, is_group_name
-from torchx_kfp.pipeline.spec import Component, Dag, Pipeline, Task
+from torchx_kfp.pipeline.spec import Component, Pipeline, Task
 
 
-def dag_of(component: Component) -> Dag:
-    """The component's DAG, which it has."""
-    if component.dag is None:
-        raise TypeError(f"the component {component.name} has no tasks")
-    return component.dag
+@dataclass(frozen=True)
+class StageNames:
+    """Names of the stages in one scope: the nested pipelines around it, and the indices of the loops around it.
 
+    Branches and exit handlers are not part of a name.
+    """
 
-def inner_names(task: Task, names: StageNames) -> StageNames:
-    """Stage names inside of this task's DAG, but for a loop's index: branches and loops do not show in them."""
-    return names if is_group(task) else names.inside_pipeline(task.name)
+    pipelines: tuple[str, ...] = ()
+    indices: tuple[int, ...] = ()
 
+    def of(self, task: str) -> str:
+        """Return the name of a task's stage: ``inner/train[2,0]``."""
+        return "/".join((*self.pipelines, self._indexed(task)))
 
-def is_group(task: Task) -> bool:
-    """Whether KFP made the task for a loop, a condition or an exit handler, and nobody wrote a nested pipeline."""
-    return task.loop is not None or task.condition is not None or is_group_name(task.name)
+    def inside(self, task: Task) -> StageNames:
+        """Return the names inside a task of this scope; each iteration of a loop adds its index to them."""
+        return self if task.is_group else StageNames((*self.pipelines, self._indexed(task.name)))
+
+    def inside_iteration(self, index: int) -> StageNames:
+        """Return the names inside one iteration of a loop."""
+        return StageNames(self.pipelines, (*self.indices, index))
+
+    def _indexed(self, task: str) -> str:
+        return f"{task}[{','.join(map(str, self.indices))}]" if self.indices else task
 
 
 @dataclass(frozen=True)
 class Place:
-    """A task where it stands.
+    """A task where it stands in a pipeline.
 
     Attributes:
-        path: the names of the tasks that lead to it, groups included.
-        stage: its name as a stage.
+        path: the names of the tasks that lead to it, groups included: ``condition-1/train``.
+        name: the name of its stages, without the indices of the loops that the walk has entered.
         task: the task.
         component: what it runs.
         scope: the component whose DAG it is in.
-        given: the inputs that its scope has.
+        inside: the loop, branch or nested pipeline around it; None in the scope that the walk began with.
+        looped: whether it is a loop, or in one that the walk has entered: it may run several times, or never.
     """
 
     path: str
-    stage: str
-    task: Task
-    component: Component
-    scope: Component
-    given: frozenset[str]
-
-
-def places(pipeline: Pipeline) -> Iterator[Place]:
-    """Every task that the root leads to."""
-    pending = [("", StageNames(), pipeline.root, frozenset(pipeline.root.inputs))]
-    while pending:
-        prefix, names, scope, given = pending.pop()
-        assert scope.dag is not None
-        for task in scope.dag.tasks.values():
-            component = pipeline.component_of(task)
-            place = Place(f"{prefix}{task.name}", names.of(task.name), task, component, scope, given)
-            yield place
-            if component.dag is not None:
-                inputs = {*component.inputs, *task.inputs, *([task.loop.item_input] if task.loop else ())}
-                pending.append((f"{place.path}/", inner_names(task, names), component, frozenset(inputs)))
-
-
-class Planned(NamedTuple):
-    """A task of the pipeline: of one in a loop, all iterations. It is a stage where its component has no DAG."""
-
     name: str
     task: Task
     component: Component
-    #: Whether it is in a loop inside of what was asked about, and so may run several times or never.
-    looped: bool
+    scope: Component
+    inside: Place | None = None
+    looped: bool = False
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether it is one stage, and not a group of tasks."""
+        return self.component.dag is None
+
+    def has_input(self, name: str) -> bool:
+        """Whether the scope has an input of this name, so that the task can take it."""
+        around = self.inside
+        if around is None:
+            return name in self.scope.inputs
+        loop = around.task.loop
+        return name in around.component.inputs or name in around.task.inputs or (loop and loop.item_input) == name
 
 
-def stages_in(pipeline: Pipeline, scope: Component, names: StageNames | None = None) -> Iterator[Planned]:
-    """The stages in a DAG, nested pipelines and branches included, in an order in which they could run.
+def walk(pipeline: Pipeline, scope: Component | None = None, names: StageNames | None = None) -> Iterator[Place]:
+    """Yield every task of the pipeline in an order in which they could run, each group before the tasks inside.
 
-    ``names`` are those of the DAG's stages; the root's where there are none.
+    Args:
+        pipeline: the pipeline.
+        scope: the component to begin with, if not the root.
+        names: the names of the stages in that scope.
     """
-    tasks = _tasks_in(pipeline, scope, names or StageNames(), looped=False)
-    return (planned for planned in tasks if planned.component.dag is None)
+    return _walk(pipeline, scope or pipeline.root, names or StageNames(), None)
 
 
-def outline(pipeline: Pipeline) -> dict[str, bool]:
-    """The names of the pipeline's stages, without indices of loops, in an order in which they could run.
-
-    The value says whether the stage is in a loop, and so may run several times or never.
-    """
-    return {stage.name: stage.looped for stage in stages_in(pipeline, pipeline.root)}
-
-
-def positions(pipeline: Pipeline) -> dict[str, int]:
-    """The places of all tasks in an order in which they could run, by the names that ``outline`` has for stages."""
-    tasks = _tasks_in(pipeline, pipeline.root, StageNames(), looped=False)
-    return {planned.name: place for place, planned in enumerate(tasks)}
-
-
-def _tasks_in(pipeline: Pipeline, scope: Component, names: StageNames, *, looped: bool) -> Iterator[Planned]:
-    tasks = dag_of(scope).tasks
+def _walk(pipeline: Pipeline, scope: Component, names: StageNames, inside: Place | None) -> Iterator[Place]:
+    tasks = scope.as_dag().tasks
     for name in TopologicalSorter({task.name: task.depends_on for task in tasks.values()}).static_order():
         task = tasks[name]
         component = pipeline.component_of(task)
-        loops = looped or task.loop is not None
-        yield Planned(names.of(name), task, component, loops)
+        path = f"{inside.path}/{name}" if inside is not None else name
+        looped = task.loop is not None or (inside is not None and inside.looped)
+        place = Place(path, names.of(name), task, component, scope, inside, looped)
+        yield place
         if component.dag is not None:
-            yield from _tasks_in(pipeline, component, inner_names(task, names), looped=loops)
+            yield from _walk(pipeline, component, names.inside(task), place)
+
+
+def positions(pipeline: Pipeline) -> dict[str, int]:
+    """Return the position of every task in the walk, by the name of its stages."""
+    return {place.name: position for position, place in enumerate(walk(pipeline))}

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torchx_kfp.pipeline.names import StageNames, is_group_name
-from torchx_kfp.pipeline.spec import Component, Dag, Pipeline, Task
-from torchx_kfp.pipeline.walk import dag_of, inner_names, positions
+from torchx_kfp.pipeline.spec import Pipeline, Task
+from torchx_kfp.pipeline.walk import Place, walk
 from torchx_kfp.report import show
 from torchx_kfp.report.layout import Box, edges, place
 from torchx_kfp.report.model import WAITING, RunView, StageView
@@ -85,13 +84,13 @@ def draw_graph(run: RunView) -> Graph | None:
     groups: list[Group] = []
     numbers: dict[int, int] = {}
     for box in root.all_inside():
-        path, task, component = sketch.about[id(box)]
-        if component.dag is None:
-            state, note = summary(stages.get(path, []))
+        there = sketch.places[id(box)]
+        if there.is_stage:
+            state, note = summary(stages.get(there.name, []))
             numbers[id(box)] = len(nodes)
-            nodes.append(Node(path, show.middle(task.name, letters), state, note, box.x, box.y))
+            nodes.append(Node(there.name, show.middle(there.task.name, letters), state, note, box.x, box.y))
         else:
-            kind, label = _describe(task)
+            kind, label = _describe(there.task)
             most = int((box.width - 16) / 6.2)
             groups.append(Group(show.middle(label, most), label, kind, box.x, box.y, box.width, box.height))
     down = sketch.down[id(root)]
@@ -126,30 +125,25 @@ def _badness(root: Box) -> tuple[bool, float]:
 
 
 class _Sketch:
-    """The pipeline's boxes, in both directions, and what each of them is: path, task and component."""
+    """The pipeline's boxes, in both directions, and the task that each of them shows."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.about: dict[int, tuple[str, Task, Component]] = {}
+        self._walk = list(walk(pipeline))
+        self.places: dict[int, Place] = {}
         self.down: dict[int, bool] = {}
-        self.size = _COMPACT if len(positions(pipeline)) > _MANY else _SIZE
+        self.size = _COMPACT if len(self._walk) > _MANY else _SIZE
 
     def placed(self, down: bool) -> Box:
-        root = Box("", 0.0, 0.0, inner=self._boxes(dag_of(self._pipeline.root), StageNames()))
+        root = Box("", 0.0, 0.0)
+        boxes: dict[str, Box] = {}
+        for there in self._walk:
+            box = boxes[there.path] = Box(there.task.name, *self.size[:2], there.task.depends_on)
+            outer = root if there.inside is None else boxes[there.inside.path]
+            outer.inner.append(box)
+            self.places[id(box)] = there
         self.down[id(root)] = down
         place(root, down)
         return root
-
-    def _boxes(self, dag: Dag, names: StageNames) -> list[Box]:
-        boxes = []
-        for task in dag.tasks.values():
-            component = self._pipeline.component_of(task)
-            box = Box(task.name, *self.size[:2], task.depends_on)
-            if component.dag is not None:
-                box.inner = self._boxes(component.dag, inner_names(task, names))
-            self.about[id(box)] = (names.of(task.name), task, component)
-            boxes.append(box)
-        return boxes
 
 
 def _describe(task: Task) -> tuple[str, str]:
@@ -160,7 +154,7 @@ def _describe(task: Task) -> tuple[str, str]:
         return "loop", f"for each item{of}{condition}"
     if task.condition:
         return "condition", f"if {_readable(task.condition)}"
-    if is_group_name(task.name):
+    if task.is_group:
         return ("exit handler", "with an exit task") if task.name.startswith("exit-") else ("condition", "one of")
     return "pipeline", task.name
 

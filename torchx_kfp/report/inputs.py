@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Source
-from torchx_kfp.pipeline.walk import stages_in
+from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.protocol import TRACKER_BASE
 
 #: What ``adapter.inputs`` adds to the name of a channel.
@@ -31,8 +31,9 @@ Names = Mapping[str, "str | None"]
 def input_names(pipeline: Pipeline) -> dict[str, Names]:
     """For each task, by the name of its stages without indices."""
     return {
-        planned.name: _names(planned.task.inputs, _is_tracked(planned.component))
-        for planned in stages_in(pipeline, pipeline.root)
+        place.name: _names(place.task.inputs, _is_tracked(place.component))
+        for place in walk(pipeline)
+        if place.is_stage
     }
 
 

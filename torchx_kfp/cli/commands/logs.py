@@ -212,12 +212,12 @@ def _may_come(record: RunRecord, stage: str) -> bool:
     """Whether the pipeline has this stage, though nothing has been heard of it."""
     from torchx_kfp.local import State, load_pipeline
     from torchx_kfp.pipeline.names import without_indices
-    from torchx_kfp.pipeline.walk import outline
+    from torchx_kfp.pipeline.walk import walk
 
     if record.state in (State.SUCCEEDED, State.FAILED):
         return False  # all have been heard of
     try:
-        planned = outline(load_pipeline(record.pipeline_file))
+        planned = {place.name for place in walk(load_pipeline(record.pipeline_file)) if place.is_stage}
     except PipelineFileError:
         return False
     return without_indices(stage) in planned

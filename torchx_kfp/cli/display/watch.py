@@ -16,7 +16,7 @@ from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.local.stage.output import Terminal
 from torchx_kfp.pipeline.spec import Pipeline
-from torchx_kfp.pipeline.walk import outline
+from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.runs.events import Event, encode
 from torchx_kfp.runs.messages import messages
 
@@ -41,7 +41,7 @@ class Watch(Protocol):
 
 def choose_watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> Watch:
     """What these options, and the terminal, ask for."""
-    progress = Progress(outline(pipeline))
+    progress = Progress({place.name: place.looped for place in walk(pipeline) if place.is_stage})
     watch: Watch
     if quiet:
         watch = Silent(progress)

@@ -24,7 +24,7 @@ from torchx_kfp.pipeline.names import join_names, without_indices
 from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_text
 from torchx_kfp.pipeline.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.pipeline.spec import Component, Pipeline
-from torchx_kfp.pipeline.walk import stages_in
+from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.tracking.statements.entries import KINDS
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
@@ -213,7 +213,7 @@ def choose_containers(
             "Mounts are for stages in containers, and there are none: processes see all of this machine. Add --docker "
             "(docker=True), or leave the mounts out."
         )
-    known = [stage.name for stage in stages_in(pipeline, pipeline.root) if stage.component.container is not None]
+    known = [place.name for place in walk(pipeline) if place.component.container is not None]
     if isinstance(docker, bool):
         return Containers(frozenset(known if docker else ()), given, frozenset(named))
     chosen: set[str] = set()
