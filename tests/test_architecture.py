@@ -6,8 +6,6 @@ import pytest
 
 from tests.architecture import LATE, MAY_IMPORT, MAY_USE, PACKAGE, REPOSITORY, Source, cycle
 
-pytestmark = pytest.mark.once
-
 SOURCE = Source(REPOSITORY / PACKAGE)
 PACKAGES = [package for package in sorted(SOURCE.packages) if package]
 #: Packages that have cycles inside, to be mended.
