@@ -12,26 +12,24 @@ folder in ``PYTHONPATH``; in a container, it is the image's working directory.
 one it is beside the tracker base, under the same name with ``-artifacts`` behind it.
 """
 
-from functools import partial
-
 from kfp import dsl
 
 from components.digits import component as apps
 from components.echo.component import echo
 from pipelines import trials
-from torchx_kfp import task_from_app
+from torchx_kfp import Stages, task_from_app
 
 
 @dsl.pipeline(name="digits", description="Trials on hand-written digits, and what becomes of the best one")
 def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed: int = 0):
-    stage = partial(task_from_app, tracker_base=tracker_base)
+    stages = Stages(tracker_base=tracker_base)
 
-    prepared = stage(apps.prepare(artifacts, seed))
+    prepared = stages.task(apps.prepare(artifacts, seed))
     # A pipeline of its own, since KFP's local runner puts a loop's item in place of what the loop reads of a task
     # beside it. That of KFP 2.16 also needs a condition or a loop at this level, or else takes none further in.
     trained = trials.trials(tracker_base=tracker_base, prepared=prepared.outputs["run_id"])
-    selected = stage(apps.select(), reads={"train": trained.output}, results={"accuracy": float, "model": str})
-    evaluated = stage(
+    selected = stages.task(apps.select(), reads={"train": trained.output}, results={"accuracy": float, "model": str})
+    evaluated = stages.task(
         apps.evaluate(),
         reads=[prepared, selected],
         results={"test_accuracy": float},
@@ -39,6 +37,6 @@ def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed
     )
     with dsl.If(selected.outputs["accuracy"] >= threshold):
         # Reads evaluate too, to come after it.
-        stage(apps.deploy(threshold), reads=[selected, evaluated])
+        stages.task(apps.deploy(threshold), reads=[selected, evaluated])
     with dsl.If(selected.outputs["accuracy"] < threshold):
         task_from_app(echo("Not good enough to be deployed."), name="keep")

@@ -5,12 +5,10 @@ trackers that the pipeline names. ``tracking_uri`` is MLflow's server; empty, th
 where it is. ``docs/mlflow.md`` shows how to run it.
 """
 
-from functools import partial
-
 from kfp import dsl
 
 from components.digits import component as apps
-from torchx_kfp import task_from_app
+from torchx_kfp import Stages
 
 
 def in_experiment(app, name: str):
@@ -22,11 +20,11 @@ def in_experiment(app, name: str):
 
 @dsl.pipeline(name="experiments", description="Trials on hand-written digits, as runs of MLflow")
 def experiments(tracker_base: str, tracking_uri: str = "", weights: list = [0.1, 1.0, 10.0]):  # noqa: B006 (a constant to KFP)
-    stage = partial(task_from_app, tracker_base=tracker_base)
-    recorded = partial(stage, trackers={"mlflow": tracking_uri})
+    stages = Stages(tracker_base=tracker_base)
+    recorded = stages.with_options(trackers={"mlflow": tracking_uri})
 
-    prepared = stage(apps.prepare())
+    prepared = stages.task(apps.prepare())
     with dsl.ParallelFor(weights) as weight:
         train = in_experiment(apps.train(weight, 0.03), "digits")
-        trained = recorded(train, reads=prepared)
-    recorded(in_experiment(apps.select(), "digits"), reads={"train": dsl.Collected(trained.outputs["run_id"])})
+        trained = recorded.task(train, reads=prepared)
+    recorded.task(in_experiment(apps.select(), "digits"), reads={"train": dsl.Collected(trained.outputs["run_id"])})

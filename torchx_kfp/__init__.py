@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torchx_kfp import local as local
     from torchx_kfp import tracking as tracking
     from torchx_kfp.adapter import (
+        Stages,
         artifact_from_uri,
         component_from_app,
         component_from_function,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Stages",
     "__version__",
     "artifact_from_uri",
     "component_from_app",

@@ -21,6 +21,8 @@
 ``standins``   what a component function is called with
 ``probes``     whether it makes nothing but text of its inputs
 ``functions``  TorchX component functions as KFP components
+``options``    the options of stages, and their types
+``shared``     ``Stages``: options that stages share
 """
 
 from torchx_kfp.adapter.authoring import (
@@ -32,8 +34,10 @@ from torchx_kfp.adapter.authoring import (
     task_from_app,
 )
 from torchx_kfp.adapter.functions.components import component_from_function
+from torchx_kfp.adapter.shared import Stages
 
 __all__ = [
+    "Stages",
     "artifact_from_uri",
     "component_from_app",
     "component_from_function",

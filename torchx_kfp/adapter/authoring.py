@@ -12,6 +12,17 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
+from torchx_kfp.adapter.options import (
+    Artifacts,
+    Channel,
+    Readable,
+    Reads,
+    Results,
+    Secrets,
+    TrackerBase,
+    Trackers,
+    UiMetadata,
+)
 from torchx_kfp.adapter.stage.names import is_input_name
 from torchx_kfp.adapter.stage.outputs import METRICS, check_artifact_class, read_publication
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_publisher, plan_stage
@@ -26,22 +37,16 @@ from torchx_kfp.adapter.stage.reads import (
     read_uri,
     stage_of,
 )
-from torchx_kfp.adapter.stage.secrets import Secrets
-from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.references import Reference, parameter
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
-
-Results = Mapping[str, type]
-Artifacts = Mapping[str, type[dsl.Artifact]]
-UiMetadata = Mapping[str, object]
 
 
 def task_from_app(
     app: specs.AppDef,
     *,
-    tracker_base: object = None,
-    reads: object = None,
+    tracker_base: TrackerBase | None = None,
+    reads: Reads | None = None,
     results: Results | None = None,
     artifacts: Artifacts | None = None,
     ui_metadata: UiMetadata | None = None,
@@ -119,12 +124,12 @@ container_from_app = task_from_app
 
 
 def publish_results(
-    task: object,
+    task: Readable,
     results: Results | None = None,
     *,
     image: str,
     artifacts: Artifacts | None = None,
-    tracker_base: object = None,
+    tracker_base: TrackerBase | None = None,
     secrets: Secrets | None = None,
     cache: bool = True,
     inline: bool = True,
@@ -180,7 +185,7 @@ def publish_results(
 
 
 def artifact_from_uri(
-    uri: object, artifact_class: type[dsl.Artifact] = dsl.Artifact, *, metadata: Mapping[str, object] | None = None
+    uri: str | Channel, artifact_class: type[dsl.Artifact] = dsl.Artifact, *, metadata: Mapping[str, Any] | None = None
 ) -> Any:
     """What is at this place, as an artifact of KFP with that URI: for KFP's own components, and for KFP's lineage.
 

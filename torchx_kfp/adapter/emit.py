@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class, pipeline_context
 
+from torchx_kfp.adapter.options import TrackerBase
 from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.stage.names import output_name
 from torchx_kfp.adapter.stage.plan import StagePlan
@@ -64,7 +65,7 @@ class Outputs(dict[str, Any]):
         )
 
 
-def make_task(plan: StagePlan, tracker_base: object = None) -> dsl.PipelineTask:
+def make_task(plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
     """The stage as a task of the pipeline that is being defined."""
     arguments = {name: planned.argument for name, planned in plan.inputs.items()}
     return _configure(_container_component(plan)(**arguments), plan, tracker_base)
@@ -173,7 +174,7 @@ def _function(
 
 
 @quick_sdk()
-def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: object = None) -> dsl.PipelineTask:
+def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
     """The task with its resources, retries and settings for Kubernetes."""
     remember_stage(task, Stage(plan.alias, tracker_base))
     if task.state.name == "FINAL":

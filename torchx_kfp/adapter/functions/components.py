@@ -21,13 +21,12 @@ from typing import Any, NoReturn
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.authoring import Artifacts, Results, plan_component
+from torchx_kfp.adapter.authoring import plan_component
 from torchx_kfp.adapter.functions.probes import build, content, misplaced_inputs, values_that_matter
 from torchx_kfp.adapter.functions.standins import MoreThanTextError, Text, Value
+from torchx_kfp.adapter.options import Artifacts, Results, Secrets, Trackers
 from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.stage.names import is_input_name
-from torchx_kfp.adapter.stage.secrets import Secrets
-from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.references import Reference, parameter
 from torchx_kfp.errors import AppDefError
 
@@ -69,7 +68,6 @@ def component_from_function(
         ReadsError: an alias or a parameter has a name that the stage needs itself.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
-    signature = inspect.signature(fn)
     options = {
         "tracked": tracked,
         "reads": reads,
@@ -81,10 +79,25 @@ def component_from_function(
         "inline": inline,
         "labels": labels,
     }
-    for name, default in _OPTIONS.items():
-        if name in signature.parameters:
-            given = options.pop(name)
-            constants.update({name: given} if given is not default else {})
+    given = {name: value for name, value in options.items() if value is not _DEFAULTS[name]}
+    return make_component(fn, {}, {**given, **constants})
+
+
+def make_component(
+    fn: Callable[..., specs.AppDef], shared: Mapping[str, Any], given: Mapping[str, Any]
+) -> emit.StageComponent:
+    """The component of this function.
+
+    Args:
+        fn: a TorchX component.
+        shared: options of the stage, also where the function has a parameter of such a name.
+        given: constants, and options where the function has no parameter of such a name.
+    """
+    signature = inspect.signature(fn)
+    options = {**shared}
+    constants: dict[str, Any] = {}
+    for name, value in given.items():
+        (options if name in _DEFAULTS and name not in signature.parameters else constants)[name] = value
     _check_constants(fn, signature, constants)
     inputs = dict(_inputs(fn, signature, constants))
     app = _call(fn, signature, constants, inputs)
@@ -95,12 +108,13 @@ def component_from_function(
             reference: NO_DEFAULT if default is inspect.Parameter.empty else default
             for reference, default in ((inputs[name], signature.parameters[name].default) for name in inputs)
         },
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     return emit.StageComponent(plan)
 
 
-_OPTIONS = {
+#: Each option of a stage and its default.
+_DEFAULTS = {
     name: option.default
     for name, option in inspect.signature(component_from_function).parameters.items()
     if option.kind is option.KEYWORD_ONLY

@@ -11,6 +11,7 @@ from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp import protocol
+from torchx_kfp.adapter.options import Secrets
 from torchx_kfp.adapter.stage import command, fields, macros, names
 from torchx_kfp.adapter.stage.constants import lift
 from torchx_kfp.adapter.stage.fields import Resources
@@ -19,7 +20,6 @@ from torchx_kfp.adapter.stage.outputs import UI_METADATA, Publication, publisher
 from torchx_kfp.adapter.stage.reads import RUN_ID, Source
 from torchx_kfp.adapter.stage.secrets import (
     PROTOCOL_VARIABLES,
-    Secrets,
     check_variables,
     read_secrets,
     secret_variables,

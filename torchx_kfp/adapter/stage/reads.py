@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from kfp import dsl
 from kfp.dsl import pipeline_channel
 
+from torchx_kfp.adapter.options import TrackerBase
 from torchx_kfp.adapter.values.channels import channel_key, contains_channel, ir_type, parse, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word, find_rewritten
 from torchx_kfp.adapter.values.references import Parts, Reference
@@ -28,7 +29,7 @@ class Stage:
     """What a task does not tell: the stage's name as it was given, and where it records."""
 
     name: str
-    tracker_base: object = None
+    tracker_base: TrackerBase | None = None
 
 
 _STAGES: WeakKeyDictionary[dsl.PipelineTask, Stage] = WeakKeyDictionary()

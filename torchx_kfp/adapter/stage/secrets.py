@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from torchx_kfp import protocol
+from torchx_kfp.adapter.options import Secrets
 from torchx_kfp.adapter.stage.names import is_shell_variable
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.errors import AppDefError
-
-#: What ``kfp.kubernetes.use_secret_as_env`` takes as secret_key_to_env, by the secret's name.
-Secrets = Mapping[str, Mapping[str, str]]
 
 _EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID'}}"
 

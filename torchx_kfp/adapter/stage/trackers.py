@@ -11,9 +11,6 @@ from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.references import Parts
 from torchx_kfp.errors import AppDefError
 
-#: Name among the entry points ``torchx.tracker``, or ``module:function`` -> text, a channel, or None.
-Trackers = Mapping[str, object]
-
 _EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 
 

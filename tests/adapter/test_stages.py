@@ -1,0 +1,164 @@
+"""``Stages``: the options that stages share."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kfp import dsl
+from torchx.components import utils
+from torchx.specs import AppDef
+
+from tests.adapter.apps import compile_pipeline, make_app
+from torchx_kfp import (
+    Stages,
+    component_from_app,
+    component_from_function,
+    component_spec_from_app,
+    publish_results,
+    task_from_app,
+)
+from torchx_kfp.adapter.options import ComponentOptions, TaskOptions
+from torchx_kfp.errors import AppDefError, ReadsError
+
+SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
+SHARED: dict[str, Any] = {"secrets": SECRETS, "cache": False, "inline": False, "labels": True}
+
+
+def test_a_stage_has_what_it_shares_and_what_is_its_own() -> None:
+    def shared(tracker_base: str, uri: str) -> None:
+        stages = Stages(tracker_base=tracker_base, trackers={"mlflow": uri}, **SHARED)
+        first = stages.task(make_app("first"), results={"loss": float})
+        stages.task(make_app("second"), reads=first, cache=True, secrets=None, name="last")
+        stages.publish(first, {"loss": float}, image="python:3.12", name="also", inline=True)
+
+    def written_out(tracker_base: str, uri: str) -> None:
+        options: dict[str, Any] = {"tracker_base": tracker_base, "trackers": {"mlflow": uri}, **SHARED}
+        first = task_from_app(make_app("first"), results={"loss": float}, **options)
+        task_from_app(make_app("second"), reads=first, **{**options, "cache": True, "secrets": None}, name="last")
+        publish_results(
+            first, {"loss": float}, image="python:3.12", name="also", tracker_base=tracker_base, cache=False,
+            secrets=SECRETS,
+        )  # fmt: skip
+
+    assert compile_pipeline(shared) == compile_pipeline(written_out)
+
+
+def test_components_share_what_their_pipelines_complete() -> None:
+    stages = Stages(**SHARED)
+    component = stages.component(make_app(), reads=["prepare"], results={"loss": float}, name="fit", labels=False)
+    same = component_from_app(
+        make_app(), reads=["prepare"], results={"loss": float}, name="fit", **{**SHARED, "labels": False}
+    )
+    assert component.pipeline_spec == same.pipeline_spec
+    assert component.platform_spec == same.platform_spec
+
+    def pipeline(tracker_base: str) -> None:
+        tracked = stages.with_options(tracker_base=tracker_base)
+        component(tracker_base=tracker_base, prepare=tracked.task(make_app("prepare")).outputs["run_id"])
+
+    def written_out(tracker_base: str) -> None:
+        prepared = task_from_app(make_app("prepare"), tracker_base=tracker_base, **SHARED)
+        component(tracker_base=tracker_base, prepare=prepared.outputs["run_id"])
+
+    assert compile_pipeline(pipeline) == compile_pipeline(written_out)
+
+
+def test_components_of_functions() -> None:
+    stages = Stages(**SHARED)
+    component = stages.component_from_function(utils.booth, image="booth:1")
+    same = component_from_function(utils.booth, image="booth:1", **SHARED)
+    assert component.platform_spec == same.platform_spec
+    assert component.pipeline_spec == same.pipeline_spec
+
+
+def test_a_functions_parameter_is_not_a_shared_option() -> None:
+    def app(cache: str = "/cache") -> AppDef:
+        return make_app(args=["--cache", cache])
+
+    component = Stages(cache=False).component_from_function(app)
+    assert set(component.component_spec.inputs) == {"cache"}
+    (task,) = component.pipeline_spec.root.dag.tasks.values()
+    assert not task.caching_options.enable_cache
+    constant = Stages(cache=False).component_from_function(app, cache="/tmp")
+    assert not constant.component_spec.inputs
+
+
+def test_a_component_has_no_tracker_base_of_its_own() -> None:
+    stages = Stages(tracker_base="s3://bucket/results")
+    for make in (stages.component, stages.component_from_function):
+        with pytest.raises(ReadsError, match=r"s3://bucket/results.*component\(tracker_base=\.\.\.\)"):
+            make(make_app())
+
+
+def test_stages_do_not_change() -> None:
+    secrets = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
+    stages = Stages(secrets=secrets)
+    secrets["s3"]["id"] = "OTHER"
+    with pytest.raises(AttributeError, match=r"with_options\(cache=\.\.\.\)"):
+        stages.cache = False  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="with_options"):
+        del stages._options
+    others = stages.with_options(cache=False)
+    assert repr(stages) == "Stages(secrets={'s3': {'id': 'AWS_ACCESS_KEY_ID'}})"
+    assert repr(others) == "Stages(secrets={'s3': {'id': 'AWS_ACCESS_KEY_ID'}}, cache=False)"
+
+
+MISTAKES: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: Stages(tracker="mlflow"), TypeError, r"Stages\(\).*'tracker'\. Did you mean 'tracker"),  # type: ignore[call-arg]
+    (lambda: Stages("s3://bucket"), TypeError, "positional"),  # type: ignore[misc]
+    (lambda: Stages(reads=[]), TypeError, r"'reads'.*tracker_base"),  # type: ignore[call-arg]
+    (lambda: Stages().with_options(cach=1), TypeError, "Did you mean 'cache'"),  # type: ignore[call-arg]
+    (lambda: Stages().task(make_app(), result={}), TypeError, "Did you mean 'results'"),  # type: ignore[call-arg]
+    (lambda: Stages().publish("a/b/c", labels=True), TypeError, "image"),  # type: ignore[call-arg]
+    (
+        lambda: Stages().publish("a/b/c", image="i", labels=True),  # type: ignore[call-arg]
+        TypeError,
+        r"Stages\.publish\(\).*'labels'",
+    ),
+    (lambda: Stages().component(make_app(), tracker_base="x"), TypeError, "'tracker_base'"),  # type: ignore[call-arg]
+    (lambda: Stages().component_from_function(utils.booth, no=1), AppDefError, "no parameter 'no'"),
+    (lambda: Stages(tracker_base=5), ReadsError, "tracker_base is 5"),  # type: ignore[arg-type]
+    (lambda: Stages(secrets={"s3": "key"}), AppDefError, r"secrets\['s3'\] is 'key'"),  # type: ignore[dict-item]
+    (lambda: Stages(trackers=["mlflow"]), AppDefError, r"trackers is \['mlflow'\]"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MISTAKES, ids=lambda value: getattr(value, "__name__", None))
+def test_mistakes_are_found_where_they_are_made(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_reads_without_a_tracker_base() -> None:
+    def pipeline() -> None:
+        first = Stages().task(make_app("first"))
+        Stages().task(make_app("second"), reads=first)
+
+    with pytest.raises(ReadsError, match=r"tracker_base=\.\.\."):
+        compile_pipeline(pipeline)
+
+
+def test_a_task_outside_of_a_pipeline() -> None:
+    with pytest.raises(AppDefError, match=r"kfp\.dsl\.pipeline"):
+        Stages().task(make_app())
+
+
+def test_fan_in() -> None:
+    def pipeline(tracker_base: str) -> None:
+        stages = Stages(tracker_base=tracker_base)
+        with dsl.ParallelFor([1, 2]):
+            trial = stages.task(make_app("trial"))
+        stages.task(make_app("choose"), reads={"trials": dsl.Collected(trial.outputs["run_id"])})
+
+    assert "run_id" in compile_pipeline(pipeline)
+
+
+@pytest.mark.parametrize("function", [task_from_app, component_from_app, component_spec_from_app])
+def test_the_options_are_named_alike_everywhere(function: Any) -> None:
+    declared = TaskOptions if function is task_from_app else ComponentOptions
+    parameters = inspect.signature(function).parameters
+    for name, annotation in declared.__annotations__.items():
+        assert parameters[name].annotation == annotation.__forward_arg__
+    others = set(parameters) - set(declared.__annotations__)
+    assert others == {"app", "reads"} | ({"tracked", "ui_metadata"} if declared is ComponentOptions else set())

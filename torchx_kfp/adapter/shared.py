@@ -1,0 +1,168 @@
+"""``Stages``: the options that stages share, said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from kfp import dsl
+from torchx import specs
+
+from torchx_kfp.adapter.authoring import component_from_app, publish_results, task_from_app
+from torchx_kfp.adapter.emit import StageComponent
+from torchx_kfp.adapter.functions.components import make_component
+from torchx_kfp.adapter.options import (
+    Artifacts,
+    ComponentOptions,
+    PublisherOptions,
+    Readable,
+    Reads,
+    Results,
+    SharedOptions,
+    TaskOptions,
+    UiMetadata,
+    Unpack,
+)
+from torchx_kfp.adapter.stage.reads import read_tracker_base
+from torchx_kfp.adapter.stage.secrets import read_secrets
+from torchx_kfp.adapter.stage.trackers import read_trackers
+from torchx_kfp.errors import ReadsError, did_you_mean
+
+
+class Stages:
+    """The options that the stages of a pipeline share.
+
+    In a pipeline function::
+
+        stages = Stages(tracker_base=tracker_base)
+        prepared = stages.task(prepare)
+        stages.task(train, reads=prepared, results={"accuracy": float})
+
+    What does not depend on the pipeline can be said once for a whole module, and completed in its pipelines::
+
+        STAGES = Stages(secrets={"s3": {"id": "AWS_ACCESS_KEY_ID", "key": "AWS_SECRET_ACCESS_KEY"}})
+        convert = STAGES.component(app, tracked=True)
+
+        @dsl.pipeline
+        def pipeline(tracker_base: str):
+            stages = STAGES.with_options(tracker_base=tracker_base)
+
+    An option that a method is given replaces the shared one. Stages do not change: ``with_options`` returns others.
+    """
+
+    __slots__ = ("_options",)
+    _options: Mapping[str, Any]
+
+    def __init__(self, **options: Unpack[SharedOptions]) -> None:
+        """Take the options: ``tracker_base``, ``trackers``, ``secrets``, ``cache``, ``inline`` and ``labels``.
+
+        Args:
+            options: see ``task_from_app``.
+
+        Raises:
+            ReadsError: the tracker base is not one.
+            AppDefError: the secrets or the trackers are not what they should be.
+            ChannelError: a pipeline channel stands where its value cannot be filled in.
+        """
+        _check_names("Stages", options, SharedOptions)
+        kept: dict[str, Any] = dict(options)
+        # Checked here, where they are given, and copied: they are what they were when the stages are made.
+        if kept.get("tracker_base") is not None:
+            read_tracker_base(kept["tracker_base"])
+        if kept.get("secrets") is not None:
+            kept["secrets"] = read_secrets(kept["secrets"])
+        if kept.get("trackers") is not None:
+            read_trackers(kept["trackers"])
+            kept["trackers"] = dict(kept["trackers"])
+        object.__setattr__(self, "_options", MappingProxyType(kept))
+
+    def with_options(self, **options: Unpack[SharedOptions]) -> Stages:
+        """Return stages that share these options too; an option given here replaces the one of the same name."""
+        _check_names("Stages.with_options", options, SharedOptions)
+        merged: Any = {**self._options, **options}
+        return Stages(**merged)
+
+    def task(
+        self, app: specs.AppDef, *, reads: Reads | None = None, **options: Unpack[TaskOptions]
+    ) -> dsl.PipelineTask:
+        """Make the AppDef a task of the pipeline that is being defined: see ``task_from_app``."""
+        _check_names("Stages.task", options, TaskOptions)
+        merged: Any = {**self._options, **options}
+        return task_from_app(app, reads=reads, **merged)
+
+    def publish(
+        self,
+        task: Readable,
+        results: Results | None = None,
+        *,
+        image: str,
+        artifacts: Artifacts | None = None,
+        name: str | None = None,
+        **options: Unpack[PublisherOptions],
+    ) -> dsl.PipelineTask:
+        """Publish the results of a stage whose image has no Python: see ``publish_results``."""
+        _check_names("Stages.publish", options, PublisherOptions)
+        taken = ("tracker_base", *PublisherOptions.__annotations__)
+        shared = {option: value for option, value in self._options.items() if option in taken}
+        merged: Any = {**shared, **options}
+        return publish_results(task, results, image=image, artifacts=artifacts, name=name, **merged)
+
+    def component(
+        self,
+        app: specs.AppDef,
+        *,
+        tracked: bool = False,
+        reads: Iterable[str] = (),
+        ui_metadata: UiMetadata | None = None,
+        **options: Unpack[ComponentOptions],
+    ) -> StageComponent:
+        """Make the AppDef a KFP component: see ``component_from_app``.
+
+        Raises:
+            ReadsError: these stages have a tracker base, which a component takes as an input.
+        """
+        _check_names("Stages.component", options, ComponentOptions)
+        merged: Any = {**self._of_components("component"), **options}
+        return component_from_app(app, ui_metadata, tracked=tracked, reads=reads, **merged)
+
+    def component_from_function(
+        self, fn: Callable[..., specs.AppDef], /, **options_and_constants: Any
+    ) -> StageComponent:
+        """Make a TorchX component function a KFP component: see ``component_from_function``.
+
+        Raises:
+            ReadsError: these stages have a tracker base, which a component takes as an input.
+        """
+        return make_component(fn, self._of_components("component_from_function"), options_and_constants)
+
+    def _of_components(self, method: str) -> dict[str, Any]:
+        shared = dict(self._options)
+        tracker_base = shared.pop("tracker_base", None)
+        if tracker_base is not None:
+            raise ReadsError(
+                f"Stages.{method} makes a component, whose tracker base is an input, and these stages have the tracker "
+                f"base {str(tracker_base)!r}. Use Stages without one, and pass it where the component is called: "
+                "component(tracker_base=...)."
+            )
+        return shared
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Stages do not change. Make others: stages.with_options({name}=...).")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"Stages do not change. Make others: stages.with_options({name}=None).")
+
+    def __repr__(self) -> str:
+        return f"Stages({', '.join(f'{name}={value!r}' for name, value in self._options.items())})"
+
+
+def _check_names(function: str, options: Mapping[str, object], known: type[Any]) -> None:
+    """Refuse options that the function does not have, as Python does where it can."""
+    names = known.__annotations__
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}.{did_you_mean(name, names)} "
+                f"Its options: {', '.join(names)}."
+            )
