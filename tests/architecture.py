@@ -16,12 +16,12 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "torchx_kfp"
 
-_FOUNDATION = {"errors", "extras", "terminal"}
+_FOUNDATION = {"errors", "extras", "text"}
 #: Each package, and each module beside the packages -> the ones among them that it may import.
 MAY_IMPORT: Mapping[str, set[str]] = {
-    "terminal": set(),
-    "errors": {"terminal"},
-    "extras": {"errors"},
+    "text": set(),
+    "errors": {"text"},
+    "extras": {"errors", "text"},
     "protocol": _FOUNDATION,
     # A stage's command carries this module alone.
     "publisher": set(),
@@ -42,6 +42,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local"},
     "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipelines", "cli.mistakes"},
     "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
+    "typing_extensions": {"adapter"},
     "yaml": {"pipeline", "backend", "local"},
     "celpy": {"pipeline", "cli"},
     "packaging": {"local.stage"},

@@ -32,9 +32,7 @@ command line returns for the error: 2 for a wrong call, 1 for everything else.
 
 from __future__ import annotations
 
-import difflib
 import errno
-from collections.abc import Iterable
 
 __all__ = [
     "AppDefError",
@@ -194,10 +192,3 @@ class StageNotFoundError(LocalRunError, KeyError):
     """A run's result has no stage of that name, or several."""
 
     __str__ = LocalRunError.__str__  # KeyError's has quotes around it
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A sentence behind a message, with a blank before it: the one of the names that is nearest; empty if none is."""
-    names = list(names)
-    near = difflib.get_close_matches(name, names, n=1) or [known for known in names if name and known.startswith(name)]
-    return f" Did you mean {near[0]!r}?" if near else ""

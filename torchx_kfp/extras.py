@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import util
 
 from torchx_kfp.errors import MissingExtraError
+from torchx_kfp.text import listed
 
 #: Each extra with the modules that it brings (pyproject.toml names their distributions).
 MODULES = {
@@ -43,9 +44,8 @@ def require(extra: str, what: str) -> None:
     """
     missing = [module for module in MODULES[extra] if not is_installed(module)]
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise MissingExtraError(
-            f'{what} needs the extra "{extra}" (missing here: {", ".join(missing[:3])}{more}). '
+            f'{what} needs the extra "{extra}" (missing here: {listed(missing, 3)}). '
             f"Install it with: {install_line(extra)}"
         )
 

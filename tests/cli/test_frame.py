@@ -61,7 +61,7 @@ def progress() -> Progress:
 
 def test_everything_where_there_is_room(progress: Progress) -> None:
     expected = """\
-digits 1:05  2 failed, 3 running, 1 retrying, 10 done, 1 cached, 1 not run, 1 skipped, 19 waiting
+digits 1m 05s  2 failed, 3 running, 1 retrying, 10 done, 1 cached, 1 not run, 1 skipped, 19 waiting
 ✓ prepare       1.2s  rows=1797  data=uri
 ● train          55s  ━━━━──────── 10/30  1 failed, 2 running
   ● train[10]    45s
@@ -69,12 +69,12 @@ digits 1:05  2 failed, 3 running, 1 retrying, 10 done, 1 cached, 1 not run, 1 sk
     │ epoch 2 loss=0.3
   ● train[11]    44s
   ✗ train[9]    2.0s  was ended by signal 9 (SIGKILL)
-↻ flaky         1:00  attempt 2 in 25 s: ended with exit code 1
+↻ flaky       1m 00s  attempt 2 in 25 s: ended with exit code 1
 ● inner               ──────────── 0/2  1 running
   ● fit           0s
   · score
 ✓ cached              cached  loss=0.25
-✗ broken        1:01  ended with exit code 3 (2 attempts)
+✗ broken      1m 01s  ended with exit code 3 (2 attempts)
 – after               not run: broken failed
 – unless              skipped: its condition is false"""
     assert shown(progress, 110) == expected
@@ -82,7 +82,7 @@ digits 1:05  2 failed, 3 running, 1 retrying, 10 done, 1 cached, 1 not run, 1 sk
 
 def test_a_narrow_terminal_has_no_bars(progress: Progress) -> None:
     assert shown(progress, 40).splitlines()[:3] == [
-        "digits 1:05  2 failed, 3 running, 1 ret…",
+        "digits 1m 05s  2 failed, 3 running, 1 r…",
         "✓ prepare       1.2s  rows=1797  data=u…",
         "● train          55s  10/30  1 failed, …",
     ]
@@ -93,10 +93,10 @@ def test_a_low_terminal_has_what_runs_and_what_failed(progress: Progress) -> Non
         "● train          55s  ━━━━──────── 10/30  1 failed, 2 running",
         "  ● train[10]    45s  epoch 2 loss=0.3",
         "  ● train[11]    44s",
-        "↻ flaky         1:00  attempt 2 in 25 s: ended with exit code 1",
+        "↻ flaky       1m 00s  attempt 2 in 25 s: ended with exit code 1",
         "● inner               ──────────── 0/2  1 running",
         "  ● fit           0s",
-        "✗ broken        1:01  ended with exit code 3 (2 attempts)",
+        "✗ broken      1m 01s  ended with exit code 3 (2 attempts)",
         "⋯ 4 more: 1 done, 1 cached, 1 not run, 1 skipped",
     ]
 
@@ -123,13 +123,13 @@ def test_the_counts_of_what_is_hidden_and_shown_are_those_of_the_run() -> None:
     for number in range(4):
         progress.on_event(started(f"loop[{number}]"))
     lines = shown(progress, 80, 12).splitlines()
-    assert lines[0] == "large 1:15  4 running, 250 done, 1,246 waiting"
+    assert lines[0] == "large 1m 15s  4 running, 250 done, 1,246 waiting"
     assert lines[-6:] == [
-        "● loop        1:05  ──────────── 0/1,000  4 running",
-        "  ● loop[0]   1:05",
-        "  ● loop[1]   1:05",
-        "  ● loop[2]   1:05",
-        "  ● loop[3]   1:05",
+        "● loop      1m 05s  ──────────── 0/1,000  4 running",
+        "  ● loop[0] 1m 05s",
+        "  ● loop[1] 1m 05s",
+        "  ● loop[2] 1m 05s",
+        "  ● loop[3] 1m 05s",
         "⋯ 495 more: 247 done, 248 waiting",
     ]
     # What has just ended, and what comes next.
@@ -142,8 +142,8 @@ def test_a_nested_pipeline_of_one_stage_is_one_row() -> None:
     progress.on_event(started("trials/train[0]"))
     assert shown(progress).splitlines() == [
         "p 5s  1 running",
-        "● trials/train        1:05  ──────────── 0/1  1 running",
-        "  ● trials/train[0]   1:05",
+        "● trials/train      1m 05s  ──────────── 0/1  1 running",
+        "  ● trials/train[0] 1m 05s",
     ]
 
 
@@ -163,4 +163,4 @@ def test_output_that_would_break_the_picture() -> None:
 def test_the_end_by_a_signal_is_announced(progress: Progress) -> None:
     progress.on_event(RunEnding("SIGINT", 10.0, time=70.0))
     header = shown(progress).splitlines()[0]
-    assert header.startswith("SIGINT: ending, 5 s left; Ctrl-C: at once  digits 1:05  2 failed")
+    assert header.startswith("SIGINT: ending, 5 s left; Ctrl-C: at once  digits 1m 05s  2 failed")

@@ -43,7 +43,7 @@ def argument_error(arguments, pipeline=parameters):
 def test_wrong_arguments_are_refused_with_the_list_of_the_right_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert argument_error({"lrr": 1, "n": "3", "zzz": None}) == (
-        "There is no parameter 'lrr'; did you mean 'lr'?\n"
+        "There is no parameter 'lrr'. Did you mean 'lr'?\n"
         "The argument 'n' is not an int: '3'.\n"
         "There is no parameter 'zzz'.\n"
         "The argument 's' is missing.\n" + DESCRIBED

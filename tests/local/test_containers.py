@@ -91,7 +91,9 @@ def test_stages_are_chosen_by_name(nested):
 
 
 def test_wrong_choices_are_refused(nested, tmp_path):
-    with pytest.raises(ArgumentError, match=r"There is no stage 'iner/write' in 'outer'.* for example 'inner/write'"):
+    with pytest.raises(
+        ArgumentError, match=r"There is no stage 'iner/write' in 'outer'.* Did you mean 'inner/write'\?"
+    ):
         choose_containers(nested, ["iner/write"])
     with pytest.raises(ArgumentError, match=r"docker must be True, or a list of stages' names, and is 'shell'"):
         choose_containers(nested, "shell")

@@ -99,16 +99,16 @@ def test_output_text_becomes_a_value(text, type_, value):
         ("yes", "BOOLEAN", "is not a bool: 'yes'"),
         ("{}", "LIST", "is not a list: '{}'"),
         ("9223372036854775808", "NUMBER_INTEGER", "is not an int of 64 bits: '9223372036854775808'"),
-        ("1" + "0" * 5000, "NUMBER_INTEGER", "is not an int of 64 bits: '1" + "0" * 75 + "..."),
-        ("1" * 5000, "NUMBER_DOUBLE", "is not a float: '" + "1" * 76 + "..."),
+        ("1" + "0" * 5000, "NUMBER_INTEGER", "is not an int of 64 bits: '1" + "0" * 118 + "... (5,003 characters)"),
+        ("1" * 5000, "NUMBER_DOUBLE", "is not a float: '" + "1" * 119 + "... (5,002 characters)"),
         ("[NaN]", "LIST", "holds the number nan, and KFP passes numbers as finite doubles only"),
         ("[1e400]", "LIST", "holds the number inf, and KFP passes numbers as finite doubles only"),
         (
             '{"a": [1' + "0" * 400 + "]}",
             "STRUCT",
-            "holds the number 1" + "0" * 76 + "..., and KFP passes numbers as finite doubles only",
+            "holds the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers as finite doubles only",
         ),
-        ("[" + "1" * 5000 + "]", "LIST", "is not a list: '[" + "1" * 75 + "..."),
+        ("[" + "1" * 5000 + "]", "LIST", "is not a list: '[" + "1" * 118 + "... (5,004 characters)"),
         ("[" * 101 + "]" * 101, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
         ("[" * 200_000, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
         (
@@ -117,7 +117,7 @@ def test_output_text_becomes_a_value(text, type_, value):
             "holds the character '\\ud800', half of a pair (a surrogate), which no UTF-8 text may hold: '\\ud800'",
         ),
         ("[1", "STRUCT", "is not a dict: '[1'"),
-        ("x" * 200, "LIST", "is not a list: '" + "x" * 76 + "..."),
+        ("x" * 200, "LIST", "is not a list: '" + "x" * 119 + "... (202 characters)"),
     ],
 )
 def test_output_text_of_another_type_is_refused(text, type_, message):
@@ -144,8 +144,16 @@ def test_words_of_a_command_line_are_read_by_type():
         ("[]", "LIST", "is not a list: '[]'"),
         ([], "STRUCT", "is not a dict: []"),
         (math.inf, "NUMBER_DOUBLE", "is inf, and KFP passes numbers as finite doubles only"),
-        (10**400, "NUMBER_DOUBLE", "is 1" + "0" * 76 + "..., and KFP passes numbers as finite doubles only"),
-        ([10**400], "LIST", "holds the number 1" + "0" * 76 + "..., and KFP passes numbers as finite doubles only"),
+        (
+            10**400,
+            "NUMBER_DOUBLE",
+            "is 1" + "0" * 119 + "... (401 characters), and KFP passes numbers as finite doubles only",
+        ),
+        (
+            [10**400],
+            "LIST",
+            "holds the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers as finite doubles only",
+        ),
         ({"a": math.nan}, "STRUCT", "holds the number nan, and KFP passes numbers as finite doubles only"),
         (
             "a\ud800",

@@ -141,7 +141,7 @@ def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
     stream = io.StringIO()
     resume(failed.folder, stream=stream)
     assert stream.getvalue().splitlines()[1] == "shell is kept: it has succeeded before."
-    assert re.fullmatch(r"shell-2 succeeded \(\d+\.\d s\)\.", stream.getvalue().splitlines()[2])
+    assert re.fullmatch(r"shell-2 succeeded \([\d.]+s\)\.", stream.getvalue().splitlines()[2])
 
 
 def test_verbose_messages_have_inputs_and_outputs(execute):

@@ -16,8 +16,9 @@ from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.stage.names import output_name
 from torchx_kfp.adapter.stage.plan import StagePlan
 from torchx_kfp.adapter.stage.reads import TRACKER_BASE, Stage, remember_stage
-from torchx_kfp.errors import UnknownOutputError, did_you_mean
+from torchx_kfp.errors import UnknownOutputError
 from torchx_kfp.sdk import quick_sdk
+from torchx_kfp.text import did_you_mean
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
@@ -59,7 +60,7 @@ class Outputs(dict[str, Any]):
         if isinstance(name, str) and output_name(name) in self:
             return self[output_name(name)]
         raise UnknownOutputError(
-            f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(str(name), self)} Its outputs: "
+            f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
             f"{', '.join(map(repr, self)) or 'none'}. Results and artifacts are outputs where the stage declares them: "
             "task_from_app(..., results={'accuracy': float})."
         )

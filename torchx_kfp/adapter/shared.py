@@ -27,7 +27,8 @@ from torchx_kfp.adapter.options import (
 from torchx_kfp.adapter.stage.reads import read_tracker_base
 from torchx_kfp.adapter.stage.secrets import read_secrets
 from torchx_kfp.adapter.stage.trackers import read_trackers
-from torchx_kfp.errors import ReadsError, did_you_mean
+from torchx_kfp.errors import ReadsError
+from torchx_kfp.text import did_you_mean
 
 
 class Stages:

@@ -13,11 +13,11 @@ from typing import Any
 from torchx_kfp.backend.rewriting import find_change, large_character, variables_of
 from torchx_kfp.pipeline.conditions import compares_types, verify_condition
 from torchx_kfp.pipeline.findings import Finding, Kind
-from torchx_kfp.pipeline.names import join_names
 from torchx_kfp.pipeline.placeholders import Facts, unknown_placeholders
 from torchx_kfp.pipeline.resources import read_limits
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Task
 from torchx_kfp.pipeline.walk import Place
+from torchx_kfp.text import joined
 
 #: Bytes that KFP's launcher needs beside the application: it shares the stage's memory limit.
 _LAUNCHER = 64 * 10**6
@@ -38,7 +38,7 @@ def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
         yield Finding(
             Kind.FAILS,
             "the pipeline",
-            f"takes an artifact ({join_names(names)}), which no run can be given. Import it by its URI (dsl.importer), "
+            f"takes an artifact ({joined(names)}), which no run can be given. Import it by its URI (dsl.importer), "
             "or use the pipeline inside of another one",
         )
 
@@ -79,7 +79,7 @@ def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:
     if optional and component.dag is None:
         yield finding(
             Kind.MAY_FAIL,
-            f"is given an artifact for the optional input {join_names(optional)}, with which a stage failed on "
+            f"is given an artifact for the optional input {joined(optional)}, with which a stage failed on "
             "KFP 2.17. Make the input a required one, in a component of its own if need be",
         )
 
@@ -181,7 +181,7 @@ def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
     if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
         yield (
             Kind.MAY_FAIL,
-            f"waits for {join_names(waited)}, which ignores a failure: KFP runs that as an exit hook, which nothing "
+            f"waits for {joined(waited)}, which ignores a failure: KFP runs that as an exit hook, which nothing "
             "can wait for. Put both into one stage, or do without ignore_upstream_failure",
         )
     if not place.task.runs_always:
@@ -191,13 +191,13 @@ def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
         if max(rivals) != place.task.name:
             yield (
                 Kind.CHANGED,
-                f"ignores a failure of {upstream!r}, as {join_names(sorted(set(rivals) - {place.task.name}))} does: "
+                f"ignores a failure of {upstream!r}, as {joined(sorted(set(rivals) - {place.task.name}))} does: "
                 f"KFP runs {max(rivals)!r} alone. Have one task for each that may fail",
             )
     if len(place.task.depends_on) > 1:
         yield (
             Kind.CHANGED,
-            f"ignores failures of {join_names(place.task.depends_on)}: KFP runs it after each of them, here it is run "
+            f"ignores failures of {joined(place.task.depends_on)}: KFP runs it after each of them, here it is run "
             "once. Wait for one of them",
         )
 

@@ -14,7 +14,8 @@ import click
 
 import torchx_kfp
 from torchx_kfp.cli.display.output import print_message
-from torchx_kfp.errors import StageFailedError, TorchxKfpError, did_you_mean
+from torchx_kfp.errors import StageFailedError, TorchxKfpError
+from torchx_kfp.text import did_you_mean
 
 __all__ = ["main"]
 

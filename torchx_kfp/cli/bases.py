@@ -6,8 +6,9 @@ import os
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from torchx_kfp.cli.display.output import counted, print_message, printable
+from torchx_kfp.cli.display.output import print_message
 from torchx_kfp.errors import CorruptResultError, TrackerError
+from torchx_kfp.text import counted, printable
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result

@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchx_kfp.cli.display.output import listed, print_message, printable
+from torchx_kfp.cli.display.output import print_message
 from torchx_kfp.errors import ArgumentError, MissingResultsError, TorchxKfpError, UnknownRunError
+from torchx_kfp.text import listed, nearest, printable
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker
@@ -174,7 +175,6 @@ def _next(key: str, done: str) -> str | None:
 def _unknown(run: str, known: Iterable[str], here: RunsHere, base: str) -> UnknownRunError:
     """The error for a run that is not there: it names those that are, the most similar first."""
     from torchx_kfp.cli.bases import pipeline_run
-    from torchx_kfp.pipeline.names import nearest
 
     # Of a pipeline run that is there, its own stages are of more use than other runs.
     folder = f"{run.partition('/')[0]}/"

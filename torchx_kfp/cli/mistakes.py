@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 import torchx_kfp
-from torchx_kfp.errors import TorchxKfpError, did_you_mean
+from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.text import did_you_mean
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
 #: How Python's own messages name channels.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -10,7 +9,8 @@ from typing import Any
 
 import click
 
-from torchx_kfp.cli.display.output import counted, listed, print_message
+from torchx_kfp.cli.display.output import print_message
+from torchx_kfp.text import counted, did_you_mean, listed
 
 #: Names that an expression has beside those of results.
 OWN = ("run", "stage", "execution", "run_id")
@@ -87,9 +87,9 @@ def _check(expression: str, names: set[str], fields: set[str], rows: Mapping[str
 
 def unknown_name(name: str, there: Collection[str]) -> str:
     """The end of a message on a result that no run has."""
-    near = difflib.get_close_matches(name, there, n=1)
-    nearest = f" Did you mean {near[0]!r}?" if near else ""
-    return f"which no run here has recorded.{nearest} There are: {listed(sorted(there), 20) or 'none'}."
+    return (
+        f"which no run here has recorded.{did_you_mean(name, there)} There are: {listed(sorted(there), 20) or 'none'}."
+    )
 
 
 def _names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[str]:

@@ -15,11 +15,11 @@ from torchx_kfp.local.platform.kubernetes import GivenKeys
 from torchx_kfp.pipeline.conditions import is_field_selector
 from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.pipeline.load import reading
-from torchx_kfp.pipeline.names import join_names
 from torchx_kfp.pipeline.python_components import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
 from torchx_kfp.pipeline.values import TYPE_NAMES
 from torchx_kfp.pipeline.walk import Place, walk
+from torchx_kfp.text import joined
 
 _ON_KFP = "Run the pipeline on KFP"
 # Inputs that KFP itself fills: how another task has ended, and how this one is run on Kubernetes.
@@ -109,7 +109,7 @@ def _task_problems(place: Place, in_container: bool) -> Iterator[str]:
         return
     others = [name for name, source in task.artifacts.items() if isinstance(source, Other)]
     if others:
-        yield f"takes an artifact from elsewhere than a task ({join_names(others)}). {_ON_KFP}"
+        yield f"takes an artifact from elsewhere than a task ({joined(others)}). {_ON_KFP}"
     for name, source in task.inputs.items():
         if isinstance(source, Other):
             yield f"takes {source.kind} as its input {name!r}. {_ON_KFP}"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.pipeline.values import shorten
 from torchx_kfp.runs.history import RunRecord
+from torchx_kfp.text import shown
 
 #: Items that all loops of a run have at most, unless told otherwise: each is kept in memory.
 MAX_ITEMS = 10_000
@@ -63,25 +63,23 @@ def options_of(record: RunRecord) -> Options:
 def verify_limits(max_items: Any, condition_time: Any) -> None:
     """Raises ArgumentError for limits that make no sense; None is none."""
     if max_items is not None and (not isinstance(max_items, int) or max_items < 1):
-        raise ArgumentError(f"max_items must be an int, 1 or more, and is {shorten(max_items)}.")
+        raise ArgumentError(f"max_items must be an int, 1 or more, and is {shown(max_items)}.")
     is_time = isinstance(condition_time, (int, float)) and 0 < condition_time <= threading.TIMEOUT_MAX
     if condition_time is not None and not is_time:
-        raise ArgumentError(
-            f"condition_time must be a number of seconds, more than 0, and is {shorten(condition_time)}."
-        )
+        raise ArgumentError(f"condition_time must be a number of seconds, more than 0, and is {shown(condition_time)}.")
 
 
 def verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any, timeout: Any) -> None:
     """Raises ArgumentError for a value of another type, or one that makes no sense."""
     if arguments is not None and not isinstance(arguments, Mapping):
         raise ArgumentError(
-            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, and is {shorten(arguments)}."
+            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, and is {shown(arguments)}."
         )
     if output_dir is not None and not isinstance(output_dir, (str, os.PathLike)):
-        raise ArgumentError(f"output_dir must be the path of a folder, and is {shorten(output_dir)}.")
+        raise ArgumentError(f"output_dir must be the path of a folder, and is {shown(output_dir)}.")
     if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
-        raise ArgumentError(f"parallelism must be an int, 1 or more, and is {shorten(parallelism)}.")
+        raise ArgumentError(f"parallelism must be an int, 1 or more, and is {shown(parallelism)}.")
     if not isinstance(grace, (int, float)) or not 0 <= grace <= threading.TIMEOUT_MAX:
-        raise ArgumentError(f"grace must be a number of seconds, 0 or more, and is {shorten(grace)}.")
+        raise ArgumentError(f"grace must be a number of seconds, 0 or more, and is {shown(grace)}.")
     if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 < timeout <= threading.TIMEOUT_MAX):
-        raise ArgumentError(f"timeout must be a number of seconds, more than 0, and is {shorten(timeout)}.")
+        raise ArgumentError(f"timeout must be a number of seconds, more than 0, and is {shown(timeout)}.")

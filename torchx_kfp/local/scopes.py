@@ -26,9 +26,10 @@ from torchx_kfp.pipeline.spec import (
     Source,
     Task,
 )
-from torchx_kfp.pipeline.values import convert, shorten
+from torchx_kfp.pipeline.values import convert
 from torchx_kfp.pipeline.walk import StageNames
 from torchx_kfp.runs.result import State
+from torchx_kfp.text import shown
 
 
 class Node:
@@ -215,7 +216,7 @@ def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], wo
     facts = Facts(parameters=inputs)
     uri = importer.uri.value if isinstance(importer.uri, Constant) else inputs.get(importer.uri.name)
     if not isinstance(uri, str) or not uri:
-        raise ValueError(f"has no URI to import: it is {shorten(uri)}")
+        raise ValueError(f"has no URI to import: it is {shown(uri)}")
     metadata = resolve_value(dict(importer.metadata), facts)
     uri = resolve_text(uri, facts)
     place = os.path.join(workspace, ".artifacts", uri.partition("://")[2].strip("/") or uri.strip("/"))
@@ -245,7 +246,7 @@ def loop_items(node: Node) -> list[Any]:
         except ValueError:
             items = None
     if not isinstance(items, list):
-        raise ValueError(f"loops over something that is not a list: {shorten(node.inputs.get(loop.from_input or ''))}")
+        raise ValueError(f"loops over something that is not a list: {shown(node.inputs.get(loop.from_input or ''))}")
     return items
 
 

@@ -22,7 +22,7 @@ from torchx_kfp.local.stage.prepare import Settings, cache_key_of, prepare_attem
 from torchx_kfp.pipeline.names import PodNames
 from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import StageResult, State
-from torchx_kfp.terminal import clean
+from torchx_kfp.text import clean
 
 #: An attempt that has ended, or the number of a signal.
 Happening: TypeAlias = tuple[Execution, Outcome] | int

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.pipeline.spec import Parameter, Pipeline
-from torchx_kfp.pipeline.values import TYPE_NAMES, check, convert, from_word, shorten, to_json
+from torchx_kfp.pipeline.values import TYPE_NAMES, check, convert, from_word, to_json
+from torchx_kfp.text import did_you_mean, shown
 
 
 def parse_arguments(pipeline: Pipeline, words: Mapping[str, str]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _collect(
     for name, value in given.items():
         parameter = pipeline.root.inputs.get(name)
         if parameter is None:
-            problems.append(f"There is no parameter {name!r}{_suggestion(name, pipeline)}")
+            problems.append(f"There is no parameter {name!r}.{did_you_mean(name, pipeline.root.inputs)}")
             continue
         try:
             values[name] = read(value, parameter.type)
@@ -82,16 +82,10 @@ def _may_be_missing(parameter: Parameter) -> bool:
     return parameter.has_default or parameter.optional
 
 
-def _suggestion(name: str, pipeline: Pipeline) -> str:
-    # What a caller passes as a name need not be text.
-    near = difflib.get_close_matches(str(name), pipeline.root.inputs, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "."
-
-
 def _check_literal(value: Any, parameter: Parameter) -> None:
     if parameter.literals and value not in parameter.literals:
         allowed = ", ".join(repr(convert(literal, parameter.type)) for literal in parameter.literals)
-        raise ValueError(f"is {shorten(value)}, and may be one of {allowed}")
+        raise ValueError(f"is {shown(value)}, and may be one of {allowed}")
 
 
 def _default(parameter: Parameter) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.pipeline.spec import ArtifactType
-from torchx_kfp.pipeline.values import shorten
+from torchx_kfp.text import shown
 
 #: Fields of KFP's messages ExecutorOutput and RuntimeArtifact (kubeflow/pipelines, pipeline_spec.proto): a launcher
 #: refuses a report with any other.
@@ -142,7 +142,7 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
             _check_fields(entry, _ARTIFACT, f"the artifact {name!r}")
             metadata = entry.get("metadata") or {}
             if not isinstance(metadata, dict):
-                raise ValueError(f"has metadata of the artifact {name!r} that is no object: {shorten(metadata)}")
+                raise ValueError(f"has metadata of the artifact {name!r} that is no object: {shown(metadata)}")
             if missing := [key for key, value in metadata.items() if value is None]:
                 raise ValueError(
                     f"has null as {missing[0]!r} in the metadata of the artifact {name!r}, which KFP cannot keep. "
@@ -175,7 +175,7 @@ def check_places(made: Mapping[str, Artifact], given: Mapping[str, Artifact]) ->
 
 def _check_fields(value: object, known: set[str], what: str) -> None:
     if not isinstance(value, dict):
-        raise ValueError(f"is not what a launcher of KFP takes: {what} is {shorten(value)}, and no object")
+        raise ValueError(f"is not what a launcher of KFP takes: {what} is {shown(value)}, and no object")
     if unknown := sorted(set(value) - known):
         raise ValueError(f"is not what a launcher of KFP takes: {what} has the unknown field {unknown[0]!r}")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.text import listed
 
 
 class Kind(Enum):
@@ -45,10 +46,8 @@ class Finding:
     others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        shown = ", ".join(place.removeprefix("task ") for place in self.others[:_SHOWN]) + (
-            f" and {len(self.others) - _SHOWN:,} more" if len(self.others) > _SHOWN else ""
-        )
-        return f"{self.place} {f'(and {shown}) ' if shown else ''}{self.text}."
+        others = listed((place.removeprefix("task ") for place in self.others), _SHOWN)
+        return f"{self.place} {f'(and {others}) ' if others else ''}{self.text}."
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:

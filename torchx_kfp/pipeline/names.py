@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 # A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
 _LONGEST = 200
 _INDICES = re.compile(r"\[[\d,]+\]")
 #: The name by which a user means the newest run.
 LATEST = "latest"
-# Names that a message shows, and with how many a wrong one is compared.
-_SHOWN, _COMPARED = 5, 2000
 
 
 def make_run_name(pipeline: str) -> str:
@@ -33,14 +30,6 @@ def fitting(name: str, known: Sequence[str]) -> list[str]:
     if name in known or not name:
         return [name] if name else []
     return [found for found in known if found.startswith(name)] or [found for found in known if found.endswith(name)]
-
-
-def nearest(name: str, known: Sequence[str]) -> list[str]:
-    """The names in the order in which a message lists them: the most similar ones first, if there are many."""
-    if len(known) <= _SHOWN:
-        return list(known)
-    near = difflib.get_close_matches(name, known[:_COMPARED], n=_SHOWN, cutoff=0.0)
-    return [*near, *(found for found in known if found not in set(near))]
 
 
 def without_indices(stage: str) -> str:
@@ -71,9 +60,3 @@ class PodNames:
             digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
             name = f"{plain(stage)[: _LONGEST - 9]}-{digest}"
         return name
-
-
-def join_names(names: Iterable[str]) -> str:
-    """``'a', 'b' and 'c'``."""
-    quoted = [repr(name) for name in names]
-    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)

@@ -30,6 +30,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+from torchx_kfp.text import shown
+
 #: KFP's parameter types, and what they are called where pipelines are written.
 TYPE_NAMES = {
     "STRING": "str",
@@ -120,7 +122,7 @@ def from_output(text: str, type_: str) -> Any:
     if type_ == "NUMBER_INTEGER" and (match := re.fullmatch(r"([+-]?)0*([0-9]+)", word)):
         # Python refuses to read thousands of digits, with an error of its own.
         if len(match.group(2)) > 19 or (integer := int("".join(match.groups()))) not in _INT64:
-            raise ValueError(f"is not an int of 64 bits: {shorten(text)}")
+            raise ValueError(f"is not an int of 64 bits: {shown(text)}")
         return integer
     if type_ == "NUMBER_DOUBLE" and (number := _double(word)) is not None:
         return number
@@ -131,7 +133,7 @@ def from_output(text: str, type_: str) -> Any:
         if isinstance(value, list if type_ == "LIST" else dict):
             _verify_json(value)
             return value
-    raise ValueError(f"is not {_article(type_)}: {shorten(text)}")
+    raise ValueError(f"is not {_article(type_)}: {shown(text)}")
 
 
 #: How a person writes values of types whose text is not obvious.
@@ -169,12 +171,12 @@ def check(value: Any, type_: str) -> Any:
     if type_ == "NUMBER_INTEGER" and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > _LARGEST_INTEGER:
             raise ValueError(
-                f"is {shorten(value)}, and KFP passes numbers as doubles, which hold integers up to 2**53 exactly"
+                f"is {shown(value)}, and KFP passes numbers as doubles, which hold integers up to 2**53 exactly"
             )
         return value
     if type_ == "NUMBER_DOUBLE" and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not _is_finite(value):
-            raise ValueError(f"is {shorten(value)}, and KFP passes numbers as finite doubles only")
+            raise ValueError(f"is {shown(value)}, and KFP passes numbers as finite doubles only")
         return float(value)
     if type_ in ("LIST", "STRUCT"):
         wanted = (list, tuple) if type_ == "LIST" else (dict,)
@@ -187,16 +189,7 @@ def check(value: Any, type_: str) -> Any:
                 raise ValueError(_TOO_DEEP) from None
             _verify_json(copy)
             return copy
-    raise ValueError(f"is not {_article(type_)}: {shorten(value)}")
-
-
-def shorten(value: Any, limit: int = 80) -> str:
-    """The value's representation, cut to ``limit`` characters."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists in lists
-        text = f"a very large {type(value).__name__}"
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    raise ValueError(f"is not {_article(type_)}: {shown(value)}")
 
 
 def _article(type_: str) -> str:
@@ -235,7 +228,7 @@ def _verify_json(value: Any, depth: int = 1) -> None:
         _verify_text(value)
     elif isinstance(value, (int, float)):
         if not _is_finite(value):
-            raise ValueError(f"holds the number {shorten(value)}, and KFP passes numbers as finite doubles only")
+            raise ValueError(f"holds the number {shown(value)}, and KFP passes numbers as finite doubles only")
     elif isinstance(value, (list, dict)):
         if depth > _DEEPEST:
             raise ValueError(_TOO_DEEP)
@@ -250,5 +243,5 @@ def _verify_text(text: str) -> None:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"holds the character {text[error.start]!r}, half of a pair (a surrogate), which no UTF-8 text may hold: "
-            f"{shorten(text)}"
+            f"{shown(text)}"
         ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import time
@@ -17,11 +16,11 @@ from torchx_kfp.pipeline.names import LATEST, fitting
 from torchx_kfp.runs.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, decode
 from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
 from torchx_kfp.runs.result import StageResult, State
+from torchx_kfp.text import did_you_mean, listed
 
 #: States of a run besides those in which it can end: it is running, and its process was killed.
 RUNNING, INTERRUPTED = "running", "interrupted"
 # Runs that a message lists.
-_SHOWN = 5
 # Runs that a wrong name is compared with.
 _COMPARED = 1000
 
@@ -254,22 +253,13 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         return folders[found[0]]
     if found:
         raise UnknownRunError(
-            f"{name!r} fits {len(found):,} runs in {str(output_dir)!r}: {_listed(found)}. Give more of the one "
+            f"{name!r} fits {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the one "
             "that is meant."
         )
-    # Of an id, mostly the beginning is written.
-    beginnings = {run[: len(name)]: run for run in reversed(list(folders)[:_COMPARED])}
-    near = difflib.get_close_matches(name, beginnings, n=1) if name else []
-    meant = f" Did you mean {beginnings[near[0]]!r}?" if near else ""
     raise UnknownRunError(
-        f"There is no run {name!r} in {str(output_dir)!r}.{meant} Runs that are there, the newest first: "
-        f"{_listed(list(folders))}."
+        f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, folders)} Runs that are there, "
+        f"the newest first: {listed(folders)}."
     )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _is_run(folder: Path) -> bool:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.pipeline.values import shorten
 from torchx_kfp.runs.events import (
     Event,
     PipelineRetried,
@@ -16,6 +15,7 @@ from torchx_kfp.runs.events import (
     StageRetried,
     StageStarted,
 )
+from torchx_kfp.text import duration, shown
 
 
 def messages(event: Event, *, verbose: bool = False) -> list[str]:
@@ -45,7 +45,7 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
     if not stage.attempts and not verbose and not stage.state.is_success:
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
-    lines = [f"{stage.name} {how} ({stage.duration:.1f} s)." if stage.attempts else f"{stage.name} {how}."]
+    lines = [f"{stage.name} {how} ({duration(stage.duration)})." if stage.attempts else f"{stage.name} {how}."]
     if verbose:
         artifacts = {
             name: [item.location or item.uri for item in made] if isinstance(made, list) else made.location or made.uri
@@ -62,7 +62,7 @@ def _values(stage: str, what: str, values: Mapping[str, Any]) -> list[str]:
 
 def _show(value: Any) -> str:
     # As JSON: in one line, whatever a text holds.
-    return shorten(value) if isinstance(value, str) else json.dumps(value, default=str)[:_LONGEST]
+    return shown(value) if isinstance(value, str) else json.dumps(value, default=str)[:_LONGEST]
 
 
 #: Characters of a value that are shown.

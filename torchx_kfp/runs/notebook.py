@@ -5,8 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from torchx_kfp.pipeline.values import shorten
-from torchx_kfp.terminal import clean
+from torchx_kfp.text import clean, duration, shown
 
 if TYPE_CHECKING:
     from torchx_kfp.runs.result import RunResult, StageResult
@@ -17,7 +16,7 @@ _ROWS = 100
 
 def run_as_html(result: RunResult) -> str:
     """A table of the run's stages: state, duration, results, and why a stage did not succeed."""
-    caption = f"{result.run_id}: {result.state}, {result.duration:.1f} s"
+    caption = f"{result.run_id}: {result.state}, {duration(result.duration)}"
     rows = [_row("th", ("stage", "state", "seconds", "results"))]
     rows += [_row("td", _cells(stage)) for stage in result.stages[:_ROWS]]
     if more := result.stages[_ROWS:]:
@@ -26,7 +25,7 @@ def run_as_html(result: RunResult) -> str:
 
 
 def _cells(stage: StageResult) -> tuple[str, str, str, str]:
-    told = [f"{name}={shorten(value)}" for name, value in stage.measures.items()]
+    told = [f"{name}={shown(value)}" for name, value in stage.measures.items()]
     seconds = f"{stage.duration:.1f}" if stage.attempts else ""
     return stage.name, str(stage.state), seconds, ", ".join(told) or stage.reason
 

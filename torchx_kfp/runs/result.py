@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import signal
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import Any
 from torchx_kfp.errors import StageFailedError, StageNotFoundError
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
-from torchx_kfp.terminal import clean_line
+from torchx_kfp.text import clean_line, counted, did_you_mean, listed
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
 LAST_LINES = 10
@@ -140,12 +139,10 @@ class RunResult:
 
     def _not_found(self, name: str, found: list[str]) -> str:
         if found:
-            return f"{name!r} is {len(found):,} stages: {_named(found)}. result.all({name!r}) has all of them."
+            return f"{name!r} is {len(found):,} stages: {listed(found, _NAMED)}. result.all({name!r}) has all of them."
         known = list(dict.fromkeys(name for stage in self.stages for name in (stage.name, without_indices(stage.name))))
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
-        there = _named([stage.name for stage in self.stages])
-        return f"The run {self.run_id} has no stage {name!r}.{meant} It has: {there}."
+        there = listed((stage.name for stage in self.stages), _NAMED)
+        return f"The run {self.run_id} has no stage {name!r}.{did_you_mean(name, known)} It has: {there}."
 
     def _repr_html_(self) -> str:
         """What a notebook shows of the run: a table of its stages."""
@@ -173,8 +170,7 @@ def describe_failure(result: RunResult) -> str:
     """The failed stages with their last lines, and what was not run because of them."""
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
-    stages = "1 stage" if len(result.stages) == 1 else f"{len(result.stages)} stages"
-    how = result.reason or f"{len(failed)} of {stages} failed"
+    how = result.reason or f"{len(failed):,} of {counted(len(result.stages), 'stage')} failed"
     lines = [f"The run {result.run_id} failed: {how}."]
     for stage in failed[:_QUOTED]:
         attempts = f", the last of {stage.attempts} attempts" if stage.attempts > 1 else ""
@@ -185,16 +181,11 @@ def describe_failure(result: RunResult) -> str:
             lines.append(f"  Its last lines, from {stage.log_file}:")
             lines += [f"    {line}" for line in tail]
     if failed[_QUOTED:]:
-        names = _named([stage.name for stage in failed[_QUOTED:]])
+        names = listed((stage.name for stage in failed[_QUOTED:]), _NAMED)
         lines.append(f"Failed too: {names}. Their logs are in {result.folder}.")
     ended = [stage.name for stage in result.stages if stage.state is State.CANCELED]
     if ended:
-        lines.append(f"Ended because of that: {_named(ended)}.")
+        lines.append(f"Ended because of that: {listed(ended, _NAMED)}.")
     if not_run:
-        lines.append(f"Not run because of that: {_named(not_run)}.")
+        lines.append(f"Not run because of that: {listed(not_run, _NAMED)}.")
     return "\n".join(lines)
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from torchx_kfp.errors import TrackerError
+from torchx_kfp.text import listed
 from torchx_kfp.tracking.tracker import FsspecResultTracker
-
-#: Run ids that a message lists.
-_LISTED = 5
 
 
 def recorded_nearby(tracker: FsspecResultTracker, run_id: str) -> str:
@@ -17,17 +15,11 @@ def recorded_nearby(tracker: FsspecResultTracker, run_id: str) -> str:
             folder = above
             there = tracker.keys(folder)
             if there:
-                return f"These runs under {folder!r} have: {some(there)}."
+                return f"These runs under {folder!r} have: {listed(map(repr, there))}."
         names = tracker.names()
     except TrackerError as error:
         return f"Which runs have results cannot be told: {error}"
     if not names:
         return "Nothing at all is there."
     none = f"No run under {folder!r} has. " if folder != run_id else ""
-    return f"{none}What is there: {some(names)}."
-
-
-def some(names: list[str]) -> str:
-    """The first few of the names, and how many more there are."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(map(repr, names[:_LISTED])) + more
+    return f"{none}What is there: {listed(map(repr, names))}."

@@ -20,17 +20,18 @@ from torchx_kfp.errors import (
     TrackerError,
     UnknownAliasError,
 )
+from torchx_kfp.text import listed, shown
 from torchx_kfp.tracking.batch import Batch
 from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
 from torchx_kfp.tracking.lineage import Lineage, read_lineage
-from torchx_kfp.tracking.nearby import recorded_nearby, some
+from torchx_kfp.tracking.nearby import recorded_nearby
 from torchx_kfp.tracking.statements.artifacts import Artifact, absolute, add_artifact, read_artifacts
 from torchx_kfp.tracking.statements.metadata import add_metadata, read_metadata
 from torchx_kfp.tracking.statements.sources import Source, add_source, read_sources
 from torchx_kfp.tracking.statements.starts import is_first_rank, record_start, start_here
 from torchx_kfp.tracking.step_log import flush, step_log
 from torchx_kfp.tracking.steps import History, read_history
-from torchx_kfp.tracking.stores.keys import key_text, shown
+from torchx_kfp.tracking.stores.keys import key_text
 from torchx_kfp.tracking.stores.retry import PATIENCE
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.values import Result, check_results
@@ -229,7 +230,7 @@ class Run:
         """
         there = self.artifacts()
         if name not in there:
-            others = f"It has {some(list(there))}." if there else "It has none."
+            others = f"It has {listed(map(repr, list(there)))}." if there else "It has none."
             raise MissingArtifactError(
                 f"The run {self.id!r} has registered no artifact {shown(name)}. {others} A stage registers artifacts "
                 "with current_run().add_artifact(name, path)."

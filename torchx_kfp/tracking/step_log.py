@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.text import shown
 from torchx_kfp.tracking.forwarding import FurtherTracker
 from torchx_kfp.tracking.statements.entries import STEPS, add_entry, time_name
 from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series, check_step, encode_series, points_for_each
-from torchx_kfp.tracking.stores.keys import shown
 from torchx_kfp.tracking.stores.store import Store
 
 #: Seconds before the first write; between two at least and at most; the part of the time since the first value, and how

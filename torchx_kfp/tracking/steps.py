@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchx_kfp.errors import MissingMetricError, ResultRefusedError, did_you_mean
+from torchx_kfp.errors import MissingMetricError, ResultRefusedError
+from torchx_kfp.text import did_you_mean, listed, shown
 from torchx_kfp.tracking.statements.entries import STEPS, Corrupt, Entry, no_entry, read_entries
-from torchx_kfp.tracking.stores.keys import shown
 from torchx_kfp.tracking.stores.store import Store
 from torchx_kfp.tracking.values import check_results
 
@@ -59,10 +59,9 @@ class History(dict[str, Curve]):
 
     def __missing__(self, name: object) -> Curve:
         names = sorted(self)
-        more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-        there = f"There are: {', '.join(names[:_LISTED])}{more}." if names else "It has logged none."
+        there = f"There are: {listed(names, _LISTED)}." if names else "It has logged none."
         raise MissingMetricError(
-            f"The run has no metric of steps named {shown(name)}.{did_you_mean(str(name), names)} {there}"
+            f"The run has no metric of steps named {shown(name)}.{did_you_mean(name, names)} {there}"
         )
 
     def to_frame(self) -> pandas.DataFrame:

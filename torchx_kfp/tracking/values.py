@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
-from torchx_kfp.tracking.stores.keys import shown
+from torchx_kfp.text import shown
 
 Result = int | float | bool | str
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.cli.commands.runs import output_dir_option
-from torchx_kfp.cli.display.output import listed, print_message
+from torchx_kfp.cli.display.output import print_message
 from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.text import listed
 
 if TYPE_CHECKING:
     from torchx_kfp.runs.history import RunRecord

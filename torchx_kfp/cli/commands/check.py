@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from torchx_kfp.cli.display.output import counted, print_message, print_text
+from torchx_kfp.cli.display.output import print_message, print_text
+from torchx_kfp.text import counted
 
 
 @click.command("check")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.cli.bases import open_tracker
-from torchx_kfp.cli.display.output import counted, listed, print_message, printable
+from torchx_kfp.cli.display.output import print_message
 from torchx_kfp.cli.duration import SECONDS, Duration
+from torchx_kfp.text import counted, listed, printable
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.cleanup import Findings, OldRun

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.cli.bases import PATIENCE
-from torchx_kfp.cli.display.output import counted, print_message
+from torchx_kfp.cli.display.output import print_message
 from torchx_kfp.errors import CorruptResultError
+from torchx_kfp.text import counted
 
 
 @click.command("import")

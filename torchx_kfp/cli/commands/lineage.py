@@ -13,17 +13,16 @@ from torchx_kfp.cli.chosen import choose, nothing, say_cached
 from torchx_kfp.cli.commands.runs import output_dir_option
 from torchx_kfp.cli.display.graphs import artifact_label, dot, mermaid, runs_of, without_links_among
 from torchx_kfp.cli.display.output import (
-    counted,
     print_json,
     print_message,
     print_text,
-    printable,
     show_moment,
     show_results,
     styled,
     terminal_width,
     without_run,
 )
+from torchx_kfp.text import counted, printable
 
 if TYPE_CHECKING:
     from rich.tree import Tree

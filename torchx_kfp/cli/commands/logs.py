@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.cli.commands.runs import output_dir_option, say_corrupt
-from torchx_kfp.cli.display.output import listed, print_bytes, print_message, print_text
+from torchx_kfp.cli.display.output import print_bytes, print_message, print_text
 from torchx_kfp.errors import ArgumentError, PipelineFileError
+from torchx_kfp.text import clean_line, did_you_mean, listed
 
 if TYPE_CHECKING:
     from torchx_kfp.local import StageStarted
@@ -189,8 +189,6 @@ class _Printer:
             self._print_lines(name, lines)
 
     def _print_lines(self, name: str, lines: list[bytes]) -> None:
-        from torchx_kfp.terminal import clean_line
-
         start = f"{name} | " if self._prefixed else ""
         print_text("\n".join(start + clean_line(line) for line in lines) + "\n")
 
@@ -225,8 +223,7 @@ def _may_come(record: RunRecord, stage: str) -> bool:
 
 def _unknown(record: RunRecord, stage: str) -> ArgumentError:
     there = list(_tasks(record))
-    near = difflib.get_close_matches(stage, there, n=3)
-    meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return ArgumentError(
-        f"There is no stage {stage!r} in the run {record.run_id}.{meant} Its stages: {listed(there) or 'none yet'}."
+        f"There is no stage {stage!r} in the run {record.run_id}.{did_you_mean(stage, there)} "
+        f"Its stages: {listed(there) or 'none yet'}."
     )

@@ -14,9 +14,7 @@ from torchx_kfp.cli.bases import open_tracker, parts, pipeline_run, read, say_if
 from torchx_kfp.cli.chosen import Chosen, RunsHere, choose, nothing, say_cached
 from torchx_kfp.cli.commands.runs import output_dir_option
 from torchx_kfp.cli.display.output import (
-    counted,
     is_number,
-    listed,
     print_csv,
     print_json,
     print_message,
@@ -27,6 +25,7 @@ from torchx_kfp.cli.display.output import (
 )
 from torchx_kfp.cli.where import OWN, matching, unknown_name
 from torchx_kfp.errors import KeyRefusedError, MissingResultsError
+from torchx_kfp.text import counted, listed
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result

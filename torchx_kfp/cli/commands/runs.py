@@ -10,6 +10,7 @@ import click
 
 from torchx_kfp.cli.display.output import print_json, print_message, terminal_width
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.text import duration
 
 if TYPE_CHECKING:
     from torchx_kfp.runs.history import RunRecord
@@ -57,14 +58,6 @@ def say_corrupt(record: RunRecord) -> None:
         print_message(sentence)
 
 
-def show_duration(seconds: float) -> str:
-    """``9.0s``, ``12m05s``, ``3h02m``."""
-    if seconds < 59.95:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"
-
-
 def _done(record: RunRecord) -> int:
     return sum(stage.state.is_success for stage in record.finished.values())
 
@@ -81,7 +74,7 @@ def _print_table(records: list[RunRecord]) -> None:
             record.run_id,
             record.state,
             _started(record.created),
-            show_duration(record.duration),
+            duration(record.duration),
             f"{_done(record):,}" + (f", {failed:,} failed" if (failed := _failed(record)) else ""),
         )
         for record in records

@@ -10,8 +10,9 @@ import click
 from torchx_kfp.cli.bases import open_tracker, read
 from torchx_kfp.cli.chosen import choose, nothing, say_cached
 from torchx_kfp.cli.commands.runs import output_dir_option
-from torchx_kfp.cli.display.output import counted, listed, print_json, printable, show_moment, show_value, sparkline
+from torchx_kfp.cli.display.output import print_json, show_moment, show_value, sparkline
 from torchx_kfp.errors import UnknownRunError
+from torchx_kfp.text import counted, listed, printable
 
 
 @click.command("show")

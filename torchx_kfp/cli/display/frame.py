@@ -15,7 +15,7 @@ from rich.text import Text
 
 from torchx_kfp.cli.display.output import show_results
 from torchx_kfp.cli.display.progress import LINES, Group, Phase, Progress, Stage, Task
-from torchx_kfp.terminal import REPLACEMENT, clean
+from torchx_kfp.text import REPLACEMENT, clean, duration
 
 #: Line ends and tabs, and joiners, whose width depends on the terminal.
 _IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
@@ -111,7 +111,7 @@ def _header(progress: Progress, now: float) -> Text:
     started = progress.started
     header = Text(started.pipeline if started else "", "bold")
     if started is not None:
-        header.append(f" {_clock(now - started.time)}", "not bold")
+        header.append(f" {duration(now - started.time, whole=True)}", "not bold")
     header.append("  ").append_text(_counts(progress.counts()))
     if progress.ending is not None:
         left = max(0, round(progress.ending.time + progress.ending.grace - now))
@@ -157,10 +157,10 @@ def _stage_row(progress: Progress, stage: Stage, parent: _Row | None, now: float
     rank = _rank(stage.phase, stage.ended_at)
     row = _Row(stage.name, stage.phase, parent, partial(_detail, stage, now), counts=counts, rank=rank)
     if stage.phase.is_active:
-        row.time = _clock(now - (stage.started_at or now))
+        row.time = duration(now - (stage.started_at or now), whole=True)
         row.lines = progress.lines_of(stage.name) if stage.phase is Phase.RUNNING else []
     elif stage.result is not None and stage.result.attempts:
-        row.time = _duration(stage.result.duration)
+        row.time = duration(stage.result.duration)
     return row
 
 
@@ -260,8 +260,8 @@ def _loop_time(task: Task, now: float) -> str:
     if task.started_at is None:
         return ""
     if task.active:
-        return _clock(now - task.started_at)
-    return _duration(max(0.0, task.ended_at - task.started_at))
+        return duration(now - task.started_at, whole=True)
+    return duration(task.ended_at - task.started_at)
 
 
 def _output(line: str) -> Text:
@@ -279,16 +279,3 @@ def _cleaned(text: Text) -> Text:
         # Nor a joiner, whose width depends on the terminal: each sign has the place of what it stands for.
         text.plain = clean(text.plain).translate(_IN_A_LINE)
     return text
-
-
-def _clock(seconds: float) -> str:
-    """``7s``, ``1:07``, ``1:00:07``."""
-    whole = max(0, int(seconds))
-    minutes, rest = divmod(whole, 60)
-    if whole < 60:
-        return f"{whole}s"
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f}s" if seconds < 60 else _clock(seconds)

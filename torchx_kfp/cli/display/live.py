@@ -25,7 +25,7 @@ from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.local.stage.output import Terminal
 from torchx_kfp.runs.events import Event, PipelineRetried, RunStarted
 from torchx_kfp.runs.messages import messages
-from torchx_kfp.terminal import clean
+from torchx_kfp.text import clean
 
 #: Seconds between two pictures while something happens, and while nothing does but time.
 INTERVAL, IDLE = 0.2, 1.0

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import click
 
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.terminal import clean, escape_json, is_unsafe
+from torchx_kfp.text import clean, escape_json, printable
 
 _PROGRAM = "torchx-kfp"
 #: Of a curve in one line, from below.
@@ -160,27 +160,9 @@ def show_moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
-def printable(text: str) -> str:
-    """The text in one line, as it stands in a cell: escapes for what is unsafe in a terminal, and for line ends."""
-    if text.isprintable():
-        return text
-    return "".join(repr(each)[1:-1] if each in "\n\t" or is_unsafe(each) else each for each in text)
-
-
 def is_number(value: Any) -> bool:
     """Whether the value is a number, and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def listed(names: Iterable[str], shown: int = 5) -> str:
-    """The first few of the names for a message, and how many more there are."""
-    found = [printable(name) for name in names]
-    return ", ".join(found[:shown]) + (f" and {len(found) - shown:,} more" if len(found) > shown else "")
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 file``, ``1,000 files``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _csv_cell(value: Any) -> str:
@@ -188,7 +170,7 @@ def _csv_cell(value: Any) -> str:
         return "NaN"
     if isinstance(value, str):
         # CSV has no escapes: those of Python.
-        return "".join(repr(each)[1:-1] if is_unsafe(each) else each for each in value)
+        return printable(value, keep="\n\t")
     if value is None:
         return ""
     return json.dumps(value) if isinstance(value, bool | Mapping | list) else repr(value)

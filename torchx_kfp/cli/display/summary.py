@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from torchx_kfp.cli.display.output import counted, listed, print_message, show_results, this_command
+from torchx_kfp.cli.display.output import print_message, show_results, this_command
 from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.cli.display.watch import for_stderr
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.runs.result import RunResult, StageResult, State, describe_failure
+from torchx_kfp.text import counted, duration, listed
 
 #: Iterations of a loop that end alike have a row each up to this many, on a terminal.
 _ROWS = 10
@@ -49,7 +50,7 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
     if started is None or finished is None:
         return
     if not quiet:
-        took = f"{finished.state}, {finished.duration:.1f} s"
+        took = f"{finished.state}, {duration(finished.duration)}"
         print_message(f"Run {started.run_id} ({took}): logs and outputs are in {started.folder}")
     if not as_json:
         recorded = [stage for stage in progress.results() if stage.results and stage.run_id]

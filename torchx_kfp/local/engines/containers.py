@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +19,12 @@ from torchx_kfp.local.engines.mounts import (
     tracker_bases,
 )
 from torchx_kfp.local.platform.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
-from torchx_kfp.pipeline.names import join_names, without_indices
+from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_text
 from torchx_kfp.pipeline.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.pipeline.walk import walk
+from torchx_kfp.text import did_you_mean, listed
 from torchx_kfp.tracking.statements.entries import KINDS
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
@@ -220,10 +220,9 @@ def choose_containers(
     for wanted in docker:
         found = [name for name in known if name == wanted or name.rpartition("/")[2] == wanted]
         if not found:
-            near = difflib.get_close_matches(str(wanted), known, n=3) or known[:10]
             raise ArgumentError(
-                f"There is no stage {wanted!r} in {pipeline.name!r} to run in a container. Name one without the "
-                f"indices of loops, for example {join_names(near)}."
+                f"There is no stage {wanted!r} in {pipeline.name!r} to run in a container."
+                f"{did_you_mean(wanted, known)} Name one without the indices of loops: {listed(known)}."
             )
         chosen.update(found)
     return Containers(frozenset(chosen), given, frozenset(named))

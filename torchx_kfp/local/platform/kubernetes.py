@@ -13,7 +13,6 @@ is what the user mounts at its path.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import socket
@@ -23,9 +22,10 @@ from typing import Any
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.platform.secrets import Given
-from torchx_kfp.pipeline.names import join_names, plain
+from torchx_kfp.pipeline.names import plain
 from torchx_kfp.pipeline.resources import parse_quantity
 from torchx_kfp.pipeline.spec import Component
+from torchx_kfp.text import did_you_mean, joined
 
 RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
 
@@ -105,17 +105,17 @@ def verify_given(
                 missing = [key for key in wanted if keys is not None and key not in keys]
                 if missing and not item.get("optional"):
                     raise ArgumentError(
-                        f"The {_KINDS[kind]} {name!r} as it is given lacks {join_names(missing)}; it has: "
+                        f"The {_KINDS[kind]} {name!r} as it is given lacks {joined(missing)}; it has: "
                         f"{', '.join(sorted(keys or ())) or 'nothing'}."
                     )
     for kind, there in taken.items():
         for name in given.of(kind):
             # A name may be an input that is known while the pipeline runs.
             if name not in there and "" not in there:
-                near = difflib.get_close_matches(name, there, n=1)
-                meant = f" Did you mean {near[0]!r}?" if near else ""
                 names = ", ".join(sorted(there)) or "none"
-                raise ArgumentError(f"No stage takes the {_KINDS[kind]} {name!r}.{meant} Taken are: {names}.")
+                raise ArgumentError(
+                    f"No stage takes the {_KINDS[kind]} {name!r}.{did_you_mean(name, there)} Taken are: {names}."
+                )
 
 
 def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import BinaryIO, TextIO, TypeAlias
 
 from torchx_kfp.errors import explain
-from torchx_kfp.terminal import clean, clean_line
+from torchx_kfp.text import clean, clean_line
 
 #: A longer line is shown in pieces of this many bytes.
 _LINE_LIMIT = 1 << 16

@@ -9,10 +9,11 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
+from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.atomic import remove_file, write_file
 from torchx_kfp.tracking.stores.each import Concurrency, each
 from torchx_kfp.tracking.stores.files import File, special_kind
-from torchx_kfp.tracking.stores.keys import PRIVATE, shown
+from torchx_kfp.tracking.stores.keys import PRIVATE
 from torchx_kfp.tracking.stores.retry import retried
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from torchx_kfp.errors import KeyRefusedError
+from torchx_kfp.text import shown
 
 Key = int | str
 
@@ -38,15 +39,6 @@ def key_text(key: Key) -> str:
     if problem:
         raise KeyRefusedError(f"The key {shown(text)} {problem}.")
     return text
-
-
-def shown(value: object, limit: int = 120) -> str:
-    """The value's repr for a message, cut where it is very long."""
-    try:
-        text = repr(value)
-    except ValueError:  # an int that has more digits than Python prints
-        return "an int of thousands of digits"
-    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
 def run_id_parts(key: str) -> tuple[str, str, str] | None:

@@ -15,9 +15,10 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.each import Concurrency, each
 from torchx_kfp.tracking.stores.files import File
-from torchx_kfp.tracking.stores.keys import PRIVATE, shown
+from torchx_kfp.tracking.stores.keys import PRIVATE
 from torchx_kfp.tracking.stores.retry import retried
 
 T = TypeVar("T")

@@ -11,9 +11,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.extras import install_line
+from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.disk import DiskStore
 from torchx_kfp.tracking.stores.files import File
-from torchx_kfp.tracking.stores.keys import shown
 from torchx_kfp.tracking.stores.objects import FsspecStore, open_filesystem
 from torchx_kfp.tracking.stores.retry import PATIENCE
 

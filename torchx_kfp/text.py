@@ -1,0 +1,201 @@
+"""Text for people: lists of names, shortened values, durations, suggestions, and what a terminal may safely be given.
+
+Everything that others have written (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
+its way to a terminal, in the modules that write: ``cli.display.output`` for commands, ``local.stage.output.Terminal``
+for a run in progress. Control characters can move the cursor and set titles and clipboards; format characters can
+reverse the direction of writing, so that text reads as something else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+#: Stands for a character that is not shown.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+#: Names that a message lists.
+LISTED = 5
+
+#: Names with which a misspelled one is compared.
+_COMPARED = 2000
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+#: An escape sequence that hides the text after it.
+_CONCEALS = re.compile(r"[\[;]0*8[;m]")
+#: Newlines and tabs are layout; many scripts and emoji need the two joiners.
+_KEPT = "\n\t\u200c\u200d"
+
+
+# Lists and numbers
+
+
+def listed(names: Iterable[str], most: int = LISTED) -> str:
+    """List the first names and count the rest: ``a, b and 1,000 more``. Empty if there are no names.
+
+    Args:
+        names: each becomes one line (``printable``).
+        most: how many of them are named.
+    """
+    found = [printable(name) for name in names]
+    more = f" and {len(found) - most:,} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
+
+
+def joined(names: Iterable[str]) -> str:
+    """Join all names, quoted, into a part of a sentence: ``'a', 'b' and 'c'``."""
+    quoted = [repr(name) for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: ``1 file``, ``1,000 files``, ``0 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float, *, whole: bool = False) -> str:
+    """Write a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``.
+
+    Args:
+        seconds: a negative number, which clocks that are set back lead to, counts as 0.
+        whole: show no fractions of a second, for a clock that ticks: ``9s``.
+    """
+    seconds = max(0.0, seconds)
+    if whole:
+        seconds = int(seconds)
+    if seconds < 59.95:
+        if whole or seconds < 0.001:
+            return f"{int(seconds)}s"
+        return f"{seconds:.1f}s" if seconds >= 0.9995 else f"{seconds:.2g}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02}s"
+    hours = minutes // 60
+    return f"{hours}h {minutes % 60:02}m" if hours < 48 else f"{hours // 24}d {hours % 24:02}h"
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds in a duration such as ``45s``, ``1.5h``, ``1h30m`` or ``12m 05s`` (units: s, m, h, d, w).
+
+    Raises:
+        ValueError: it is not a duration of more than 0 seconds.
+    """
+    parts = _DURATION.findall(text)
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if "".join(map("".join, parts)) != text.replace(" ", "") or not 0 < seconds < float("inf"):
+        raise ValueError(f"{text!r} is not a duration. Write, for example, 30d, 12h, 1h30m or 45s.")
+    return seconds
+
+
+# Shortened text
+
+
+def shown(value: object, limit: int = 120) -> str:
+    """Return the value's repr for a message; of a longer one the first ``limit`` characters and its length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of thousands of digits, or lists in lists in lists
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def shorten(text: str, limit: int, *, keep: str = "start") -> str:
+    """Cut text to ``limit`` characters, with ``…`` in place of what is left out.
+
+    Args:
+        text: in one line.
+        limit: at least 1.
+        keep: the part that tells texts apart: ``"start"``, ``"end"`` (of paths), or ``"ends"`` (of names).
+    """
+    if len(text) <= limit:
+        return text
+    room = limit - 1
+    head = {"start": room, "end": 0, "ends": room * 3 // 5}[keep]
+    return f"{text[:head]}…{text[len(text) - (room - head) :]}"
+
+
+# Suggestions
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """Return a sentence that suggests the most similar name, with a space before it; empty if none is similar.
+
+    A name that is cut short is similar too: ``digtis`` is to ``digits-20260101-120000``.
+
+    Args:
+        name: what somebody wrote; a program may pass something other than text.
+        names: those that exist.
+    """
+    wrong, known = str(name), list(itertools.islice(names, _COMPARED))
+    near = difflib.get_close_matches(wrong, known, n=1)
+    if not near and wrong:
+        # The first of the names that begin alike.
+        beginnings = {each[: len(wrong)]: each for each in reversed(known)}
+        near = [beginnings[found] for found in difflib.get_close_matches(wrong, beginnings, n=1)]
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """Return all names, the most similar first if a message cannot list them all."""
+    if len(names) <= LISTED:
+        return list(names)
+    near = difflib.get_close_matches(name, names[:_COMPARED], n=LISTED, cutoff=0.0)
+    return [*near, *(found for found in names if found not in set(near))]
+
+
+# Terminals
+
+
+def is_unsafe(character: str) -> bool:
+    """Tell whether a terminal may do more than show the character: controls, writing directions, line ends."""
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in _KEPT
+
+
+def clean(text: str, *, colours: bool = False) -> str:
+    """Replace each character that is unsafe in a terminal with a sign; newlines and tabs stay.
+
+    Args:
+        text: any text.
+        colours: keep escape sequences that set colours, or bold and dim text.
+    """
+    if text.isprintable():
+        return text
+    if not colours:
+        return "".join(REPLACEMENT if is_unsafe(character) else character for character in text)
+    pieces = _COLOUR.split(text)
+    # Every second one is a sequence.
+    pieces[::2] = map(clean, pieces[::2])
+    pieces[1::2] = ["" if _CONCEALS.search(piece) else piece for piece in pieces[1::2]]
+    return "".join(pieces)
+
+
+def clean_line(line: bytes) -> str:
+    """Decode a line of a log for a terminal: colours stay; anything else that is unsafe is replaced."""
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    # A progress bar writes over its line: show what would be left of it.
+    return clean(text.rsplit("\r", 1)[-1], colours=True)
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Put text into one line: Python's escapes stand for line ends, tabs, and characters unsafe in a terminal.
+
+    Args:
+        text: any text.
+        keep: line ends or tabs that stay.
+    """
+    if text.isprintable():
+        return text
+    escaped = set("\n\t") - set(keep)
+    return "".join(repr(each)[1:-1] if each in escaped or is_unsafe(each) else each for each in text)
+
+
+def escape_json(text: str) -> str:
+    """Escape characters in JSON that are unsafe in a terminal; they can only stand inside its strings."""
+    if text.isprintable():
+        return text
+    return "".join(json.dumps(character)[1:-1] if is_unsafe(character) else character for character in text)
