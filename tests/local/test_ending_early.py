@@ -10,6 +10,7 @@ from kfp import dsl, kubernetes
 from tests.local.components import python, shell, shell_out
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import RunEnding, StageFinished, StageStarted, load_pipeline, resume, run
+from torchx_kfp.runs.events import PipelineRetried, StageRetried, StageWaiting
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(300)"
 
@@ -173,7 +174,7 @@ def test_what_waits_for_its_turn_does_not_start_after_a_failure(execute_failing)
     ]
 
 
-def test_what_may_be_tried_again_has_not_failed_yet(execute_failing, tmp_path):
+def test_what_may_be_tried_again_has_not_failed_yet(execute, tmp_path):
     @dsl.pipeline
     def inner(folder: str):
         shell(script=f"echo x >>{folder}/tries; test $(wc -l <{folder}/tries) = 4").set_retry(1, backoff_duration="0s")
@@ -181,20 +182,117 @@ def test_what_may_be_tried_again_has_not_failed_yet(execute_failing, tmp_path):
     @dsl.pipeline
     def outer(folder: str):
         inner(folder=folder).set_retry(1, backoff_duration="0s")
-        shell_out(script=f"while ! test -e {folder}/tries; do sleep 0.02; done; exit 3")
 
-    # Four attempts succeed, if nothing ends them: the other stage fails meanwhile, and may.
-    result = execute_failing(outer, {"folder": str(tmp_path)}, fail_fast=True)
-    assert states(result)["shell-out"] == "failed"
-    assert states(result)["inner/shell"] in ("canceled", "failed", "succeeded")
+    assert states(execute(outer, {"folder": str(tmp_path)}, fail_fast=True)) == {"inner/shell": "succeeded"}
 
-    @dsl.pipeline
-    def alone(folder: str):
-        inner(folder=folder).set_retry(1, backoff_duration="0s")
 
-    (tmp_path / "tries").unlink()
-    done = run(alone, {"folder": str(tmp_path)}, output_dir=tmp_path / "alone", fail_fast=True, quiet=True)
-    assert states(done) == {"inner/shell": "succeeded"}
+def waits_for(path):
+    """A script that goes on when the file is there."""
+    return f"while ! test -e {path}; do sleep 0.02; done"
+
+
+@dsl.pipeline
+def retried_stage(folder: str):
+    shell(script="exit 7").set_retry(1, backoff_duration="300s")
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3")
+
+
+@dsl.pipeline
+def fails(folder: str):
+    shell(script="exit 7")
+
+
+@dsl.pipeline
+def retried_pipeline(folder: str):
+    fails(folder=folder).set_retry(1, backoff_duration="300s")
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3")
+
+
+@dsl.pipeline
+def queued_pipeline(folder: str):
+    fails(folder=folder).set_retry(1, backoff_duration="0s")
+    # With one place for both: it starts after the first attempt, and before the second.
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3").after(shell(script=":"))
+
+
+@dsl.pipeline
+def fails_late(folder: str):
+    first = shell(script=f"echo x >>{folder}/tries; test $(wc -l <{folder}/tries) = 1 || sleep 300")
+    with dsl.ParallelFor(["a"]):
+        shell(script="exit 7").after(first)
+
+
+@dsl.pipeline
+def upstream_again(folder: str):
+    fails_late(folder=folder).set_retry(1, backoff_duration="0s")
+    shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3")
+
+
+#: A pipeline, the event after which the run is ended, and the stage that waits for another attempt then.
+WAITING = {
+    "a stage waits": (retried_stage, "shell", lambda event, _: isinstance(event, StageRetried)),
+    "a pipeline waits": (retried_pipeline, "fails/shell", lambda event, _: isinstance(event, PipelineRetried)),
+    "it has no room yet": (
+        queued_pipeline,
+        "fails/shell",
+        lambda event, before: isinstance(event, StageWaiting) and event.name in before,
+    ),
+    "upstream runs again": (
+        upstream_again,
+        "fails-late/shell-2[0]",
+        lambda event, before: isinstance(event, StageStarted) and event.name in before,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ["fail fast", "signal"])
+@pytest.mark.parametrize("case", WAITING)
+def test_a_stage_that_waits_for_another_attempt_is_canceled(case, how, tmp_path):
+    pipeline, name, is_time = WAITING[case]
+    events = []
+
+    def hear(event):
+        ended = [each.result.name for each in events if isinstance(each, StageFinished)]
+        events.append(event)
+        if is_time(event, ended):
+            if how == "signal":
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                (tmp_path / "go").touch()
+
+    def start():
+        options = {"parallelism": 1} if case == "it has no room yet" else {}
+        return run(
+            pipeline,
+            {"folder": str(tmp_path)},
+            output_dir=tmp_path / "runs",
+            fail_fast=True,
+            cache=False,
+            on_event=hear,
+            quiet=True,
+            grace=0.1,
+            **options,
+        )
+
+    if how == "signal":
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        why = "the run was ended"
+    else:
+        result = start()
+        assert states(result)["shell-out"] == "failed"
+        assert result[name].state == "canceled"
+        why = "shell-out failed"
+    last = [event for event in events if name == stage_of(event)][-1]
+    assert isinstance(last, StageFinished)
+    assert (last.result.state, last.result.attempts, last.result.exit_code) == ("canceled", 1, None)
+    assert last.result.log_file is not None
+    assert why in last.result.reason
+    assert "ended with exit code 7" in last.result.reason
+
+
+def stage_of(event):
+    return event.result.name if isinstance(event, StageFinished) else getattr(event, "name", "")
 
 
 def test_a_run_that_was_ended_goes_on(execute_failing, tmp_path):

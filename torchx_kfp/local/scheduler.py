@@ -163,33 +163,34 @@ class Scheduler:
 
     def _end(self, reason: str, told: str) -> None:
         """Ends all stages, and says which have not begun; ``told`` is what is said of those that have."""
+        why = "the run was ended"
         self._listener(RunEnding(reason, self._settings.grace))
-        self._stages.cancel(told)
+        self._stages.cancel(told, f"was not run: {why}", why)
         for scope in self._scopes:
             for node in scope.nodes.values():
                 if node.state is None:
-                    self._report_not_run(node, "was not run: the run was ended")
+                    self._drop(node, why)
 
-    def _report_not_run(self, node: Node, reason: str) -> None:
-        """The stages of the node's that nothing has been said of, but for those in scopes of their own."""
-        missing = [*self._stages_of(node)] if not node.attempt and node.loop is None else []
+    def _drop(self, node: Node, why: str) -> None:
+        """Says of the node's stages that they do not run any more, but for those in scopes of their own."""
+        missing = [*self._stages_of(node)] if node in self._retrying or (not node.attempt and node.loop is None) else []
         if node.loop is not None:
             for index in range(node.loop.started, len(node.loop.items)):
                 missing += self._stages_in(node.component, node.scope.names.inside_iteration(index))
         for stage in missing:
-            if stage.name not in self._stages.results:
-                self._stages.report(StageResult(stage.name, stage.task.name, State.NOT_RUN, reason=reason))
+            self._stages.drop(stage.name, stage.task.name, f"was not run: {why}", why)
 
     def _fail_fast(self, failed: Node) -> None:
         """Ends what the failure of this stage makes useless; what runs after failures goes on, such as exit tasks."""
         self._stopping = f"{failed.name} failed, which ends the run"
         self._listener(RunEnding(f"{failed.name} failed", self._settings.grace))
-        for node in self._stages.cancel(f"was ended: {failed.name} failed", spared=_runs_always):
-            if node.name in self._stages.results:
-                self._finish(node, State.CANCELED, {})
-            else:
-                self._pass_over(node, State.NOT_RUN, f"was not run: {self._stopping}")
+        why = f"{failed.name} failed"
+        for node, state in self._stages.cancel(
+            f"was ended: {why}", f"was not run: {self._stopping}", why, _runs_always
+        ):
+            self._finish(node, state, {})
         for node in list(self._retrying):
+            self._drop(node, why)
             self._finish(node, State.FAILED, {})
         self._retrying.clear()
 
@@ -327,6 +328,7 @@ class Scheduler:
             self._continue_loop(node)
         elif scope.failed and not self._stopping and (retry := node.task.retry) and node.attempt <= retry.count:
             delay = retry.delay(node.attempt)
+            self._stages.expect_again(node.name)
             self._listener(PipelineRetried(node.name, node.attempt, _failures(scope), delay))
             self._retrying[node] = None
             self._later(delay, lambda: self._try_again(node))
@@ -365,8 +367,12 @@ class Scheduler:
     def _pass_over(self, node: Node, state: State, reason: str) -> None:
         """The task does not run, nor does any stage inside of it."""
         node.reason = reason
+        ends = self._failure if state is State.NOT_RUN and self._stopping and not _runs_always(node) else None
         for stage in self._stages_of(node):
-            self._stages.report(StageResult(stage.name, stage.task.name, state, reason=reason))
+            if ends is not None:
+                self._stages.drop(stage.name, stage.task.name, reason, f"{ends.name} failed")
+            else:
+                self._stages.report(StageResult(stage.name, stage.task.name, state, reason=reason))
         self._finish(node, state, {})
 
     def _stages_of(self, node: Node) -> Iterable[Node | Place]:

@@ -19,7 +19,7 @@ from torchx_kfp.local.scopes import Node, with_defaults
 from torchx_kfp.local.stage.execution import Execution, Outcome
 from torchx_kfp.local.stage.output import LogPump
 from torchx_kfp.local.stage.prepare import Settings, cache_key_of, prepare_attempt
-from torchx_kfp.pipeline.names import PodNames
+from torchx_kfp.pipeline.names import PodNames, is_execution
 from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import StageResult, State
 from torchx_kfp.text import clean
@@ -117,6 +117,8 @@ class Stages:
         self._running: dict[Execution, _Stage] = {}
         self._retrying: dict[_Stage, None] = {}
         self._results: dict[str, StageResult] = {}
+        #: Stages that failed in a nested pipeline that is tried again, as long as they have not ended again.
+        self._failed_before: dict[str, StageResult] = {}
 
     @property
     def results(self) -> Mapping[str, StageResult]:
@@ -127,7 +129,37 @@ class Stages:
         """Takes down how a stage has ended, or that it does not run."""
         result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
+        self._failed_before.pop(result.name, None)
         self._listener(StageFinished(result, kept=kept))
+
+    def expect_again(self, pipeline: str) -> None:
+        """Remembers which stages of the nested pipeline have failed: it is tried again, and so are they."""
+        for name, result in self._results.items():
+            if name.startswith(f"{pipeline}/") and result.state is State.FAILED:
+                self._failed_before[name] = result
+
+    def drop(self, name: str, task: str, reason: str, why: str) -> None:
+        """Reports that a stage does not run any more, unless it has ended: one that was to be tried again is canceled.
+
+        Args:
+            name: the stage's; of one in a loop that has not begun, without the loop's index.
+            task: its task's name.
+            reason: why it does not run, as a part of a sentence.
+            why: what has ended the run, as a clause.
+        """
+        waiting = [result for key, result in self._failed_before.items() if is_execution(key, name)]
+        for result in waiting:
+            self._cancel_waiting(result, why)
+        if not waiting and name not in self._results:
+            self.report(StageResult(name, task, State.NOT_RUN, reason=reason))
+
+    def _cancel_waiting(self, last: StageResult, why: str) -> None:
+        """Reports that a stage was waiting for another attempt; ``last`` is how the last one ended."""
+        before = f"; the last one {last.reason}" if last.reason else ""
+        reason = f"was canceled while it waited for another attempt: {why}{before}"
+        self.report(
+            dataclasses.replace(last, state=State.CANCELED, exit_code=None, reason=reason, outputs={}, artifacts={})
+        )
 
     def add(self, node: Node) -> None:
         """The stage's inputs are known: it gets its turn."""
@@ -175,17 +207,21 @@ class Stages:
         self._memory.keep(stage.cache_key, self._results[node.name])
         self._ended(node, state, {**outcome.outputs, **outcome.artifacts})
 
-    def cancel(self, reason: str, spared: Callable[[Node], bool] = lambda node: False) -> list[Node]:
+    def cancel(
+        self, reason: str, not_run: str, why: str, spared: Callable[[Node], bool] = lambda node: False
+    ) -> list[tuple[Node, State]]:
         """Ends the stages that run, or wait for another attempt; no other of those that were added starts any more.
 
         They are asked first, and killed after the grace or another signal.
 
         Args:
-            reason: why, as a part of a sentence.
+            reason: why they are ended, as a part of a sentence.
+            not_run: why others do not start, as a part of a sentence.
+            why: what has ended them, as a clause.
             spared: tells of stages that go on.
 
         Returns:
-            The nodes of the stages that were ended, and of those that do not start.
+            The nodes of these stages, and their states.
         """
         stopped = [stage for stage in self._startable if not spared(stage.node)]
         self._startable = deque(stage for stage in self._startable if spared(stage.node))
@@ -198,12 +234,20 @@ class Stages:
                 canceled.append(self._canceled(stage, reason))
             for execution in ending:
                 execution.kill()
-        # What is no process, such as a copy from a server that does not answer; and what was to be tried again.
+        # What is no process, such as a copy from a server that does not answer.
+        canceled += [self._canceled(self._running.pop(execution), reason) for execution in ending]
         retrying = [stage for stage in self._retrying if not spared(stage.node)]
-        for stage in (*(self._running.pop(execution) for execution in ending), *retrying):
-            canceled.append(self._canceled(stage, reason))
+        for stage in (*retrying, *stopped):
             self._retrying.pop(stage, None)
-        return [*canceled, *(stage.node for stage in stopped)]
+            name, task = stage.node.name, stage.node.task.name
+            if stage.attempt:
+                self._cancel_waiting(stage.result(State.FAILED, Outcome(reason=stage.node.reason)), why)
+            elif name in self._results:
+                self._cancel_waiting(self._results[name], why)
+            else:
+                self.report(StageResult(name, task, State.NOT_RUN, reason=not_run))
+            canceled.append((stage.node, self._results[name].state))
+        return canceled
 
     def kill(self) -> None:
         """Ends the processes of all stages at once, and says nothing of it."""
@@ -231,9 +275,9 @@ class Stages:
         for happening in others:
             self._happenings.put(happening)
 
-    def _canceled(self, stage: _Stage, reason: str) -> Node:
+    def _canceled(self, stage: _Stage, reason: str) -> tuple[Node, State]:
         self.report(stage.result(State.CANCELED, Outcome(reason=reason)))
-        return stage.node
+        return stage.node, State.CANCELED
 
     def _recall(self, stage: _Stage) -> bool:
         """Whether the stage need not run, since it has before."""

@@ -42,6 +42,16 @@ def indices_of(stage: str) -> tuple[int, ...]:
     return tuple(int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(","))
 
 
+def is_execution(name: str, stage: str) -> bool:
+    """Whether the name is that of the stage, with more indices or not: ``train[1,0]`` is an execution of ``train``."""
+    parts, of = name.split("/"), stage.split("/")
+    return len(parts) == len(of) and all(
+        without_indices(part) == without_indices(other)
+        and indices_of(part)[: len(indices_of(other))] == indices_of(other)
+        for part, other in zip(parts, of, strict=True)
+    )
+
+
 class PodNames:
     """``KFP_POD_NAME`` for executions: readable, and unique in the run."""
 
