@@ -1,4 +1,4 @@
-# One environment serves all targets: it is made on first use, and again when pyproject.toml has changed.
+# All targets use one environment. It is created on first use, and updated when pyproject.toml changes.
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
@@ -14,18 +14,18 @@ sources := torchx_kfp components pipelines tests benchmarks
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
 	@echo
-	@echo '  PYTHON=python3.12 VENV=.venv-3.12   another interpreter, in an environment of its own'
-	@echo '  ARGS="-k tracker -x"                arguments for pytest'
+	@echo '  PYTHON=python3.12 VENV=.venv-3.12   use another interpreter, in a separate environment'
+	@echo '  ARGS="-k tracker -x"                pass arguments to pytest'
 
 demo: $(VENV)/.ready ## run the digits pipeline on this machine
 	@mkdir -p $(DEMO)
 	$(bin)/torchx-kfp compile pipelines/digits.py -o $(DEMO)/digits.yaml
 	$(bin)/torchx-kfp run $(DEMO)/digits.yaml --tracker-base $(DEMO)/tracker
 
-test: $(VENV)/.ready ## run all tests (those in containers where a Docker engine answers)
+test: $(VENV)/.ready ## run all tests (tests in containers need a running Docker engine)
 	$(bin)/python -m pytest $(ARGS)
 
-test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine where none is (Debian, root)
+test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine if none is running (Debian, root)
 	.ci/with-docker $(bin)/python -m pytest -m docker $(ARGS)
 
 test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
@@ -41,14 +41,14 @@ lint: $(VENV)/.ready ## check style and formatting
 	$(bin)/ruff check $(sources)
 	$(bin)/ruff format --check $(sources)
 
-format: $(VENV)/.ready ## put files into the project's format
+format: $(VENV)/.ready ## format all files
 	$(bin)/ruff check --fix $(sources)
 	$(bin)/ruff format $(sources)
 
 types: $(VENV)/.ready ## check types (mypy, strict)
 	$(bin)/mypy
 
-goldens: $(VENV)/.ready ## write anew what is made of other files: compiled examples, the carried program
+goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the program that commands carry
 	$(bin)/python -m tests.carry
 	$(bin)/python -m tests.pipelines.regenerate
 
@@ -57,7 +57,7 @@ benchmarks: $(VENV)/.ready ## measure help texts, cached runs, compile time, siz
 	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
 
 wheel: $(VENV)/.ready ## build the wheel, in dist/
-	@rm -rf build  # setuptools would add modules that have been removed since
+	@rm -rf build  # setuptools would package modules that no longer exist
 	$(bin)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@rm -rf build
 
@@ -66,7 +66,7 @@ clean: ## remove environments, caches and results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml .ci/venv
-	@echo 'Making $(VENV) (once; less than a minute on most machines).'
+	@echo 'Creating $(VENV) (once; less than a minute on most machines).'
 	@.ci/venv $(VENV)
 	@touch $@
 

@@ -343,9 +343,9 @@ def test_outputs_in_conditions_arguments_fan_ins_and_nested_pipelines(tmp_path: 
             '{"loss": 1}',
             "true",
             1,
-            "torchx-kfp: train declares the result 'accuracy' as float and recorded loss",
+            "torchx-kfp: train declares the result 'accuracy' as float but recorded loss",
         ),
-        ('{"accuracy": "x"}', "true", 1, "the result 'accuracy' as float and recorded 'x'"),
+        ('{"accuracy": "x"}', "true", 1, "the result 'accuracy' as float but recorded 'x'"),
         ('{"accuracy": 1}', "echo no >&2; kill -9 $PPID", 137, "no"),
         ('{"accuracy": 1}', "echo no >&2; kill -TERM $PPID", 143, "no"),
     ],
@@ -404,16 +404,16 @@ def test_the_runner_says_what_a_stage_declares_and_has_not_recorded(tmp_path: Pa
     result = run_pipeline(pipeline, tmp_path)
     reasons = {stage.name: stage.reason for stage in result.stages}
     assert reasons == {
-        "train": "declares the result 'acuracy' as float and recorded accuracy, loss, l2norm/mean. "
-        "Did you mean 'accuracy'? It declares the result 'loss' as str and recorded 1. "
-        "It declares the artifact 'modle' and recorded model. Did you mean 'model'?",
-        "none": "declares the result 'accuracy' as float and recorded nothing",
+        "train": "declares the result 'acuracy' as float but recorded accuracy, loss, l2norm/mean. "
+        "Did you mean 'accuracy'? It declares the result 'loss' as str but recorded 1. "
+        "It declares the artifact 'modle' but recorded model. Did you mean 'model'?",
+        "none": "declares the result 'accuracy' as float but recorded nothing",
     }
     with pytest.raises(StageFailedError) as caught:
         result.raise_for_failure()
     lines = str(caught.value).splitlines()
     assert any(line.startswith("train declares the result 'acuracy'") and line.endswith("'model'?") for line in lines)
-    assert "none declares the result 'accuracy' as float and recorded nothing." in lines
+    assert "none declares the result 'accuracy' as float but recorded nothing." in lines
 
 
 def test_an_application_that_fails_by_itself_is_not_blamed_for_what_it_has_not_recorded(tmp_path: Path) -> None:

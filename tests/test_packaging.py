@@ -188,6 +188,11 @@ def test_an_import_without_its_extra_says_what_to_type(image: Path, statement: s
     assert done.stdout == f"MissingExtraError torchx_kfp.{needs} {NEEDED}"
 
 
+def test_the_installation_page_shows_the_message() -> None:
+    page = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
+    assert f"\nError: The command torchx-kfp {NEEDED}```\n" in page
+
+
 def test_the_line_to_type_takes_what_is_installed(image: Path) -> None:
     """Whatever the wheel came from: an index that has no torchx-kfp is not asked for it."""
     words = shlex.split(install_line("pandas"))
@@ -238,7 +243,7 @@ def test_make_lists_its_targets() -> None:
 def test_an_interpreter_that_cannot_serve_is_named(tmp_path: Path) -> None:
     refused = run("make", "test", f"VENV={tmp_path / 'venv'}", "PYTHON=/bin/false")
     assert refused.returncode != 0
-    assert "PYTHON=/bin/false is no Python of 3.10 or later" in refused.stderr
+    assert "PYTHON=/bin/false is not Python 3.10 or later" in refused.stderr
     assert not (tmp_path / "venv").exists()
 
 
@@ -256,5 +261,5 @@ def test_a_machine_without_python_is_told_what_to_do(tmp_path: Path) -> None:
         check=False,
     )
     assert refused.returncode == 1
-    assert "No Python of 3.10 or later on the PATH" in refused.stderr
+    assert "No Python 3.10 or later on the PATH" in refused.stderr
     assert "make PYTHON=/path/to/python3.11" in refused.stderr

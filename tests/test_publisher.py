@@ -190,7 +190,7 @@ def test_what_is_beyond_doubles_loses_no_run(
     stage.record(f'{{"loss": {recorded}, "accuracy": 0.5}}')
     done = stage.run("true")
     assert done.returncode == 0
-    assert done.stderr == f"torchx-kfp: loss is {text} which KFP cannot hold: no metric, output {output!r}\n"
+    assert done.stderr == f"torchx-kfp: loss is {text}, which KFP cannot store: no metric; the output is {output!r}\n"
     assert float(stage.outputs()["loss"]) == output
     assert stage.report()["metrics"]["metadata"] == {"accuracy": 0.5}
     assert Path(stage.base, RUN_ID).read_text() == f'{{"loss": {recorded}, "accuracy": 0.5}}'
@@ -202,7 +202,7 @@ def test_an_int_that_would_arrive_changed_is_refused(program: list[str], tmp_pat
     stage.record(json.dumps({"seed": value}))
     done = stage.run("true")
     assert done.returncode == 1
-    assert f"torchx-kfp: train declares the result 'seed' as int and recorded {value}\n" in done.stderr
+    assert f"torchx-kfp: train declares the result 'seed' as int but recorded {value}\n" in done.stderr
     assert not (tmp_path / "out" / "seed").exists()
 
 
@@ -219,7 +219,7 @@ def test_an_int_that_is_not_declared_is_left_out_of_the_metrics(program: list[st
     stage.record(json.dumps({"seed": 2**53 + 1}))
     done = stage.run("true")
     assert done.returncode == 0
-    assert done.stderr.startswith("torchx-kfp: seed is 9007199254740993 which KFP cannot hold: no metric,")
+    assert done.stderr.startswith("torchx-kfp: seed is 9007199254740993, which KFP cannot store: no metric;")
     assert stage.report()["metrics"]["metadata"] == {}
 
 
@@ -244,7 +244,7 @@ def test_another_type_or_no_result_fails_the_stage(
     done = stage.run("true")
     assert done.returncode == 1
     there = "good" if recorded is None else repr(json.loads(recorded))
-    assert done.stderr == f"torchx-kfp: train declares the result 'accuracy' as {kind} and recorded {there}\n"
+    assert done.stderr == f"torchx-kfp: train declares the result 'accuracy' as {kind} but recorded {there}\n"
     assert (tmp_path / "out" / "good").read_text() == "true", "the others are there"
 
 
@@ -252,7 +252,7 @@ def test_nothing_recorded_at_all(program: list[str], tmp_path: Path) -> None:
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr == "torchx-kfp: train declares the result 'accuracy' as float and recorded nothing\n"
+    assert done.stderr == "torchx-kfp: train declares the result 'accuracy' as float but recorded nothing\n"
 
 
 def test_a_slip_in_a_name(program: list[str], tmp_path: Path) -> None:
@@ -264,9 +264,9 @@ def test_a_slip_in_a_name(program: list[str], tmp_path: Path) -> None:
     done = stage.run("true")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "torchx-kfp: train declares the result 'acuracy' as float and recorded accuracy, loss. "
+        "torchx-kfp: train declares the result 'acuracy' as float but recorded accuracy, loss. "
         "Did you mean 'accuracy'?",
-        "torchx-kfp: train declares the artifact 'modle' and recorded model. Did you mean 'model'?",
+        "torchx-kfp: train declares the artifact 'modle' but recorded model. Did you mean 'model'?",
     ]
 
 
@@ -621,7 +621,7 @@ def test_an_artifact_that_is_not_registered(stage: Stage) -> None:
     stage.register("confusion", "")
     done = stage.run("true")
     assert done.returncode == 1
-    assert done.stderr == "torchx-kfp: train declares the artifact 'train/notes' and recorded model, confusion\n"
+    assert done.stderr == "torchx-kfp: train declares the artifact 'train/notes' but recorded model, confusion\n"
 
 
 def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -> None:

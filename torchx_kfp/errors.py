@@ -1,33 +1,33 @@
-"""Every exception that torchx-kfp raises on purpose.
+"""The exceptions that torchx-kfp raises.
 
     TorchxKfpError
-    ├── AppDefError          an AppDef that cannot become a KFP stage whole
-    │   └── ChannelError     a pipeline channel where none can work
-    ├── ReadsError           what a stage reads, or its tracker base, is unusable
-    │   └── UnknownAliasError    an alias under which a stage reads nothing
-    ├── OutputsError         results or artifacts that cannot be outputs of KFP
-    │   └── UnknownOutputError   an output that a stage does not have
-    ├── ProtocolError        the stage protocol's environment is malformed
-    ├── NotInStageError      the process was not started as a stage
-    ├── TrackerError         the tracker's store, its keys or its results
-    │   ├── KeyRefusedError      a key that would leave the base or cannot be stored
-    │   ├── ResultRefusedError   a result of a type or size that trackers do not take
-    │   ├── CorruptResultError   what is stored under a key is not a result
-    │   ├── MissingResultsError  a run that was read has recorded no results
-    │   ├── MissingArtifactError a run has registered no artifact of that name
-    │   └── MissingMetricError   a run has logged no metric of steps of that name
-    ├── MissingExtraError    an extra of the installation is missing
-    └── LocalRunError        running a compiled pipeline on this machine
-        ├── UnsupportedPipelineError  the pipeline asks for what cannot run here
+    ├── AppDefError          an AppDef cannot become a KFP stage without losing something
+    │   └── ChannelError         a pipeline channel is used where its value cannot be filled in
+    ├── ReadsError           a stage's `reads` or tracker base is invalid
+    │   └── UnknownAliasError    a stage reads nothing under this alias
+    ├── OutputsError         declared results or artifacts cannot become KFP outputs
+    │   └── UnknownOutputError   a stage has no output of this name
+    ├── ProtocolError        the stage protocol's environment variables are malformed
+    ├── NotInStageError      the process was not started as a tracked stage
+    ├── TrackerError         the tracker cannot read or write
+    │   ├── KeyRefusedError      a key would leave the tracker base, or cannot be stored
+    │   ├── ResultRefusedError   a result has a type or size that trackers do not accept
+    │   ├── CorruptResultError   stored data is not a JSON object of results
+    │   ├── MissingResultsError  a run has recorded no results
+    │   ├── MissingArtifactError a run has no artifact of this name
+    │   └── MissingMetricError   a run has logged no steps of this metric
+    ├── MissingExtraError    a feature needs an extra that is not installed
+    └── LocalRunError        a compiled pipeline cannot be run on this machine
+        ├── UnsupportedPipelineError  the pipeline uses something that cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
-        ├── ArgumentError             the pipeline's arguments are wrong
-        │   └── UnknownRunError           there is no such run, or several fit
-        ├── ContainerEngineError      no engine for containers answers
+        ├── ArgumentError             the arguments do not fit the pipeline
+        │   └── UnknownRunError           no run has this name, or several match it
+        ├── ContainerEngineError      no container engine answers
         ├── StageFailedError          a stage of the run failed
-        └── StageNotFoundError        a run's result has no such stage
+        └── StageNotFoundError        the run has no such stage, or several match
 
-Errors that a caller can mend by changing an argument are ``ValueError`` too. ``exit_code`` is what the
-command line returns for the error: 2 for a wrong call, 1 for everything else.
+Errors that the caller can fix by changing an argument are also ``ValueError``. ``exit_code`` is the exit code of the
+command line: 2 for invalid input, 1 for everything else.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ _NO_ROOM = {
 
 
 class TorchxKfpError(Exception):
-    """The root of torchx-kfp's exceptions."""
+    """The base class of all exceptions in torchx-kfp."""
 
     exit_code = 1
 
 
 def explain(error: OSError) -> str:
-    """What the system says, with the path; a disk without room is called that."""
+    """Return the operating system's message with the path; a full disk is named as such."""
     what = _NO_ROOM.get(error.errno or 0) or error.strerror or str(error)
     return f"{what}: {error.filename}" if error.filename else what
 
@@ -87,21 +87,21 @@ class AppDefError(TorchxKfpError, ValueError):
 
 
 class ChannelError(AppDefError):
-    """A pipeline channel stands where its value cannot be filled in."""
+    """A pipeline channel is used where its value cannot be filled in."""
 
 
 class ReadsError(TorchxKfpError, ValueError):
-    """What a stage shall read, or its tracker base, cannot be used."""
+    """A stage's ``reads`` or tracker base is invalid."""
 
 
 class UnknownAliasError(ReadsError, KeyError):
     """A stage reads nothing under this alias."""
 
-    __str__ = Exception.__str__  # KeyError's shows the message in quotes
+    __str__ = Exception.__str__  # KeyError would put the message in quotes
 
 
 class OutputsError(TorchxKfpError, ValueError):
-    """What a stage shall publish, its results and artifacts, cannot be outputs of KFP."""
+    """The results or artifacts that a stage declares cannot become KFP outputs."""
 
 
 class UnknownOutputError(OutputsError, KeyError):
@@ -119,7 +119,7 @@ class NotInStageError(TorchxKfpError, RuntimeError):
 
 
 class TrackerError(TorchxKfpError):
-    """The tracker's store could not do what was asked."""
+    """The tracker cannot read or write: its storage fails, or its input is invalid."""
 
 
 class KeyRefusedError(TrackerError, ValueError):
@@ -127,25 +127,25 @@ class KeyRefusedError(TrackerError, ValueError):
 
 
 class ResultRefusedError(TrackerError, ValueError):
-    """A result has a type or a size that trackers do not take."""
+    """A result has a type or size that trackers do not accept."""
 
 
 class CorruptResultError(TrackerError, ValueError):
-    """What is stored under a key is not a JSON object of results."""
+    """The data stored under a key is not a JSON object of results."""
 
 
 class MissingResultsError(TrackerError, LookupError):
-    """The run that was read has recorded no results."""
+    """The run has recorded no results."""
 
 
 class MissingArtifactError(TrackerError, LookupError):
-    """The run has registered no artifact of that name."""
+    """The run has no artifact of this name."""
 
 
 class MissingMetricError(TrackerError, KeyError):
-    """The run has logged no metric of steps under that name."""
+    """The run has logged no steps of this metric."""
 
-    __str__ = TrackerError.__str__  # KeyError's has quotes around it
+    __str__ = Exception.__str__
 
 
 class MissingExtraError(TorchxKfpError, ImportError):
@@ -155,17 +155,17 @@ class MissingExtraError(TorchxKfpError, ImportError):
 
 
 class LocalRunError(TorchxKfpError):
-    """A compiled pipeline could not be run on this machine."""
+    """A compiled pipeline cannot be run on this machine."""
 
 
 class UnsupportedPipelineError(LocalRunError, ValueError):
-    """The pipeline asks for something that cannot run on this machine."""
+    """The pipeline uses something that cannot run on this machine."""
 
     exit_code = 2
 
 
 class PipelineFileError(LocalRunError, ValueError):
-    """A file does not hold a pipeline."""
+    """The file is not a compiled pipeline."""
 
     exit_code = 2
 
@@ -177,11 +177,11 @@ class ArgumentError(LocalRunError, ValueError):
 
 
 class UnknownRunError(ArgumentError, LookupError):
-    """There is no run of this name, or it fits several."""
+    """No run has this name, or several match it."""
 
 
 class ContainerEngineError(LocalRunError):
-    """Stages shall run in containers, and no engine that could do it answers."""
+    """Stages were to run in containers, but no container engine answers."""
 
 
 class StageFailedError(LocalRunError):
@@ -189,6 +189,6 @@ class StageFailedError(LocalRunError):
 
 
 class StageNotFoundError(LocalRunError, KeyError):
-    """A run's result has no stage of that name, or several."""
+    """The run has no stage of this name, or several match it."""
 
-    __str__ = LocalRunError.__str__  # KeyError's has quotes around it
+    __str__ = Exception.__str__

@@ -1,11 +1,11 @@
 """The stage protocol, version 1: how a stage learns who it is and whose results it may read.
 
-Every name of an environment variable, and the only encoder and decoder of their values. Applications decode. In a
-stage a shell script sets the variables, some of whose values are known at run time only: ``encode`` says what it has to
-set, also for whoever starts an application by hand. Nothing is needed beyond the standard library.
+The protocol is a handful of environment variables. This module has their names, and the only encoder and decoder of
+their values. Applications decode them. In a stage, a shell script sets them, because some values are known only at run
+time; ``encode`` returns the environment that the script has to produce, and that you need to start an application by
+hand. The module uses the standard library only.
 
-A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key under which the stage's results are
-stored below the tracker base.
+A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the stage's results below the tracker base.
 """
 
 from __future__ import annotations
@@ -20,44 +20,43 @@ VERSION = 1
 
 #: fsspec URL or local directory under which results are stored.
 TRACKER_BASE = "TORCHX_TRACKER_BASE"
-#: Run id of this stage. TorchX's own name: ``torchx.settings.ENV_TORCHX_JOB_ID``.
+#: Run id of this stage. The name is TorchX's: ``torchx.settings.ENV_TORCHX_JOB_ID``.
 JOB_ID = "TORCHX_JOB_ID"
-#: Run id of the first stage that this one reads. TorchX's own name.
+#: Run id of the first stage that this one reads. The name is TorchX's.
 PARENT_RUN_ID = "TORCHX_PARENT_RUN_ID"
 #: JSON object: alias of each stage read -> its run id, or the list of run ids of a fan-in.
 PARENT_RUN_IDS = "TORCHX_PARENT_RUN_IDS"
-#: Names of the tracker backends that ``torchx.tracker`` shall load, separated by commas. TorchX's own
-#: name.
+#: Names of the tracker backends that ``torchx.tracker`` loads, separated by commas. The name is TorchX's.
 TRACKERS = "TORCHX_TRACKERS"
-#: This project's name among torchx's tracker backends.
+#: The name of this project's backend for ``torchx.tracker``.
 TRACKER_NAME = "torchx_kfp"
 #: Configuration of that backend: ``TORCHX_TRACKER_<NAME>_CONFIG``, the tracker base.
 TRACKER_CONFIG = "TORCHX_TRACKER_TORCHX_KFP_CONFIG"
 
-#: What the protocol sets in a stage, beside the configuration of further trackers; an AppDef that sets one of these
-#: itself cannot be tracked.
+#: The variables that the protocol sets in a stage, besides the configuration of further trackers. An AppDef that sets
+#: one of them itself cannot be tracked.
 VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRACKER_CONFIG)
 
-#: Not read by applications: where the engine puts the pipeline's run id, for the stage to make its own from.
+#: The pipeline's run id, set by the engine. The stage builds its own run id from it; applications do not read it.
 PIPELINE_RUN = "KFP_RUN_ID"
-#: Set on every pod by KFP's backend; the execution's part of the run id where it is there.
+#: Set on every pod by KFP's backend. If it is set, it is the last part of the run id.
 POD_NAME = "KFP_POD_NAME"
-#: The image of a stage in a container, where the engine tells it: the local runner does. For the record of its start.
+#: The image of a stage that runs in a container, for the record of its start. The local runner sets it.
 IMAGE = "TORCHX_KFP_IMAGE"
 
 RunIds = str | tuple[str, ...]
 
 
 class RawJson(str):
-    """Text that is JSON already: a list of run ids that an engine fills in at run time."""
+    """Text that is already JSON: a list of run ids that an engine fills in at run time."""
 
 
 @dataclass(frozen=True)
 class StageContext:
-    """What the protocol tells a stage.
+    """The information that the protocol gives a stage.
 
-    ``parents`` maps the alias of each stage read, in order, to its run id, or to the run ids of a fan-in
-    in loop order. ``trackers`` maps the names of further trackers, in order, to their configuration, if they have one.
+    ``parents`` maps the alias of each stage that this one reads to its run id, or to the run ids of a fan-in in loop
+    order. ``trackers`` maps the name of each further tracker to its configuration, or to None. Both keep their order.
     """
 
     tracker_base: str
@@ -67,17 +66,17 @@ class StageContext:
 
 
 def tracker_config_variable(name: str) -> str:
-    """The variable from which TorchX reads a tracker's configuration."""
+    """Return the name of the variable from which TorchX reads a tracker's configuration."""
     return f"TORCHX_TRACKER_{name.upper()}_CONFIG"
 
 
 def encode_tracker_names(further: Iterable[str]) -> str:
-    """``TORCHX_TRACKERS`` for this project's own tracker and these further ones."""
+    """Return ``TORCHX_TRACKERS`` for this project's tracker and further ones."""
     return ",".join([TRACKER_NAME, *further])
 
 
 def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """The further trackers that the environment names, in order, and the configuration of each."""
+    """Return the further trackers in the environment, in order, each with its configuration or None."""
     names = environ.get(TRACKERS, "").split(",")
     return {
         name: environ.get(tracker_config_variable(name)) or None for name in names if name not in ("", TRACKER_NAME)
@@ -85,13 +84,17 @@ def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]], unnamed: Collection[str] = ()) -> list[str]:
-    """What a script puts ``PARENT_RUN_IDS`` together from: constant text and run ids in turn, text at both ends.
+    """Return the words that a script joins into ``PARENT_RUN_IDS``: alternately text and a run id, text at both ends.
 
-    So the script can look at each run id, which is known at run time only, before it becomes a part of the JSON: one
-    with a quote in it would make another alias. The text lacks the brace at its beginning (KFP reads a word that begins
-    with ``{"Concat"`` as a placeholder); text before a list that an engine fills in ends with a blank, before a run id
-    with a quote, and the last one alone with a brace. The names of ``unnamed`` aliases are empty, for the script to
-    fill in what ``encode_alias`` makes of them: nothing else in the text is ``""``.
+    Run ids are separate words so that the script can check each one before it becomes part of the JSON: a run id with a
+    quote in it would add another alias. The script reads the kind of a word from its last character. Text before a list
+    that an engine fills in ends with a space, text before a run id with a quote, and only the last word with a brace.
+    The first word lacks its opening brace, because KFP takes a word that starts with ``{"Concat"`` for a placeholder.
+
+    Args:
+        parents: the run id, or the run ids of a fan-in, for each alias.
+        unnamed: aliases whose names are left empty. The script replaces each ``""`` by what ``encode_alias`` returns;
+            ``""`` appears nowhere else in the text.
     """
     words: list[str] = []
     text = ""
@@ -112,7 +115,7 @@ def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]], unnamed: 
 
 
 def encode_parents(parents: Mapping[str, RunIds | Sequence[str]]) -> str:
-    """``TORCHX_PARENT_RUN_IDS`` for these parents."""
+    """Return ``TORCHX_PARENT_RUN_IDS`` for these parents."""
     members = [
         f'"{encode_alias(alias)}": {json.dumps(ids if isinstance(ids, str) else list(ids))}'
         for alias, ids in parents.items()
@@ -121,10 +124,10 @@ def encode_parents(parents: Mapping[str, RunIds | Sequence[str]]) -> str:
 
 
 def encode_alias(alias: str) -> str:
-    """The alias as the name of a member of a JSON object, without the quotes around it.
+    """Return the alias as the name of a JSON member, without the surrounding quotes.
 
-    Pure ASCII, and neither ``$``, ``{`` nor quotes inside: the text passes engines that rewrite templates, and a shell
-    that looks for the first run id.
+    The name is ASCII and contains no ``$``, ``{`` or quotes, so engines that rewrite templates leave it alone, and a
+    shell can find the first run id.
     """
     name = json.dumps(alias)[1:-1]
     for character in '\\"', "$", "{", "\x7f":
@@ -133,12 +136,15 @@ def encode_alias(alias: str) -> str:
 
 
 def decode_parents(text: str) -> dict[str, RunIds]:
-    """The parents in ``TORCHX_PARENT_RUN_IDS``, in order.
+    """Parse ``TORCHX_PARENT_RUN_IDS``. The order of the parents is kept.
 
     Raises:
-        ProtocolError: the text is not a JSON object of run ids and lists of run ids, or has an alias twice.
+        ProtocolError: the text is not a JSON object of run ids and lists of run ids, or an alias appears twice.
     """
-    problem = f"{PARENT_RUN_IDS} must be a JSON object: alias -> run id, or a list of run ids. Got: {text[:1000]!r}."
+    problem = (
+        f"{PARENT_RUN_IDS} must be a JSON object that maps each alias to a run id or to a list of run ids. "
+        f"Got: {text[:1000]!r}."
+    )
 
     try:
         parents = json.loads(text, object_pairs_hook=_without_duplicates)
@@ -158,15 +164,15 @@ def decode_parents(text: str) -> dict[str, RunIds]:
 
 
 def _without_duplicates(members: list[tuple[str, object]]) -> dict[str, object]:
-    """The members of a JSON object. Of two with one name, readers in other languages may take either."""
+    """Return the members as a dict. Duplicates are rejected: JSON readers differ in which one they keep."""
     found = dict(members)
     if len(found) < len(members):
-        raise ValueError(f"two members have one name: {', '.join(repr(name) for name, _ in members)}")
+        raise ValueError(f"two members have the same name: {', '.join(repr(name) for name, _ in members)}")
     return found
 
 
 def first_run_id(parents: Mapping[str, RunIds]) -> str | None:
-    """``TORCHX_PARENT_RUN_ID``: the first run id of the first parent; None without one."""
+    """Return ``TORCHX_PARENT_RUN_ID``: the first run id of the first parent, or None if there is none."""
     for ids in parents.values():
         if isinstance(ids, str):
             return ids
@@ -175,7 +181,7 @@ def first_run_id(parents: Mapping[str, RunIds]) -> str | None:
 
 
 def encode(context: StageContext) -> dict[str, str]:
-    """The environment variables that tell a stage its context."""
+    """Return the environment variables that give a stage this context."""
     environ = {
         TRACKER_BASE: context.tracker_base,
         JOB_ID: context.run_id,
@@ -192,10 +198,10 @@ def encode(context: StageContext) -> dict[str, str]:
 
 
 def decode(environ: Mapping[str, str]) -> StageContext:
-    """The context of the stage that this environment belongs to.
+    """Return the context that the environment variables of a stage describe.
 
     Raises:
-        NotInStageError: variables are missing or empty, that is, no tracked stage was started with them.
+        NotInStageError: variables are missing or empty: the process was not started as a tracked stage.
         ProtocolError: a variable is malformed.
     """
     missing = [name for name in (TRACKER_BASE, JOB_ID) if not environ.get(name)]
@@ -203,13 +209,13 @@ def decode(environ: Mapping[str, str]) -> StageContext:
         raise NotInStageError(
             f"This process was not started as a tracked stage: {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set. Run the application as a stage of a pipeline "
-            "(task_from_app(..., tracker_base=...)), or set the variables to try it by hand, for example "
+            "(task_from_app(..., tracker_base=...)), or set the variables yourself to try it by hand, for example "
             f"{TRACKER_BASE}=/tmp/results {JOB_ID}=try/app/1."
         )
     parents: dict[str, RunIds] = {}
     if environ.get(PARENT_RUN_IDS):
         parents = decode_parents(environ[PARENT_RUN_IDS])
     elif environ.get(PARENT_RUN_ID):
-        # Started by TorchX's own runner, which knows one parent and no alias.
+        # TorchX's own runner sets this one: it knows a single parent, without an alias.
         parents = {"parent": environ[PARENT_RUN_ID]}
     return StageContext(environ[TRACKER_BASE], environ[JOB_ID], parents, decode_trackers(environ))

@@ -1,24 +1,25 @@
-"""Runs a stage's application, and publishes what it has recorded as outputs of the KFP task.
+"""Runs a stage's application, then publishes the results and artifacts that it recorded as outputs of the KFP task.
 
-The command of a stage with results or artifacts has this program before the application::
+In the command of a stage with results or artifacts, this program comes before the application::
 
     python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
 
-It travels in the command, made small (``adapter/stage/carried.py``), so that an image needs python3 (3.8 or newer) and
-fsspec for it, and nothing of torchx-kfp; where the image has it, it can be imported (``inline=False``). That is why
-this module imports nothing of the project, is brief in what it says, and does little before the application starts.
+The command carries the program in a minified form (``adapter/stage/carried.py``), so the image needs only python3
+(3.8 or newer) and fsspec. Images that have torchx-kfp can import it instead (``inline=False``). For these reasons the
+module imports nothing from the project, keeps its messages short, and does little before the application starts.
 
-SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``, KFP's names
-of outputs, the names under which the application records them, and 1 for what KFP's UI shows. ``{{$}}`` is KFP's
-ExecutorInput, which names the file of each output. Each PATH is the local file of the artifact at that place in SPEC.
-The tracker base and the run id come from the environment (``protocol``). Without an application, what another stage has
-recorded is published.
+SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``. ``output``
+is KFP's name of the output, ``name`` is the name under which the application records it, and ``shown`` is 1 if KFP's
+UI shows the artifact. ``{{$}}`` is KFP's ExecutorInput, which names the file for each output. The PATHs are the local
+files of the artifacts, in SPEC's order. The tracker base and the run id come from the environment (``protocol``).
+Without APPLICATION, the program publishes the results of another stage.
 
-Results become the files of output parameters. All numbers among them become the metadata of the artifact ``metrics``,
-which SPEC names first. KFP stores artifacts: a local path by its content, one that is elsewhere as a small JSON file
-with its ``path`` and ``metadata``, and the path as the metadata ``location``. They are reported in the file for the
-ExecutorOutput. A launcher of KFP takes no field in it that this message does not have (kubeflow/pipelines,
-``backend/src/v2/component/launcher_v2.go``); its ``artifacts`` are the ExecutorInput's.
+Results become the files of output parameters. All numbers among them also become the metadata of the artifact
+``metrics``, the first one in SPEC. An artifact with a local path is copied for KFP to store. For an artifact
+elsewhere, KFP stores a small JSON file with its ``path`` and ``metadata``, and the path becomes the metadata
+``location``. The metadata is written to the file for the ExecutorOutput. KFP's launcher rejects unknown fields there
+(kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``), so its ``artifacts`` are those of the
+ExecutorInput, with metadata added.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-#: KFP passes numbers on as doubles, in JSON, which has no NaN and no infinities. This stands for what is beyond.
+#: KFP passes numbers as doubles in JSON, which has neither NaN nor infinity. This number replaces them.
 LARGEST = sys.float_info.max
 
 
 def run(command: Sequence[str], /) -> int:
-    """Run the application as a child in a session of its own, and pass signals on to it.
+    """Run the application as a child in its own session, and pass signals on to it.
 
-    A session, because an engine that signals the whole group of this process would otherwise deliver each signal twice.
-    To the child alone: its handler may need its own workers. Signals are blocked and waited for: none is lost before
-    the application runs, and as the init of a container this process would not get them otherwise.
+    The child has its own session because an engine that signals this process's whole group would otherwise deliver each
+    signal twice. Signals go only to the child, whose handler may still need its workers. They are blocked and waited
+    for: none is lost before the application runs, and the init process of a container would not get them otherwise.
 
     Returns:
-        The application's exit code; 128 + n where signal n has ended it.
+        The application's exit code, or 128 + n if signal n ended it.
     """
     signals = {
         signal.SIGCHLD,
@@ -62,11 +63,11 @@ def run(command: Sequence[str], /) -> int:
     pid = os.fork()
     if not pid:
         os.setsid()
-        # Python ignores these for itself, and a program would inherit that.
+        # Python ignores these signals, and the application would inherit that.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # The shell says what cannot be started, and has the exit code for it.
+        # If the application cannot be started, the shell says so and sets the exit code.
         os.execvp("sh", ["sh", "-c", 'exec "$@"', "sh", *command])
     while True:
         number = signal.sigwait(signals)
@@ -79,9 +80,10 @@ def run(command: Sequence[str], /) -> int:
 
 
 def end_leftovers(run_id: str, /) -> None:
-    """End what the application has left running: it may hold the stage's output open for ever.
+    """End the processes that the application left running: they could keep the stage's output open forever.
 
-    Asked first, since the application of a shell script outlives the shell that a signal has ended; killed after 5 s.
+    They get SIGTERM first, because an application that a shell script started outlives the shell when a signal ends it.
+    After 5 s they are killed.
     """
     for attempt in range(60):
         left = 0
@@ -92,7 +94,7 @@ def end_leftovers(run_id: str, /) -> None:
                 if f"TORCHX_JOB_ID={run_id}".encode() in environ and int(pid) != os.getpid():
                     os.kill(int(pid), 0 if attempt % 50 else 9 if attempt else 15)
                     left = 1
-            except (OSError, ValueError):  # gone, another user's, or no process
+            except (OSError, ValueError):  # it has ended, belongs to another user, or is not a process
                 pass
         if not left:
             return
@@ -100,7 +102,7 @@ def end_leftovers(run_id: str, /) -> None:
 
 
 def regular(path: str, local: bool = True, /) -> str:
-    """The path, which leads to a file, a folder or nothing: to read a FIFO or a device may never end."""
+    """Return the path if it is a file, a folder or missing. Reading a FIFO or a device might never end."""
     mode = stat.filemode(os.stat(path).st_mode)[0] if local and os.path.exists(path) else "-"
     if mode not in "-d":
         raise ValueError(f"{path} is a {({'p': 'FIFO', 's': 'socket'}).get(mode, 'device')}, not a file")
@@ -108,40 +110,40 @@ def regular(path: str, local: bool = True, /) -> str:
 
 
 def write(path: str, text: str, /) -> None:
-    """Write a file, and make its folder where it is missing."""
+    """Write a file, and create its folder if it is missing."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(regular(path), "wb") as file:
         file.write(text.encode())
 
 
 def say(*words: object) -> None:
-    """A line in the stage's log."""
+    """Write a line to the stage's log."""
     print("torchx-kfp:", *words, file=sys.stderr)
 
 
 def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
-    """What is said of a stage that has not recorded what it declares, or something else under that name.
+    """Return the message for a declared result or artifact that is missing or has another type.
 
     Args:
         what: ``result`` or ``artifact``.
         name: its name.
-        recorded: what the stage has recorded, by name.
+        recorded: the results or artifacts that the stage recorded, by name.
         kind: the result's declared type.
     """
     import difflib
 
     there = repr(recorded[name]) if name in recorded else ", ".join([*recorded][:20]) or "nothing"
     hint = difflib.get_close_matches(name, () if name in recorded else recorded, 1)
-    return f"declares the {what} {name!r}{kind and ' as ' + kind} and recorded {there}" + "".join(
+    return f"declares the {what} {name!r}{kind and ' as ' + kind} but recorded {there}" + "".join(
         f". Did you mean {other!r}?" for other in hint
     )
 
 
 def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, /) -> bool:
-    """Write KFP's outputs from what the run has recorded under the tracker base.
+    """Write KFP's outputs from the run's records under the tracker base.
 
     Returns:
-        Whether something that is declared is missing, of another type, or an int that a double cannot hold.
+        True if something declared is missing, has another type, or is an int that a double cannot represent.
     """
     import fsspec
 
@@ -160,14 +162,14 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     doubles = {}
     for name, value in results.items():
         if type(value) in (int, float):
-            # In this order: NaN becomes the largest number, as the loss of a training that diverged.
+            # The order of min and max turns NaN, the loss of a training that diverged, into the largest number.
             doubles[name] = float(max(-LARGEST, min(LARGEST, value)))
-            # Of larger ints KFP's text is that of the double: 1152921504606847000 for 2**60.
+            # KFP writes larger ints as doubles: 1152921504606847000 for 2**60.
             limit = 2**53 if type(value) is int else LARGEST
             if -limit <= value <= limit:
                 metrics[name] = value
             else:
-                say(name, "is", value, "which KFP cannot hold: no metric, output", doubles[name])
+                say(name, "is", f"{value}, which KFP cannot store: no metric; the output is", doubles[name])
     for output, (kind, name) in spec["results"].items():
         result = {"float": doubles, "int": metrics}.get(kind, results).get(name)
         if type(result).__name__ == kind:
@@ -195,33 +197,33 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             continue
         path = entry["path"]
         metadata = entry["metadata"] or {}
-        # KFP keeps six decimals of a number (MLMD's text of a double): 0 of 1e-7. As text it is whole.
+        # KFP keeps six decimals of a number (MLMD's text form of a double), so 1e-7 becomes 0. Text stays exact.
         artifact["metadata"] = {
             key: repr(value) if type(value) is float and abs(float(f"{value:f}") - value) > abs(value) / 1000 else value
             for key, value in metadata.items()
         }
-        # What KFP's UI shows goes by its content. Local files KFP has to keep itself.
+        # KFP's UI shows an artifact's content, and nobody else keeps local files: KFP has to store both.
         if path and (shown or "://" not in path or path.startswith(("file:", "local:"))):
             source, path = fsspec.core.url_to_fs(path)
-            # One by one, or a name with brackets is a pattern.
+            # Files are copied one by one: fsspec would read a name with brackets as a pattern.
             for file in source.find(path) or [path]:
                 copy = regular(target + file[len(path) :])
                 os.makedirs(os.path.dirname(copy), exist_ok=True)
                 source.get_file(regular(file, hasattr(source, "local_file")), copy)
             continue
-        # What is elsewhere stays there: KFP hands on a file that names the place. Of another URI than its own a
-        # launcher fails, as its producer or as that of whatever takes it.
+        # An artifact elsewhere stays there: KFP passes on a file that names its location. If the artifact had a URI
+        # outside of the pipeline root, KFP's launcher would fail, here or in the task that consumes it.
         if path:
             artifact["metadata"]["location"] = path
             metadata = {"path": path, "metadata": metadata}
-        # KFP's local cache takes an artifact without a file for one that is gone.
+        # kfp.local's cache considers an artifact without a file as missing.
         write(target, json.dumps(metadata))
     write(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
     return failed
 
 
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:
-    """Run the application, if there is one, and publish; exits with the stage's exit code."""
+    """Run the application, if there is one, publish its records, and exit with the stage's exit code."""
     spec = json.loads(spec_text)
     run_id = os.environ["TORCHX_JOB_ID"]
     base = os.environ["TORCHX_TRACKER_BASE"]

@@ -74,6 +74,7 @@ def test_the_command_asks_for_an_engine_before_it_starts_anything(words, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.lowest
 def test_a_socket_that_nobody_listens_at(tmp_path, monkeypatch, nested):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "dead.sock"))

@@ -193,6 +193,7 @@ class TestViews:
         assert read_matrix(given) is None
         assert read_roc(given) is None
 
+    @pytest.mark.lowest
     def test_markdown_is_text_and_links_that_are_safe(self) -> None:
         from tests.report.test_page import _Links
 

@@ -184,6 +184,7 @@ def test_a_page_of_a_run_without_an_end_says_so_with_the_time(tmp_path: Path, st
     assert time.strftime("%Y-%m-%d %H:%M", time.localtime(run.now)) in page
 
 
+@pytest.mark.lowest
 def test_a_page_of_a_pipeline_that_cannot_be_read_has_no_graph(tmp_path: Path) -> None:
     play(tmp_path, ["a"])
     (tmp_path / "pipeline.yaml").write_text("nothing: [")

@@ -349,10 +349,8 @@ class TestInAProcess:
             self.CODE, TORCHX_TRACKER_BASE=str(tmp_path), TORCHX_JOB_ID="a/b/c", TORCHX_PARENT_RUN_IDS=text
         )
         assert done.returncode == 1
-        assert (
-            "torchx_kfp.errors.ProtocolError: TORCHX_PARENT_RUN_IDS must be a JSON object: alias -> run id, "
-            f"or a list of run ids. Got: {text!r}."
-        ) in done.stderr
+        assert "torchx_kfp.errors.ProtocolError: TORCHX_PARENT_RUN_IDS must be a JSON object" in done.stderr
+        assert f"Got: {text!r}." in done.stderr
         assert os.listdir(tmp_path) == []
 
     def test_errors_without_a_process(self, tmp_path: Path) -> None:
