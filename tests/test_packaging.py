@@ -17,6 +17,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import yaml
 
 import torchx_kfp
 from torchx_kfp.extras import MODULES, install_line
@@ -238,6 +239,25 @@ def test_make_lists_its_targets() -> None:
     [phony] = [line for line in (REPOSITORY / "Makefile").read_text().splitlines() if line.startswith(".PHONY:")]
     assert listed == set(phony.removeprefix(".PHONY:").split())
     assert {"help", "demo", "test", "ci"} <= listed
+
+
+def test_the_workflow_runs_the_script_with_pinned_actions() -> None:
+    workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    [job] = yaml.safe_load(workflow)["jobs"].values()
+    assert job["steps"][-1] == {"run": "bash .ci/run"}
+    actions = re.findall(r"uses: (.*)", workflow)
+    assert actions
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action) for action in actions)
+
+
+def test_hooks_are_targets_of_make() -> None:
+    config = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    hooks = [hook for repository in config["repos"] for hook in repository["hooks"]]
+    assert {repository["repo"] for repository in config["repos"]} == {"local"}
+    assert [hook["entry"].split()[0] for hook in hooks] == ["make", "make"]
+    for hook in hooks:
+        dry = run("make", "--dry-run", *hook["entry"].split()[1:])
+        assert dry.returncode == 0, dry.stderr
 
 
 def test_an_interpreter_that_cannot_serve_is_named(tmp_path: Path) -> None:
