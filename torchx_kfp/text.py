@@ -12,6 +12,7 @@ import difflib
 import itertools
 import json
 import re
+import time
 import unicodedata
 from collections.abc import Iterable, Sequence
 
@@ -90,6 +91,11 @@ def parse_duration(text: str) -> float:
     if "".join(map("".join, parts)) != text.replace(" ", "") or not 0 < seconds < float("inf"):
         raise ValueError(f"{text!r} is not a duration. Write, for example, 30d, 12h, 1h30m or 45s.")
     return seconds
+
+
+def moment(seconds: float) -> str:
+    """Write a time (seconds since the epoch) with its zone: ``2026-01-31 14:05:09 +0000``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
 # Shortened text

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from torchx_kfp.pipeline.spec import Pipeline, Task
 from torchx_kfp.pipeline.walk import Place, walk
-from torchx_kfp.report import show
 from torchx_kfp.report.layout import Box, edges, place
 from torchx_kfp.report.model import WAITING, RunView, StageView
 from torchx_kfp.runs.history import INTERRUPTED, RUNNING
+from torchx_kfp.text import duration, shorten
 
 #: A box's width, height, and how many letters of a name it holds: of a graph, and of one with very many tasks.
 _SIZE, _COMPACT = (190.0, 46.0, 23), (124.0, 26.0, 15)
@@ -88,11 +88,11 @@ def draw_graph(run: RunView) -> Graph | None:
         if there.is_stage:
             state, note = summary(stages.get(there.name, []))
             numbers[id(box)] = len(nodes)
-            nodes.append(Node(there.name, show.middle(there.task.name, letters), state, note, box.x, box.y))
+            nodes.append(Node(there.name, shorten(there.task.name, letters, keep="ends"), state, note, box.x, box.y))
         else:
             kind, label = _describe(there.task)
             most = int((box.width - 16) / 6.2)
-            groups.append(Group(show.middle(label, most), label, kind, box.x, box.y, box.width, box.height))
+            groups.append(Group(shorten(label, most, keep="ends"), label, kind, box.x, box.y, box.width, box.height))
     down = sketch.down[id(root)]
     lines = [
         Line(_line(source, bends, target, down), numbers.get(id(source)), numbers.get(id(target)))
@@ -111,7 +111,7 @@ def summary(stages: Iterable[StageView]) -> tuple[str, str]:
     if len(stages) == 1:
         [stage] = stages
         retries = f" ×{stage.result.attempts}" if stage.result.attempts > 1 else ""
-        ran = f" · {show.seconds(stage.result.duration)}" if stage.result.duration else ""
+        ran = f" · {duration(stage.result.duration)}" if stage.result.duration else ""
         return state, f"{stage.state}{ran}{retries}"
     if len(counts) == 1:
         return state, f"{len(stages):,} {state}"

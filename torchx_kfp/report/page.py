@@ -17,6 +17,7 @@ from torchx_kfp.report.model import RunView
 from torchx_kfp.report.readers import by_task, find_reads
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
+from torchx_kfp.text import counted, duration, moment, shorten
 from torchx_kfp.tracking.stores.atomic import write_file
 
 _HERE = Path(__file__).parent
@@ -69,6 +70,7 @@ def render(run: RunView, place: Path) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
     environment.globals.update(show=show, symbols=SYMBOLS, plots=plots, roc=artifacts)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torchx_kfp.report import show
 from torchx_kfp.report.model import StageView
+from torchx_kfp.text import counted
 
 #: The drawing's size, and that of its margins: left, top, right, bottom.
 WIDTH, HEIGHT = 460.0, 250.0
@@ -124,7 +125,7 @@ def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, 
     low, high = min(found, key=lambda item: item[1]), max(found, key=lambda item: item[1])
     note = f"min {low[1]:.4g} ({low[0].name}) · max {high[1]:.4g} ({high[0].name})"
     if missing:
-        note += f" · {show.count(missing, 'iteration')} without a finite number"
+        note += f" · {counted(missing, 'iteration')} without a finite number"
     return Plot(result, over, points, dots, line, x_axis.ticks(), y_axis.ticks(), note)
 
 

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
+
+from torchx_kfp.text import shorten
 
 #: Longer values, and those in a table's cell, are shown in part, and up to the last number when they are opened.
 SHORT, CELL, LONG = 100, 40, 20_000
-
-
-def seconds(value: float) -> str:
-    """A duration: ``0.35 s``, ``12.3 s``, ``4 min 05 s``, ``2 h 07 min``."""
-    if value < 0.9995:
-        return f"{max(0.0, value):.2g} s" if value >= 0.001 else "0 s"
-    if value < 59.95:
-        return f"{value:.1f} s"
-    value = round(value)
-    if value < 3600:
-        return f"{int(value / 60)} min {int(value % 60):02} s"
-    if value < 2 * 86400:
-        return f"{int(value / 3600)} h {int(value % 3600 / 60):02} min"
-    return f"{int(value / 86400)} d {int(value % 86400 / 3600)} h"
-
-
-def moment(value: float) -> str:
-    """A time, with its zone: ``2026-01-31 14:05:09 +0000``."""
-    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(value))
 
 
 def number(value: float) -> str:
@@ -51,23 +33,10 @@ def text(value: Any) -> str:
         return str(value)
 
 
-def count(value: int, one: str, many: str = "") -> str:
-    """``1 stage``, ``1,000 stages``."""
-    return f"{value:,} {one if value == 1 else many or one + 's'}"
-
-
-def middle(value: str, most: int) -> str:
-    """The text cut in its middle, where names differ least."""
-    if len(value) <= most:
-        return value
-    head = (most - 1) * 3 // 5
-    return f"{value[:head]}…{value[len(value) - (most - 1 - head) :]}"
-
-
 def beginning(value: str, most: int) -> str:
     """A long text in one line: its first one where there are several, or else cut in its middle."""
     first, *others = value.strip().splitlines() or [""]
-    return middle(f"{first[: most - 1]}…" if others else first, most)
+    return shorten(f"{first[: most - 1]}…" if others else first, most, keep="ends")
 
 
 def as_number(value: Any) -> float | None:

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchx_kfp.report import show
 from torchx_kfp.report.graph import summary
 from torchx_kfp.report.model import RunView, StageView
+from torchx_kfp.text import duration
 
 #: The state of a bar that is the wait before a stage.
 QUEUED = "queued"
@@ -110,13 +110,13 @@ def _bars(stage: StageView, lane: int, clock: _Clock, alone: bool) -> Iterable[B
     if alone and stage.waiting_since is not None and stage.waiting_since < stage.attempts[0].start:
         left, right = clock.percent(stage.waiting_since), clock.percent(stage.attempts[0].start)
         if right - left > 0.3:
-            waited = show.seconds(stage.attempts[0].start - stage.waiting_since)
+            waited = duration(stage.attempts[0].start - stage.waiting_since)
             yield Bar(QUEUED, f"{stage.name}: waited {waited} for its turn", lane, left, right - left)
     for attempt in stage.attempts:
         end = attempt.end if attempt.end is not None else clock.session_end(attempt.start)
         left, right = clock.percent(attempt.start), clock.percent(end)
         which = f", attempt {attempt.number}" if len(stage.attempts) > 1 else ""
-        took = f", {show.seconds(end - attempt.start)}"
+        took = f", {duration(end - attempt.start)}"
         title = f"{stage.name}{which}: {attempt.state}{took}"
         yield Bar(attempt.state, title, lane, left, max(right - left, 0.0))
 
@@ -132,9 +132,9 @@ def _label(value: float, step: float) -> str:
     if value == 0:
         return "0"
     if step < 60 and value < 60:
-        return f"{round(value, 3):g} s"
+        return f"{round(value, 3):g}s"
     if value < 3600:
-        rest = f" {round(value % 60):02} s" if step < 60 else ""
-        return f"{int(value / 60)} min{rest}"
-    rest = f" {int(value % 3600 / 60):02} min" if step < 3600 else ""
-    return f"{int(value / 3600)} h{rest}" if value < 2 * 86400 or rest else f"{value / 86400:g} d"
+        rest = f" {round(value % 60):02}s" if step < 60 else ""
+        return f"{int(value / 60)}m{rest}"
+    rest = f" {int(value % 3600 / 60):02}m" if step < 3600 else ""
+    return f"{int(value / 3600)}h{rest}" if value < 2 * 86400 or rest else f"{value / 86400:g}d"

@@ -16,13 +16,12 @@ from torchx_kfp.cli.display.output import (
     print_json,
     print_message,
     print_text,
-    show_moment,
     show_results,
     styled,
     terminal_width,
     without_run,
 )
-from torchx_kfp.text import counted, printable
+from torchx_kfp.text import counted, moment, printable
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -226,7 +225,7 @@ class _Forest:
         found: list[Link | str] = []
         if start := self.starts.get(run_id):
             image = f" in {printable(start.image)}" if start.image else ""
-            found.append(f"started {show_moment(start.time)} on {printable(start.host)}{image}")
+            found.append(f"started {moment(start.time)} on {printable(start.host)}{image}")
         for alias, links in by_alias.items():
             found += links[:_WIDTH]
             if len(links) > _WIDTH:

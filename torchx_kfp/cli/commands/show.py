@@ -10,9 +10,9 @@ import click
 from torchx_kfp.cli.bases import open_tracker, read
 from torchx_kfp.cli.chosen import choose, nothing, say_cached
 from torchx_kfp.cli.commands.runs import output_dir_option
-from torchx_kfp.cli.display.output import print_json, show_moment, show_value, sparkline
+from torchx_kfp.cli.display.output import print_json, show_value, sparkline
 from torchx_kfp.errors import UnknownRunError
-from torchx_kfp.text import counted, listed, printable
+from torchx_kfp.text import counted, listed, moment, printable
 
 
 @click.command("show")
@@ -82,7 +82,7 @@ def _print_table(found: dict[str, Any]) -> None:
 
     started = found["started"] or {}
     if started:
-        started = {**started, "time": show_moment(started["time"])}
+        started = {**started, "time": moment(started["time"])}
     rows = [
         *(("result", name, show_value(value)) for name, value in found["results"].items()),
         *(("steps", name, _curve(it)) for name, it in found["steps"].items()),

@@ -10,7 +10,6 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -153,11 +152,6 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
         return _LEVELS[round((value / 2 - low / 2) / room * most) if room else most // 2]
 
     return "".join(map(level, shown)).rstrip()
-
-
-def show_moment(seconds: float) -> str:
-    """A time, with its zone: ``2026-01-31 14:05:09 +0000``."""
-    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
 def is_number(value: Any) -> bool:
