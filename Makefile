@@ -6,10 +6,10 @@ DEMO ?= demo-results
 
 export PYTHON
 bin := $(VENV)/bin
-sources := torchx_kfp components pipelines tests benchmarks
+sources := torchx_kfp components pipelines tests benchmarks docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers test-lowest test-newest ci lint format types goldens benchmarks wheel clean
+.PHONY: help demo test test-containers test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -52,6 +52,12 @@ goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the progr
 	$(bin)/python -m tests.carry
 	$(bin)/python -m tests.pipelines.regenerate
 
+docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors
+	$(bin)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build
+
+pictures: $(VENV)/.ready ## take the documentation's pictures of a run and its report anew (Chromium)
+	.ci/with-browser $(bin)/python docs/make_pictures.py
+
 benchmarks: $(VENV)/.ready ## measure help texts, cached runs, compile time, size, start of a stage, put and get, many results, load, the local runner
 	@set -e; for benchmark in help cached compile size start tracking objects listing local load 'load --s3'; do \
 	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
@@ -62,7 +68,7 @@ wheel: $(VENV)/.ready ## build the wheel, in dist/
 	@rm -rf build
 
 clean: ## remove environments, caches and results
-	rm -rf .venv .venv-* $(DEMO) build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache local_outputs
+	rm -rf .venv .venv-* $(DEMO) build dist docs/_build *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache local_outputs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready: pyproject.toml .ci/venv

@@ -2,7 +2,7 @@
 
 The applications of ``components/digits`` know nothing of MLflow: what they record with ``current_run()`` reaches the
 trackers that the pipeline names. ``tracking_uri`` is MLflow's server; empty, the variable ``MLFLOW_TRACKING_URI`` says
-where it is. ``docs/mlflow.md`` shows how to run it.
+where it is. ``docs/guides/mlflow.md`` shows how to run it.
 """
 
 from kfp import dsl

@@ -1,4 +1,4 @@
-"""The pipeline experiments as docs/mlflow.md shows it, with a real MLflow server beside it."""
+"""The pipeline experiments as docs/guides/mlflow.md shows it, with a real MLflow server beside it."""
 
 from __future__ import annotations
 

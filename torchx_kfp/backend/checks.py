@@ -1,6 +1,6 @@
 """What KFP's backend makes of a pipeline that its author may not expect: seen on KFP 2.17.0, or read in its source.
 
-The pipelines of ``tests/local/corpus`` were run there; ``docs/local.md`` has the table.
+The pipelines of ``tests/local/corpus`` were run there; ``docs/why/differences.md`` has the table.
 """
 
 from __future__ import annotations

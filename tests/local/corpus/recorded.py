@@ -37,7 +37,7 @@ NOT_RUN = {
     "settings.workspace_in_containers": "storage for volume claims",
 }
 
-#: Cases that end otherwise here, and why: each is in the table of ``docs/local.md``.
+#: Cases that end otherwise here, and why: each is in the table of ``docs/why/differences.md``.
 CHOICES = {
     "artifacts.optional": "an optional artifact that is given works here; the check warns",
     "failures.retries": "a retry policy is followed here, whatever the cluster's controller is set to; the check warns",

@@ -1,0 +1,153 @@
+"""Directives for what is generated from the code when the pages are built, so that it stays true."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import click
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+
+def inline(text: str) -> list[nodes.Node]:
+    """Text, where what stands between backticks is code."""
+    parts = re.split(r"(`+)(.+?)\1", text)
+    found: list[nodes.Node] = []
+    for number, part in enumerate(parts):
+        if number % 3 == 0 and part:
+            found.append(nodes.Text(part))
+        elif number % 3 == 2:
+            found.append(nodes.literal("", part))
+    return found
+
+
+def paragraph(text: str) -> nodes.paragraph:
+    return nodes.paragraph("", "", *inline(" ".join(text.split())))
+
+
+def table(head: list[str], rows: list[list[str]], widths: list[int]) -> nodes.table:
+    """A table whose cells are text with code between backticks."""
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in widths), cols=len(head))
+    for kind, lines in ((nodes.thead, [head]), (nodes.tbody, rows)):
+        part = kind()
+        for line in lines:
+            part += nodes.row("", *(nodes.entry("", paragraph(cell)) for cell in line))
+        group += part
+    return nodes.table("", group)
+
+
+class Generated(SphinxDirective):
+    """A directive that makes nodes of what the code says."""
+
+    def section(self, title: str, name: str, *content: nodes.Node) -> nodes.section:
+        section = nodes.section("", nodes.title("", "", *inline(title)), *content, ids=[name], names=[name])
+        self.state.document.note_explicit_target(section)
+        return section
+
+
+class Commands(Generated):
+    """Every command of the program with its help and options."""
+
+    def run(self) -> list[nodes.Node]:
+        from torchx_kfp.cli import cli
+
+        root = click.Context(cli, info_name="torchx-kfp")
+        found: list[nodes.Node] = [*self.help_text(cli), self.option_table(root)]
+        for name in cli.list_commands(root):
+            command = cli.get_command(root, name)
+            assert command is not None
+            context = click.Context(command, info_name=name, parent=root)
+            usage = command.get_usage(context).removeprefix("Usage: ")
+            block = nodes.literal_block(usage, usage, language="text")
+            content = (block, *self.help_text(command), self.option_table(context))
+            found.append(self.section(f"`torchx-kfp {name}`", f"torchx-kfp-{name}", *content))
+        return found
+
+    def help_text(self, command: click.Command) -> Iterator[nodes.Node]:
+        for text in inspect.cleandoc(command.help or "").split("\n\n"):
+            if text.startswith("\b"):
+                text = inspect.cleandoc(text.removeprefix("\b").lstrip("\n"))
+                yield nodes.literal_block(text, text, language="console")
+            else:
+                yield paragraph(text)
+
+    def option_table(self, context: click.Context) -> nodes.Node:
+        options = [item for item in context.command.params if isinstance(item, click.Option)]
+        records = [record for item in options if (record := item.get_help_record(context))]
+        return table(["option", "meaning"], [[f"`{option}`", text] for option, text in records], [35, 65])
+
+
+class Fields(Generated):
+    """Every field of AppDef, Role and Resource, and what becomes of it."""
+
+    required_arguments = 1  # the module
+
+    def run(self) -> list[nodes.Node]:
+        fields = importlib.import_module(self.arguments[0]).FIELDS
+        found: list[nodes.Node] = []
+        for kind, of_kind in fields.items():
+            rows = []
+            for name, said in of_kind.items():
+                # "mapped: the task's retries", "refused unless it is 1: a KFP task is one pod"
+                what, _, why = said.partition(":")
+                rows.append([f"`{name}`", what, why.strip()])
+            content = table(["field", "treatment", "how or why"], rows, [20, 25, 55])
+            found.append(self.section(f"`{kind}`", kind.lower(), content))
+        return found
+
+
+class Events(Generated):
+    """Every event of a run with its fields."""
+
+    def run(self) -> list[nodes.Node]:
+        from torchx_kfp.local import Event
+
+        rows = []
+        for kind in get_args(Event):
+            name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+            fields = [field.name for field in dataclasses.fields(kind) if field.name not in ("time", "result")]
+            first = (kind.__doc__ or "").split("\n\n")[0]
+            rows.append([f"`{name}`", ", ".join(f"`{field}`" for field in fields), first])
+        return [table(["event", "fields", "meaning"], rows, [20, 30, 50])]
+
+
+class Exceptions(Generated):
+    """The tree of exceptions, with the first line of each one's docstring."""
+
+    def run(self) -> list[nodes.Node]:
+        from torchx_kfp import errors
+
+        def below(kind: type[errors.TorchxKfpError]) -> nodes.bullet_list:
+            found = nodes.bullet_list()
+            for child in sorted(kind.__subclasses__(), key=lambda child: list(vars(errors)).index(child.__name__)):
+                code = f", exit code {child.exit_code}" if child.exit_code != kind.exit_code else ""
+                value = ", a `ValueError`" if issubclass(child, ValueError) and not issubclass(kind, ValueError) else ""
+                said = (child.__doc__ or "").splitlines()[0]
+                item = nodes.list_item("", paragraph(f"`{child.__name__}`{value}{code}: {said}"))
+                if child.__subclasses__():
+                    item += below(child)
+                found += item
+            return found
+
+        return [below(errors.TorchxKfpError)]
+
+
+def without_module_docstrings(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Pages say in their own words what a module is for."""
+    if what == "module":
+        lines.clear()
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("commands", Commands)
+    app.add_directive("fields", Fields)
+    app.add_directive("events", Events)
+    app.add_directive("exceptions", Exceptions)
+    app.connect("autodoc-process-docstring", without_module_docstrings)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,159 @@
+"""Makes the pictures of these pages from a real run of ``pipelines/digits.py``: ``make pictures``.
+
+``pictures/run.svg`` is a terminal while the pipeline runs, ``pictures/report.png`` the run's report in Chromium.
+(``pictures/kfp-*.png`` are photographs of KFP's own UI, which nothing here makes.)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from pathlib import Path
+
+import pyte
+from rich.console import Console
+from rich.style import Style
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+
+REPOSITORY = Path(__file__).parent.parent
+PICTURES = Path(__file__).parent / "pictures"
+COLUMNS, ROWS = 100, 24
+COMMAND = ["torchx-kfp", "run", "pipelines/digits.py", "--tracker-base", "results", "--parallelism", "2"]
+#: Background, foreground, and the eight colors.
+THEME = TerminalTheme(
+    (27, 31, 40),
+    (215, 220, 228),
+    [
+        (110, 118, 132),
+        (240, 113, 120),
+        (126, 211, 133),
+        (229, 192, 123),
+        (97, 175, 239),
+        (198, 120, 221),
+        (86, 182, 194),
+        (215, 220, 228),
+    ],
+)
+#: What rich writes, without the fonts that it loads from a host.
+SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width;
+}}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: arial, sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g>
+</g>
+</svg>
+"""
+
+
+def frames(command: list[str], folder: Path) -> list[list[Text]]:
+    """The pictures that a terminal shows one after the other while the command runs."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.ByteStream(screen)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.environ.update(TERM="xterm-256color", PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        os.execvp(command[0], command)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    shown = []
+    while True:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:  # the program has ended
+            break
+        stream.feed(data)
+        shown.append([line(screen, number) for number in range(ROWS)])
+    if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise SystemExit("\n".join(text.plain for text in shown[-1]))
+    return shown
+
+
+def line(screen: pyte.Screen, number: int) -> Text:
+    """A line of the screen with its styles."""
+    text = Text()
+    for column in range(COLUMNS):
+        cell = screen.buffer[number][column]
+        color = None if cell.fg == "default" else cell.fg.replace("brown", "yellow").replace("bright", "bright_")
+        text.append(cell.data, Style(color=color, bold=cell.bold, underline=cell.underscore))
+    text.rstrip()
+    return text
+
+
+def liveliest(shown: list[list[Text]]) -> list[Text]:
+    """The picture in which most stages print something while others have ended; without what is above it."""
+
+    def score(lines: list[Text]) -> int:
+        text = "\n".join(line.plain for line in lines)
+        return text.count(" │ ") + sum(map(int, re.findall(r" (\d)/\d  2 running", text)))
+
+    lines = max(shown, key=score)
+    return lines[next(number for number, text in enumerate(lines) if text.plain.startswith("digits ")) :]
+
+
+def save_terminal(lines: list[Text], command: str, path: Path) -> None:
+    while lines and not lines[-1].plain.strip():
+        lines = lines[:-1]
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(Text.assemble(("$ ", "bright_black"), (command, "bold")), highlight=False)
+    for text in lines:
+        console.print(text, overflow="crop", no_wrap=True, highlight=False)
+    path.write_text(console.export_svg(title="torchx-kfp", theme=THEME, code_format=SVG, unique_id="run"))
+
+
+def save_report(page: Path, path: Path) -> None:
+    options = Options()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1750"):
+        options.add_argument(argument)
+    browser = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+    try:
+        browser.get(page.as_uri())
+        time.sleep(1)
+        browser.save_screenshot(str(path))
+    finally:
+        browser.quit()
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("pipelines", "components"):
+            (folder / part).symlink_to(REPOSITORY / part)
+        shown = frames(COMMAND, folder)
+        save_terminal(liveliest(shown), " ".join(COMMAND), PICTURES / "run.svg")
+        program = str(Path(sys.executable).parent / "torchx-kfp")
+        subprocess.run([program, "report", "latest", "-o", "report.html"], cwd=folder, check=True)
+        save_report(folder / "report.html", PICTURES / "report.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The code of a page of documentation, run as a reader would who follows it from top to bottom.
+
+- A Python block that begins with ``# name.py`` is a file.
+- A Python block that begins with ``# inside a pipeline`` is part of a pipeline, which has to compile.
+- The other Python blocks of a page are one program, in the environment of a stage that reads two others.
+- In a console block, ``$ command`` is run if it is one of ``PROGRAMS``. If output follows, the command has to print it;
+  ``...`` stands for any text, and ids, times and durations may differ.
+- A shell block is a script, which runs in the environment of a stage too.
+
+``<!-- files: other.md -->`` puts the files of another page beside its own. ``<!-- not run: reason -->`` exempts the
+next block. Readers see neither.
+
+``python -m tests.pages [PAGE...]`` rewrites the outputs that are not what the commands print.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+#: What is run in a console block. The others need an index, a cluster or an engine, and are only known by name.
+PROGRAMS = {"torchx-kfp", "python", "cat", "echo", "cp", "ls"}
+OTHERS = {"pip", "make", "git", "docker", "kubectl", "mlflow", "torchx", "export", "uv", "cd"}
+
+#: The folder of pages, for readers.
+HOME = "/home/you/project"
+IN_PIPELINE = "# inside a pipeline"
+
+_BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+_ASSIGNMENT = re.compile(r"[A-Z_]+=")
+_FILE = re.compile(r"# ([\w/]+\.py)\n")
+_SECTIONS = re.compile(r"<!-- files: (\S+) -->")
+_EXEMPT = re.compile(r"<!-- not run: .+ -->\s*\Z")
+#: What stands before the parts of a pipeline.
+_PIPELINE = """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import Stages, artifact_from_uri, publish_results, task_from_app
+
+app = AppDef("train", [Role("train", image="example.com/app:1", entrypoint="python")])
+other_app = AppDef("deploy", [Role("deploy", image="example.com/app:1", entrypoint="python")])
+
+
+@dsl.container_component
+def deploy(model: dsl.Input[dsl.Model]):
+    return dsl.ContainerSpec(image="busybox", command=["cat", model.path])
+
+
+@dsl.pipeline(name="parts")
+def parts(tracker_base: str, rate: float = 0.1):
+    stages = Stages(tracker_base=tracker_base)
+"""
+#: What differs from one run to the next, and what is put in its place.
+_CHANGING = {
+    r"\d{8}-\d{6}-[0-9a-f]{6}": "<id>",
+    r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}(:\d{2})?( \+0000)?": "<time>",
+    r"\b(\d+h)?(\d+m)?\d+(\.\d+)? ?s\b|(?<=succeeded)\s+[\d.]+\b|(?<=failed)\s+[\d.]+\b": "<duration>",
+    r" host +\S+| on \S+$": " <host>",
+    r"─+": "<line>",
+    r"[ \t]+": " ",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code in a page; ``line`` is where it begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command in a console block, and what is said to come of it."""
+
+    line: str
+    output: str
+    #: The line as it stands in the page.
+    source: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The page's blocks of code that are not exempt."""
+    text = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(text):
+        if not _EXEMPT.search(text[: found.start()]):
+            yield Block(found["language"], textwrap.dedent(found["text"]), text[: found.start()].count("\n") + 1)
+
+
+def is_part(block: Block) -> bool:
+    """Whether a Python block is a file or part of a pipeline, and not a program by itself."""
+    return bool(_FILE.match(block.text)) or block.text.startswith(IN_PIPELINE)
+
+
+def pipeline(page: Path) -> str:
+    """A file with a pipeline of the page's blocks that are inside one, after what every one of them may use."""
+    parts = [block.text for block in blocks(page) if block.language == "python" and block.text.startswith(IN_PIPELINE)]
+    return _PIPELINE + textwrap.indent("\n".join(parts), "    ") if parts else ""
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the page's headings, as GitHub and Sphinx name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that the page shows, and those of pages whose files it uses."""
+    for other in _SECTIONS.findall(page.read_text(encoding="utf-8")):
+        write_files((page.parent / other).resolve(), folder)
+    for block in blocks(page):
+        named = _FILE.match(block.text) if block.language == "python" else None
+        if named:
+            (folder / named[1]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / named[1]).write_text(block.text, encoding="utf-8")
+
+
+def commands(block: Block) -> Iterator[Command]:
+    """The commands of a console block."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        line, _, output = part.partition("\n")
+        source = f"$ {line}"
+        while line.endswith("\\"):
+            more, _, output = output.partition("\n")
+            line, source = line[:-1] + more.lstrip(), f"{source}\n{more}"
+        yield Command(line.split("  #")[0].rstrip(), output.strip("\n"), source)
+
+
+def stage_environment(folder: Path) -> dict[str, str]:
+    """The environment of a stage that reads ``prepare`` and the fan-in ``trials``, both of which have results."""
+    for stage, results in {"prepare": {"rows": 1000, "accuracy": 0.5}, "train": {"loss": 0.04}}.items():
+        (folder / "run" / stage).mkdir(parents=True, exist_ok=True)
+        (folder / "run" / stage / "1").write_text(json.dumps(results))
+    return {
+        **os.environ,
+        "TORCHX_TRACKER_BASE": str(folder),
+        "TORCHX_JOB_ID": "run/this/1",
+        "TORCHX_PARENT_RUN_ID": "run/prepare/1",
+        "TORCHX_PARENT_RUN_IDS": '{"prepare": "run/prepare/1", "trials": ["run/train/1"]}',
+    }
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a command printed, and its exit code."""
+
+    stdout: str
+    stderr: str
+    code: int
+
+
+def run(command: str, folder: Path, environment: dict[str, str] | None = None) -> Printed:
+    """Run a line as a shell in the folder does."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env={**(environment or os.environ), "PATH": programs, "TZ": "UTC"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return Printed(*(text.replace(str(folder), HOME) for text in (done.stdout, done.stderr)), done.returncode)
+
+
+def comparable(text: str) -> str:
+    """The text without what differs from one run to the next."""
+    for pattern, name in _CHANGING.items():
+        text = re.sub(pattern, name, text, flags=re.MULTILINE)
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def agrees(said: str, printed: Printed) -> bool:
+    """Whether a page's output is what a command printed: its results, its messages, or both."""
+    pattern = re.escape(comparable(said)).replace(re.escape("..."), "(?s:.*)")
+    texts = (printed.stdout, printed.stderr, printed.stdout + printed.stderr)
+    return not said or any(re.fullmatch(pattern, comparable(text)) for text in texts)
+
+
+def run_commands(page: Path, folder: Path) -> Iterator[tuple[Command, Printed]]:
+    """The page's commands that can be run, and what they print, in a folder with the page's files.
+
+    Raises:
+        ValueError: the page has a command that is not known.
+    """
+    write_files(page, folder)
+    for block in blocks(page):
+        for command in commands(block) if block.language == "console" else ():
+            program = next(word for word in shlex.split(command.line) if not _ASSIGNMENT.match(word))
+            if program in PROGRAMS:
+                yield command, run(command.line, folder)
+            elif program not in OTHERS:
+                raise ValueError(f"{page.name}:{block.line}: {program!r} is not among PROGRAMS and OTHERS.")
+
+
+def main() -> None:
+    """Write anew the outputs in pages that are not what the commands print."""
+    for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
+        text = page.read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder:
+            for command, printed in run_commands(page, Path(folder)):
+                if not agrees(command.output, printed):
+                    shown = printed.stdout or printed.stderr
+                    shown = "\n".join(line.rstrip() for line in shown.strip().splitlines())
+                    text = text.replace(f"{command.source}\n{command.output}\n", f"{command.source}\n{shown}\n")
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""README and documentation: their code runs and prints what they say, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests import pages
+from torchx_kfp import component_from_function
+from torchx_kfp.errors import AppDefError
+
+
+def with_blocks(*languages: str) -> list[Path]:
+    return [page for page in pages.PAGES if any(block.language in languages for block in pages.blocks(page))]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(pages.REPOSITORY))
+
+
+@pytest.mark.parametrize("page", with_blocks("console"), ids=name)
+def test_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    for command, printed in pages.run_commands(page, tmp_path):
+        assert printed.code == 0 or re.search("failed|Error: ", command.output), f"{command.line}\n{printed.stderr}"
+        assert pages.agrees(command.output, printed), f"{command.line}\n{printed.stdout}{printed.stderr}"
+
+
+def test_an_output_that_is_not_what_the_page_says_is_found() -> None:
+    printed = pages.Printed("train   succeeded   0.3   loss=0.04\n", "", 0)
+    assert pages.agrees("train succeeded 12.1 loss=0.04", printed)
+    assert pages.agrees("train ... loss=0.04", printed)
+    assert not pages.agrees("train succeeded 0.3 loss=0.05", printed)
+    assert not pages.agrees("train succeeded 0.3", printed)
+
+
+def programs(page: Path) -> str:
+    """The page's Python blocks that are neither files nor parts of a pipeline, one after the other."""
+    return "\n".join(
+        block.text for block in pages.blocks(page) if block.language == "python" and not pages.is_part(block)
+    )
+
+
+@pytest.mark.parametrize("page", [page for page in pages.PAGES if programs(page)], ids=name)
+def test_programs_run_in_a_stage(page: Path, tmp_path: Path) -> None:
+    pages.write_files(page, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", programs(page)],
+        cwd=tmp_path,
+        env=pages.stage_environment(tmp_path / "tracker"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", with_blocks("sh"), ids=name)
+def test_shell_scripts_run_in_a_stage(page: Path, tmp_path: Path) -> None:
+    (script,) = (block.text for block in pages.blocks(page) if block.language == "sh")
+    environment = pages.stage_environment(tmp_path)
+    done = subprocess.run(["sh", "-euc", script], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"rows": 1000, "accuracy": 0.5}
+    assert json.loads((tmp_path / "run" / "this" / "1").read_text()) == {"message": "hello"}
+
+
+@pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.pipeline(page)], ids=name)
+def test_parts_of_pipelines_compile(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text(pages.pipeline(page))
+    printed = pages.run("torchx-kfp compile parts.py -o parts.yaml", tmp_path)
+    assert printed.code == 0, printed.stderr
+    if page.stem == "storage":
+        text = (tmp_path / "parts.yaml").read_text()
+        for word in "http://minio-service.kubeflow:9000", "mlpipeline-minio-artifact", "AWS_SECRET_ACCESS_KEY":
+            assert word in text
+        assert "runtimeParameter: uri" in text
+
+
+@pytest.mark.parametrize("page", with_blocks("json"), ids=name)
+def test_json_is_json(page: Path) -> None:
+    for block in pages.blocks(page):
+        if block.language == "json":
+            json.loads(block.text)
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", text):
+        target = (page.parent / link).resolve() if link else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in pages.anchors(target), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=name)
+def test_pages_load_nothing_from_elsewhere(page: Path) -> None:
+    """Pictures are files beside the pages, and ask no host for fonts."""
+    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        file = page.parent / picture
+        assert file.stat().st_size < 200_000, picture
+        if file.suffix == ".svg":
+            assert not re.search(r"@import|url\((?!#)|href=", file.read_text(encoding="utf-8")), picture
+
+
+def test_the_readme_is_short() -> None:
+    assert len((pages.REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 140
+
+
+def test_the_constants_that_torchxs_components_need() -> None:
+    """The table names what the error asks for."""
+    page = (pages.REPOSITORY / "docs" / "guides" / "components.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(utils\.\w+|dist\.ddp)` \| (.*) \|$", page, re.MULTILINE)
+    assert [function for function, _ in rows] == ["utils.echo", "utils.sh", "utils.python", "dist.ddp"]
+    needed = {"utils.python": {"m": "app"}, "dist.ddp": {"script": "train.py", "j": "1x1"}}
+    for row, constants in rows:
+        module, function = row.split(".")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(AppDefError) as error:
+                component_from_function(
+                    getattr(importlib.import_module(f"torchx.components.{module}"), function), **needed.get(row, {})
+                )
+        asked = set(re.findall(r"^- '(\w+)': ", str(error.value), re.MULTILINE))
+        assert asked - set(re.findall(r"`(\w+)", constants)) <= {"metadata"}, row
