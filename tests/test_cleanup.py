@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.facts import says
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup
@@ -286,7 +287,7 @@ class TestUse:
     def test_nothing_goes_where_use_cannot_be_read(self, local: Store) -> None:
         put(local, "old/train/1")
         local.write(".torchx_kfp/sources/new%2Fs%2F1/1", b"no entry")
-        with pytest.raises(CorruptResultError, match="is no entry of sources"):
+        with pytest.raises(CorruptResultError, match=says("sources")):
             removed(local, later())
         assert "old/train/1" in keys(local)
 

@@ -17,6 +17,7 @@ from kfp import components, dsl
 from torchx.specs import AppDef, Role
 
 from tests.adapter.apps import compile_pipeline
+from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local import RunResult, State, run
@@ -239,7 +240,7 @@ def test_what_a_failed_stage_recorded_stays(tmp_path: Path) -> None:
 
     result = run_pipeline(pipeline, tmp_path)
     assert argv(result, "train") == ["until then"]
-    with pytest.raises(StageFailedError, match="train ended with exit code 4"):
+    with pytest.raises(StageFailedError, match=says("exit code 4")):
         result.raise_for_failure()
 
 

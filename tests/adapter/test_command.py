@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, EngineFailure, argo, container_of, containers, kubelet, launcher
+from tests.facts import says
 from torchx_kfp import protocol, task_from_app
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage import constants as values
@@ -307,7 +308,7 @@ def test_every_macro_of_the_installed_torchx_is_replaced() -> None:
 def test_the_protocols_variables_are_not_the_apps(name: str) -> None:
     app = make_app(env={name: "mine"})
     assert f"{name}=mine" in plan_stage(app).command
-    with pytest.raises(AppDefError, match=f"env of role 'trainer' sets {name}.*leave the stage untracked"):
+    with pytest.raises(AppDefError, match=says("env", "'trainer'", name)):
         plan_stage(app, tracker_base=("/tmp",))
 
 
@@ -319,9 +320,9 @@ def test_the_shell_idiom_of_torchx_for_the_host_of_rank_0(tmp_path: Path, shells
 
 
 def test_an_argument_that_is_too_long_once_it_is_escaped() -> None:
-    with pytest.raises(AppDefError, match=r"as it is passed on, is 1\d+ bytes long; Linux takes at most 131071"):
+    with pytest.raises(AppDefError, match=says("131071")):
         compile_stage(tracked=True, args=["{" * 30_000])
-    with pytest.raises(AppDefError, match=r"env\['X'\] of .* is 131073 bytes long"):
+    with pytest.raises(AppDefError, match=says("env['X']", "131073")):
         compile_stage(tracked=True, env={"X": "x" * 131_071})
 
 

@@ -22,6 +22,7 @@ from torchx import specs
 from torchx.components import dist, utils
 
 from tests.adapter.apps import compile_pipeline, load
+from tests.facts import says
 from torchx_kfp import component_from_function, local
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 
@@ -543,9 +544,7 @@ def test_types_come_from_defaults_too() -> None:
 def test_defaults_that_kfp_cannot_pass_on(default: str) -> None:
     names = dict(globals())
     exec(f"def function(a: {default}):\n    return show(f'{{a}}')", names)  # noqa: S102 - the defaults above
-    with pytest.raises(
-        AppDefError, match=r"The parameter 'a' of the function 'function' has the default .*, which KFP"
-    ):
+    with pytest.raises(AppDefError, match=says("'a'", "'function'", "parameter")):
         component_from_function(names["function"])
 
 
@@ -555,8 +554,7 @@ def test_what_a_function_raises_is_said_with_its_line() -> None:
 
     with pytest.raises(
         AppDefError,
-        match=rf"The function 'fails' failed with KeyError: 'c' \({__file__}:\d+\)\. It was called with stand-ins for "
-        r"its inputs \(x\), .* component_from_function\(fails, NAME=\.\.\.\)",
+        match=says("'fails'", "KeyError: 'c'", f"{__file__}:", "(x)", "component_from_function(fails, NAME=...)"),
     ):
         component_from_function(fails)
 
@@ -621,21 +619,21 @@ def test_as_many_replicas_as_the_function_says() -> None:
 
 
 def test_wrong_calls() -> None:
-    with pytest.raises(AppDefError, match=r"The function 'train' has no parameter 'rate'\. Its parameters are: lr"):
+    with pytest.raises(AppDefError, match=says("'train'", "'rate'")):
         component_from_function(train, rate=1)
-    with pytest.raises(AppDefError, match=r"args='a' stands for \*args of the function 'show': give a list"):
+    with pytest.raises(AppDefError, match=says("args='a'", "'show'")):
         component_from_function(show, args="a")
 
     def untyped(path: Path) -> specs.AppDef:
         return show(str(path))
 
-    with pytest.raises(AppDefError, match=r"The parameter 'path' of the function 'untyped' has .*Path.*constant"):
+    with pytest.raises(AppDefError, match=says("'path'", "'untyped'")):
         component_from_function(untyped)
-    with pytest.raises(AppDefError, match=r"The function 'nothing' returned None, and a TorchX component returns"):
+    with pytest.raises(AppDefError, match=says("'nothing'", "None")):
         component_from_function(lambda_named("nothing"))
-    with pytest.raises(ReadsError, match=r"The inputs \['tracker_base'\] of the component are names that a tracked"):
+    with pytest.raises(ReadsError, match=says("['tracker_base']", "inputs", "component")):
         component_from_function(utils.booth, tracked=True)
-    with pytest.raises(ReadsError, match="'lr', which cannot be an input"):
+    with pytest.raises(ReadsError, match=says("'lr'", "input")):
         component_from_function(train, reads=["lr"])
 
 

@@ -14,6 +14,7 @@ from kfp.local import config
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, load, make_app
 from tests.adapter.engines import container_of, containers
+from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
 from torchx_kfp.adapter.stage.carried import PROGRAM
 from torchx_kfp.adapter.stage.names import output_name
@@ -96,8 +97,7 @@ def test_outputs_by_the_name_that_is_recorded() -> None:
         assert train.outputs["l2norm/mean"] is train.outputs["l2norm_mean"]
         with pytest.raises(
             KeyError,
-            match=r"The stage 'train' has no output 'acuracy'\. Did you mean 'accuracy'\? Its outputs: .*'metrics'\. "
-            r"Results and artifacts are outputs where the stage declares them: task_from_app\(\.\.\., results=",
+            match=says("'train'", "'acuracy'", "'accuracy'", "'metrics'", "task_from_app", "results="),
         ):
             train.outputs["acuracy"]
         task_from_app(make_app("use", args=[f"{train.outputs['l2norm/mean']}"]))
@@ -169,38 +169,38 @@ def make_component(**options: Any) -> None:
     [
         (
             {"results": ["accuracy"]},
-            r"results is \['accuracy'\]\. Write results=\{'accuracy': float\}, with int",
+            says("['accuracy']", "results={'accuracy'"),
         ),
-        ({"results": {"accuracy": list}}, r"results\['accuracy'\] is <class 'list'>\. Write results=\{'accuracy'"),
-        ({"results": {"accuracy": "float"}}, r"results\['accuracy'\] is 'float'\. Write"),
-        ({"results": {"": float}}, r"results has the name '', which cannot be an output's"),
-        ({"results": {"//": float}}, r"results has the name '//', which cannot be an output's"),
-        ({"results": {1: float}}, r"results has the name 1, which cannot be an output's"),
+        ({"results": {"accuracy": list}}, says("results['accuracy']", "'list'", "results={'accuracy'")),
+        ({"results": {"accuracy": "float"}}, says("results['accuracy']", "'float'")),
+        ({"results": {"": float}}, says("''", "results", "output")),
+        ({"results": {"//": float}}, says("'//'", "results", "output")),
+        ({"results": {1: float}}, says("results", "1")),
         (
             {"results": {"run_id": str}},
-            r"has the name 'run_id', and the stage or KFP has an input or output 'run_id' of its",
+            says("'run_id'", "stage", "input"),
         ),
         (
             {"results": {"metrics": float}},
-            r"has the name 'metrics', and the stage or KFP has .* Record it under another name",
+            says("'metrics'", "stage"),
         ),
-        ({"artifacts": {"metrics": dsl.Metrics}}, r"artifacts has the name 'metrics', and the stage or KFP has"),
+        ({"artifacts": {"metrics": dsl.Metrics}}, says("'metrics'", "artifacts", "stage")),
         (
             {"results": {"a/b": float, "a.b": float}},
-            r"results has the name 'a\.b', and 'a/b' is declared too: both would be the output 'a_b'",
+            says("'a.b'", "'a/b'", "'a_b'", "results", "output"),
         ),
         (
             {"results": {"model": str}, "artifacts": {"model": dsl.Model}},
-            r"has the name 'model', and 'model'",
+            says("'model'"),
         ),
         (
             {"artifacts": {"model": str}},
-            r"artifacts\['model'\] is <class 'str'>\. Write artifacts=\{'model': dsl\.Model\}",
+            says("artifacts['model']", "'str'", "artifacts={'model'", "dsl.Model"),
         ),
-        ({"artifacts": dsl.Model}, r"artifacts is <class .*Model'>\. Write artifacts=\{'model': dsl\.Model\}"),
-        ({"ui_metadata": "x"}, r"ui_metadata is 'x'\. It is constant, such as \{'outputs': "),
-        ({"ui_metadata": {"outputs": float("nan")}}, r"ui_metadata cannot be written as JSON: .*nan"),
-        ({"ui_metadata": {"outputs": {1, 2}}}, r"ui_metadata cannot be written as JSON: .*not JSON serializable"),
+        ({"artifacts": dsl.Model}, says("artifacts={'model'", "dsl.Model")),
+        ({"ui_metadata": "x"}, says("ui_metadata", "'x'", "'outputs'")),
+        ({"ui_metadata": {"outputs": float("nan")}}, says("ui_metadata", "nan", "JSON")),
+        ({"ui_metadata": {"outputs": {1, 2}}}, says("ui_metadata", "JSON")),
     ],
 )
 def test_refused(make: Callable[..., None], options: dict[str, Any], text: str) -> None:
@@ -209,11 +209,9 @@ def test_refused(make: Callable[..., None], options: dict[str, Any], text: str) 
 
 
 def test_names_that_a_component_has_for_its_inputs() -> None:
-    with pytest.raises(
-        OutputsError, match="has the name 'prepare', and the stage or KFP has an input or output 'prepare'"
-    ):
+    with pytest.raises(OutputsError, match=says("'prepare'", "stage", "input")):
         component_from_app(make_app("train"), reads=["prepare"], results={"prepare": float})
-    with pytest.raises(OutputsError, match="'tracker_base', and the stage or KFP has an input"):
+    with pytest.raises(OutputsError, match=says("'tracker_base'", "stage", "input")):
         component_from_app(make_app("train"), results={"tracker_base": str})
 
 
@@ -233,9 +231,7 @@ def test_an_input_of_a_task_makes_room_for_an_output() -> None:
 
 @pytest.mark.parametrize("what", ["results", "artifacts"])
 def test_results_need_a_tracker_base(what: str) -> None:
-    with pytest.raises(
-        ReadsError, match=rf"{what} needs a tracker base, .*task_from_app\(app, tracker_base=.*, {what}="
-    ):
+    with pytest.raises(ReadsError, match=says(what, "task_from_app(app, tracker_base=", f"{what}=")):
         compile_pipeline(lambda: task_from_app(make_app(), **{what: {}}))
 
 
@@ -425,9 +421,9 @@ def test_what_publishes_can_be_read() -> None:
             ["run_id"],
             {},
             ReadsError,
-            r"needs the tracker base where the stage is not a task of task_from_app",
+            says("task_from_app", "tracker base", "stage"),
         ),
-        (["untracked"], {}, ReadsError, r"which has no output 'run_id': it is not tracked"),
+        (["untracked"], {}, ReadsError, says("'run_id'", "output", "tracked")),
         ([["task", "task"]], {}, ReadsError, r"is 'task'|publishes one stage, and got several"),
         (["task", {"a": list}], {}, OutputsError, r"results\['a'\] is <class 'list'>"),
         ([5], {}, ReadsError, r"reads\['stage'\] is 5 \(int\)"),
@@ -442,13 +438,13 @@ def test_publish_results_needs_an_image() -> None:
     def pipeline() -> None:
         publish_results("a/b/c", {}, image="", tracker_base="/tmp/results")
 
-    with pytest.raises(AppDefError, match=r"publish_results has no image\. Name one with python3 and fsspec"):
+    with pytest.raises(AppDefError, match=says("publish_results", "python3")):
         compile_pipeline(pipeline)
 
 
 def test_publish_results_needs_a_pipeline() -> None:
     assert config.LocalExecutionConfig.instance is None
-    with pytest.raises(AppDefError, match="publish_results makes a task of a pipeline, and none is being defined here"):
+    with pytest.raises(AppDefError, match=says("publish_results", "task", "pipeline")):
         publish_results("a/b/c", {}, image="x", tracker_base="/tmp/results")
 
 

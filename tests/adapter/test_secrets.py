@@ -12,6 +12,7 @@ from torchx.components import utils
 
 from tests.adapter.apps import compile_pipeline, load, make_app
 from tests.events import finished_stages
+from tests.facts import says
 from torchx_kfp import (
     component_from_app,
     component_from_function,
@@ -77,26 +78,26 @@ def test_a_parameter_of_a_function_may_be_called_secrets() -> None:
 @pytest.mark.parametrize(
     ("secrets", "message"),
     [
-        ("s3", r"^secrets is 's3'\. Give \{secret: \{key: variable\}\}, such as secrets=\{'s3-credentials'"),
+        ("s3", says("'s3'", "variable}", "secrets={'s3-credentials'")),
         (["s3"], r"^secrets is \['s3'\]\. Give"),
-        ({"s3": "USER"}, r"^secrets\['s3'\] is 'USER'\. Name its keys and their variables, such as secrets="),
-        ({"s3": {}}, r"^secrets\['s3'\] is \{\}\. Name its keys"),
-        ({"": {"a": "A"}}, r"^secrets has '' as the name of a secret\. It is text, such as in secrets="),
-        ({1: {"a": "A"}}, r"^secrets has 1 as the name of a secret\. It is text"),
-        ({"s3": {"": "A"}}, r"^secrets\['s3'\] has '' as a key of the secret\. It is text"),
-        ({"s3": {"a": ""}}, r"^secrets\['s3'\] gives the key 'a' the variable ''\. It is text"),
-        ({"s3": {"a": None}}, r"^secrets\['s3'\] gives the key 'a' the variable None\. It is text"),
-        ({"s3": {"a": "my-var"}}, r"the variable 'my-var', which shells do not hand on\. Use ASCII letters, digits"),
-        ({"s3": {"a": "1A"}}, r"the variable '1A', which shells do not hand on"),
+        ({"s3": "USER"}, says("secrets['s3']", "'USER'", "secrets=")),
+        ({"s3": {}}, says("secrets['s3']", "{}", "keys")),
+        ({"": {"a": "A"}}, says("''", "secrets=")),
+        ({1: {"a": "A"}}, says("secrets", "1")),
+        ({"s3": {"": "A"}}, says("secrets['s3']", "''", "key")),
+        ({"s3": {"a": ""}}, says("secrets['s3']", "'a'", "''", "key", "variable")),
+        ({"s3": {"a": None}}, says("secrets['s3']", "'a'", "None")),
+        ({"s3": {"a": "my-var"}}, says("'my-var'", "ASCII")),
+        ({"s3": {"a": "1A"}}, says("'1A'", "variable")),
         (
             {"s3": {"a": "A"}, "hub": {"b": "A"}},
-            r"^secrets\['hub'\] gives the key 'b' the variable 'A', which the key 'a' of 's3' has too\. Give each",
+            says("secrets['hub']", "'b'", "'A'", "'a'", "'s3'", "key", "variable"),
         ),
-        ({"s3": {"a": "A", "b": "A"}}, r"^secrets\['s3'\] gives the key 'b' the variable 'A', which the key 'a' of"),
-        ({"s3": {"a": "SET"}}, r"the variable 'SET', which env of role 'trainer' sets too\. Remove one of them\.$"),
+        ({"s3": {"a": "A", "b": "A"}}, says("secrets['s3']", "'b'", "'A'", "'a'", "key", "variable")),
+        ({"s3": {"a": "SET"}}, says("'SET'", "'trainer'", "variable", "role")),
         (
             {"s3": {"a": "TORCHX_JOB_ID"}},
-            r"the variable 'TORCHX_JOB_ID', which a tracked stage gets from the pipeline\. Use another one\.$",
+            says("'TORCHX_JOB_ID'", "variable", "tracked"),
         ),
     ],
 )
@@ -110,9 +111,9 @@ def test_variables_of_the_protocol(name: str) -> None:
     def publisher() -> None:
         publish_results("a/b/c", image="python", tracker_base="/tmp", secrets={"s": {"k": name}})
 
-    with pytest.raises(AppDefError, match=f"{name}', which a tracked stage gets from the pipeline"):
+    with pytest.raises(AppDefError, match=says(f"{name}'", "tracked")):
         component_from_app(make_app(), tracked=True, secrets={"s": {"k": name}})
-    with pytest.raises(AppDefError, match=f"{name}', which a tracked stage gets from the pipeline"):
+    with pytest.raises(AppDefError, match=says(f"{name}'", "tracked")):
         compile_pipeline(publisher)
     # In an untracked stage they are variables like any other.
     component_from_app(make_app(), secrets={"s": {"k": name}})
@@ -122,7 +123,7 @@ def test_a_channel_in_a_name() -> None:
     def pipeline(secret: str) -> None:
         task_from_app(make_app(), secrets={f"{secret}": {"key": "KEY"}})
 
-    with pytest.raises(AppDefError, match=r"which holds a pipeline channel\. .* call kfp\.kubernetes\.use_secret_as_e"):
+    with pytest.raises(AppDefError, match=says("kfp.kubernetes.use_secret_as_e", "channel")):
         compile_pipeline(pipeline)
 
 

@@ -9,6 +9,7 @@ from torchx.components import utils
 
 from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app, unresolved_inputs
 from tests.adapter.engines import Container, container_of, containers
+from tests.facts import says
 from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, protocol, task_from_app
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -101,29 +102,29 @@ def test_components(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trackers", "message"),
     [
-        ("mlflow", r"^trackers is 'mlflow'\. Give \{name: configuration\}, such as trackers=\{'mlflow': 'http"),
+        ("mlflow", says("trackers={'mlflow'")),
         (["mlflow"], r"^trackers is \['mlflow'\]\. Give"),
-        ({"": None}, r"^trackers has the name ''\. Name an entry point torchx\.tracker, or a function as 'module:f"),
+        ({"": None}, says("''", "torchx.tracker", "function")),
         ({1: None}, r"^trackers has the name 1\. Name an entry point"),
-        ({"a\0": None}, r"^The name 'a\\x00' in trackers holds a NUL character"),
-        ({"a,b": None}, r"^trackers has the name 'a,b', and TorchX separates names by commas\. Give each its own"),
-        ({"torchx_kfp": None}, r"^trackers has the name 'torchx_kfp', this project's own, which every tracked"),
-        ({"Torchx_Kfp": None}, r"^trackers has the name 'Torchx_Kfp', this project's own"),
+        ({"a\0": None}, says("'a\\x00'", "NUL")),
+        ({"a,b": None}, says("'a,b'")),
+        ({"torchx_kfp": None}, says("'torchx_kfp'")),
+        ({"Torchx_Kfp": None}, says("'Torchx_Kfp'")),
         (
             {"a": None, "A": "x"},
-            r"^trackers has 'a' and 'A', whose configuration TorchX reads from one variable, ",
+            says("'a'", "'A'", "variable"),
         ),
-        ({"a": 5}, r"^trackers\['a'\] is 5 \(int\), and must be a string: write '5'"),
+        ({"a": 5}, says("trackers['a']", "(int)", "'5'", "string")),
         ({"a": "x\0"}, r"^trackers\['a'\] holds a NUL character"),
         (
             {"my-tracker": "x"},
-            r"for 'my-tracker', which TorchX reads from the variable 'TORCHX_TRACKER_MY-TRACKER",
+            says("'my-tracker'", "'TORCHX_TRACKER_MY-TRACKER"),
         ),
         (
             {"module:f": "x"},
-            r"shells do not hand that on\. Register the tracker as an entry point torchx\.tracker",
+            says("torchx.tracker"),
         ),
-        ({"größe": "x"}, r"a name of ASCII letters, digits and '_', or give it None"),
+        ({"größe": "x"}, says("ASCII", "'_'", "None")),
     ],
 )
 def test_what_is_refused(trackers: Any, message: str) -> None:
@@ -141,11 +142,11 @@ def test_channels_are_refused_where_they_have_no_value() -> None:
     def escaped(uri: str) -> None:
         task_from_app(make_app(), tracker_base="/tmp", trackers={"mlflow": f"$${uri}"})
 
-    with pytest.raises(AppDefError, match=r"^trackers has the name '\{\{channel"):
+    with pytest.raises(AppDefError, match=says("'{{channel")):
         compile_pipeline(name)
-    with pytest.raises(ChannelError, match=r"^trackers holds the pipeline channel 'uri'\. A component is made of a"):
+    with pytest.raises(ChannelError, match=says("'uri'", "channel")):
         compile_pipeline(component)
-    with pytest.raises(ChannelError, match=r"^trackers\['mlflow'\] holds '\$\$' in one string with a pipeline channel"):
+    with pytest.raises(ChannelError, match=says("trackers['mlflow']", "'$$'", "channel")):
         compile_pipeline(escaped)
 
 
@@ -163,7 +164,7 @@ def test_a_stage_that_is_not_tracked() -> None:
 @pytest.mark.parametrize("config", [None, "http://mlflow:5000"])
 def test_a_role_that_sets_the_configuration_itself(config: str | None) -> None:
     app = make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"})
-    with pytest.raises(AppDefError, match="sets TORCHX_TRACKER_MLFLOW_CONFIG to 'x', which a tracked stage gets from"):
+    with pytest.raises(AppDefError, match=says("TORCHX_TRACKER_MLFLOW_CONFIG", "'x'", "tracked", "stage")):
         component_from_app(app, tracked=True, trackers={"mlflow": config})
     component_from_app(app, tracked=True)
 
@@ -171,5 +172,5 @@ def test_a_role_that_sets_the_configuration_itself(config: str | None) -> None:
 def test_a_configuration_may_be_a_secret() -> None:
     secrets = {"mlflow": {"uri": "TORCHX_TRACKER_MLFLOW_CONFIG"}}
     component_from_app(make_app(), tracked=True, trackers={"mlflow": None}, secrets=secrets)
-    with pytest.raises(AppDefError, match="'TORCHX_TRACKER_MLFLOW_CONFIG', which a tracked stage gets from the"):
+    with pytest.raises(AppDefError, match=says("'TORCHX_TRACKER_MLFLOW_CONFIG'", "tracked", "stage")):
         component_from_app(make_app(), tracked=True, trackers={"mlflow": "x"}, secrets=secrets)

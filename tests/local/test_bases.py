@@ -12,6 +12,7 @@ import pytest
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
+from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
@@ -62,7 +63,7 @@ def test_which_bases_are_known() -> None:
 @pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])
 def test_no_place_for_files(base: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(TrackerError, match=rf"No result could be recorded under the tracker base '{base}': Cannot"):
+    with pytest.raises(TrackerError, match=says(f"'{base}'")):
         attempt(base)
     assert sorted(os.listdir()) == ["file"], "no run was begun"
 
@@ -94,7 +95,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     failed = run(fails, {"tracker_base": "base"}, output_dir="runs", stream=io.StringIO())
     shutil.rmtree("base")
     (tmp_path / "base").touch()
-    with pytest.raises(TrackerError, match="No result could be recorded under the tracker base 'base'"):
+    with pytest.raises(TrackerError, match=says("'base'", "result", "tracker base")):
         resume(failed.folder, stream=io.StringIO())
 
 
@@ -115,7 +116,7 @@ class TestS3:
         with Proxy(s3_server.url) as proxy:
             proxy.refused = {method: 403}
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-            with pytest.raises(TrackerError, match=r"No permission to (write|read) s3://.* Check the credentials"):
+            with pytest.raises(TrackerError, match=says("permission", "s3://", "credentials")):
                 attempt(s3_base)
         assert not os.path.exists("runs")
 

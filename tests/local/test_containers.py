@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 from kfp import compiler, dsl, kubernetes
 
+from tests.facts import says
 from tests.local.components import shell, write
 from torchx_kfp.cli import cli
 from torchx_kfp.cli.containers import _with_values
@@ -92,11 +93,9 @@ def test_stages_are_chosen_by_name(nested):
 
 
 def test_wrong_choices_are_refused(nested, tmp_path):
-    with pytest.raises(
-        ArgumentError, match=r"There is no stage 'iner/write' in 'outer'.* Did you mean 'inner/write'\?"
-    ):
+    with pytest.raises(ArgumentError, match=says("'iner/write'", "'outer'", "'inner/write'")):
         choose_containers(nested, ["iner/write"])
-    with pytest.raises(ArgumentError, match=r"docker must be True, or a list of stages' names, and is 'shell'"):
+    with pytest.raises(ArgumentError, match=says("True", "'shell'")):
         choose_containers(nested, "shell")
     with pytest.raises(ArgumentError, match=r"mounts must be a list"):
         choose_containers(nested, True, "/data")
@@ -111,10 +110,10 @@ def test_mounts(tmp_path, monkeypatch):
     assert parse_mount(here) == Mount(here, here)
     assert parse_mount(".:ro") == Mount(here, here, read_only=True)
     assert parse_mount("~:/data/:rw") == Mount(here, "/data")
-    with pytest.raises(ArgumentError, match=r"'missing' needs '.*/missing', which does not exist"):
+    with pytest.raises(ArgumentError, match=says("'missing'", "/missing'")):
         parse_mount("missing")
     for text in ("", ":/data", ".:data", ".:/data:rx", ".:/a:/b"):
-        with pytest.raises(ArgumentError, match=r"is not SRC\[:DST\]\[:ro\]"):
+        with pytest.raises(ArgumentError, match=says("SRC[:DST][:ro]")):
             parse_mount(text)
 
 
@@ -140,11 +139,11 @@ def test_tracker_bases_of_this_machine(tmp_path):
     here = str(tmp_path)
     assert tracker_bases(command, inputs, (), [Mount(here, here)]) == []
     for mounts in ((), [Mount(here, here, read_only=True)], [Mount(f"{here}/b", here)]):
-        with pytest.raises(ValueError, match=rf"only the pipeline names.*--tracker-base {here}/a"):
+        with pytest.raises(ValueError, match=says(f"--tracker-base {here}/a")):
             tracker_bases(command, inputs, (), mounts)
-    with pytest.raises(ValueError, match=r"'local:///etc', which is no storage for stages in containers"):
+    with pytest.raises(ValueError, match=says("'local:///etc'")):
         tracker_bases([], {"tracker_base": "local:///etc"}, (), ())
-    with pytest.raises(ValueError, match=r"'results', which is another folder in a container"):
+    with pytest.raises(ValueError, match=says("'results'", "folder")):
         local_path("results")
 
 
@@ -167,7 +166,7 @@ def test_quantities(text, number):
 
 @pytest.mark.parametrize("text", ["", "many", "1.2.3", "-1", "1K", "5 GB", "mi"])
 def test_what_is_no_quantity(text):
-    with pytest.raises(ValueError, match=r"which is no quantity such as 500m"):
+    with pytest.raises(ValueError, match=says("500m")):
         parse_quantity(text)
 
 
@@ -198,7 +197,7 @@ def test_what_processes_cannot_have_containers_can(tmp_path):
         kubernetes.set_image_pull_policy(task, "Always")
 
     loaded = load_pipeline(pipeline)
-    with pytest.raises(UnsupportedPipelineError, match=r"run the stage in its image \(--docker\)"):
+    with pytest.raises(UnsupportedPipelineError, match=says("--docker", "stage", "image")):
         check_supported(loaded)
     chosen = choose_containers(loaded, True)
     check_supported(loaded, chosen)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.facts import says
 from torchx_kfp.local import (
     Artifact,
     LoopStarted,
@@ -168,13 +169,13 @@ def test_what_a_later_version_adds_is_passed_over():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, r"^is no event of a run \(KeyError: 'event'\)$"),
-        ([], r"^is no event of a run \(TypeError: "),
-        (1, r"^is no event of a run \(TypeError: "),
-        ({"event": ["x"]}, r"^is no event of a run \(TypeError: "),
-        ({"event": "stage_waiting"}, r"^is no event of a run \(TypeError: .*name"),
-        ({**encode(StageFinished(result())), "state": "lost"}, r"'lost' is not a valid State"),
-        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, r"^is no event of a run \(TypeError: "),
+        ({}, says("KeyError", "'event'")),
+        ([], says("TypeError")),
+        (1, says("TypeError")),
+        ({"event": ["x"]}, says("TypeError")),
+        ({"event": "stage_waiting"}, says("TypeError")),
+        ({**encode(StageFinished(result())), "state": "lost"}, says("'lost'")),
+        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, says("TypeError")),
     ],
 )
 def test_what_is_no_event(content, message):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from kfp import compiler, dsl, kubernetes
 
+from tests.facts import says
 from tests.local.components import ir, write
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.local import load_pipeline
@@ -26,35 +27,34 @@ SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", r"^The file '.*p\.yaml' is not valid YAML: while parsing a flow node"),
+        ("a: [", says("p.yaml'", "YAML")),
         (
             "",
-            r"^The file '.*' is not a compiled KFP v2 pipeline: it has no mapping at its top level, and no pipeline",
+            says("v2", "pipeline", "mapping"),
         ),
-        ("- 1", r"it has no mapping at its top level"),
+        ("- 1", says("mapping")),
         (
             "b: 1\na: 2",
-            r"it has 'a', 'b' at its top level, and no pipelineInfo and root\. Compile a pipeline with kfp\.comp",
+            says("'a'", "'b'", "pipelineInfo", "kfp.comp"),
         ),
         (
             "kind: Workflow",
-            r"it is an Argo workflow, which KFP v1 compiled to\. Compile the pipeline again with kfp 2\.$",
+            says("v1", "Argo", "pipeline"),
         ),
         (
             "kind: Pipeline",
-            r"it is a Kubernetes manifest \(Pipeline\)\. Compile the pipeline without Kubernetes manifest",
+            says("manifest", "pipeline"),
         ),
-        ("implementation: {}", r"it is a component of KFP v1\. Compile a pipeline that uses it, with kfp 2\.$"),
+        ("implementation: {}", says("v1", "component", "pipeline")),
         (
             "pipelineInfo: {name: x}\nroot: {executorLabel: gone}",
-            r"^The file '.*' is a damaged KFP v2 pipeline \(root names the executor 'gone', which is missing\)\. "
-            r"Compile",
+            says("v2", "'gone'", "pipeline", "executor"),
         ),
         (
             "pipelineInfo: {name: x}\nroot: {executorLabel: e}\ndeploymentSpec: {executors: {e: {container: {}}}}",
-            r"damaged KFP v2 pipeline \(its root has no tasks\)",
+            says("v2", "pipeline", "tasks"),
         ),
-        ("pipelineInfo: {}\nroot: {dag: {}}", r"damaged KFP v2 pipeline \(KeyError: 'name'\)"),
+        ("pipelineInfo: {}\nroot: {dag: {}}", says("v2", "KeyError", "'name'")),
         ("pipelineInfo: 1\nroot: {dag: []}", r"damaged KFP v2 pipeline \(AttributeError: "),
     ],
 )
@@ -96,16 +96,14 @@ def test_damaged_pipelines(tmp_path, change, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(PipelineFileError, match=r"^There is no file '.*none\.yaml'\. Give the path of a compiled pipe"):
+    with pytest.raises(PipelineFileError, match=says("none.yaml'", "path")):
         load_pipeline(tmp_path / "none.yaml")
-    with pytest.raises(PipelineFileError, match=r"^The file '.*' cannot be read as a compiled pipeline: .*directory"):
+    with pytest.raises(PipelineFileError, match=says("pipeline", "directory")):
         load_pipeline(tmp_path)
     Path(tmp_path, "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PipelineFileError, match=r"cannot be read as a compiled pipeline: 'utf-8' codec can't decode"):
+    with pytest.raises(PipelineFileError, match=says("'utf-8'", "pipeline")):
         load_pipeline(tmp_path / "binary")
-    with pytest.raises(
-        PipelineFileError, match=r"^3 is no pipeline: pass the path of a compiled pipeline, or a functi"
-    ):
+    with pytest.raises(PipelineFileError, match=says("pipeline", "path")):
         load_pipeline(3)
 
 
@@ -138,16 +136,16 @@ def bomb(levels: int) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, "nested more than 100 levels deep"),
-        ("a: " + "[" * 101 + "]" * 101, "nested more than 100 levels deep"),
-        ("{" * 100_000, "nested more than 100 levels deep"),
-        ('{"a":' * 100_000 + "1" + "}" * 100_000, "nested more than 100 levels deep"),
-        ('{"a":' + "[" * 200 + "]" * 200 + "}", "nested more than 100 levels deep"),
-        ("\n".join(" " * n + "a:" for n in range(1000)), "nested more than 100 levels deep"),
-        ("- " * 5000 + "a", "nested more than 100 levels deep"),
-        (bomb(64), "with its aliases written out it has more than 1,000,000 values"),
-        ("a: &a [*a]", r"the alias \*a stands inside of what it names"),
-        ("a: &a {<<: *a}", r"the alias \*a stands inside of what it names"),
+        ("[" * 100_000, says("100", "levels")),
+        ("a: " + "[" * 101 + "]" * 101, says("100", "levels")),
+        ("{" * 100_000, says("100", "levels")),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, says("100", "levels")),
+        ('{"a":' + "[" * 200 + "]" * 200 + "}", says("100", "levels")),
+        ("\n".join(" " * n + "a:" for n in range(1000)), says("100", "levels")),
+        ("- " * 5000 + "a", says("100", "levels")),
+        (bomb(64), says("1,000,000", "aliases", "values")),
+        ("a: &a [*a]", says("alias")),
+        ("a: &a {<<: *a}", says("alias")),
         ("a: *b", "is not valid YAML"),
         ("a: 2026-99-99", "is not valid YAML"),
         ("? [a]\n: b", "is not valid YAML"),
@@ -169,7 +167,7 @@ def test_files_that_would_take_the_machine(tmp_path, text, message):
 
 
 def test_a_file_that_does_not_end():
-    with pytest.raises(PipelineFileError, match="'/dev/zero' is no compiled pipeline: it is larger than 16 MiB"):
+    with pytest.raises(PipelineFileError, match=says("'/dev/zero'", "16", "pipeline")):
         load_pipeline("/dev/zero")
 
 
@@ -185,9 +183,9 @@ def test_pipelines_in_pipelines_are_counted(tmp_path):
         root = {"dag": {"tasks": {"top": {"componentRef": {"name": f"comp-{levels - 1}"}}}}}
         return {**compiled, "components": {**compiled["components"], **components}, "root": root}
 
-    with pytest.raises(PipelineFileError, match="more than 100,000 tasks, with those of nested pipelines"):
+    with pytest.raises(PipelineFileError, match=says("100,000", "tasks")):
         pipeline_from_documents([nested(40, 2)], "p.yaml")
-    with pytest.raises(PipelineFileError, match="nested more than 50 levels deep"):
+    with pytest.raises(PipelineFileError, match=says("50", "levels")):
         pipeline_from_documents([nested(60, 1)], "p.yaml")
     assert pipeline_from_documents([nested(10, 2)], "p.yaml").name == "pipeline"
 

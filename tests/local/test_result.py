@@ -5,6 +5,7 @@ import json
 import pytest
 from kfp import dsl
 
+from tests.facts import says
 from tests.local.components import shell, shell_out
 from torchx_kfp.errors import StageNotFoundError
 
@@ -32,9 +33,9 @@ def test_a_stage_is_found_by_its_name(result):
 
 
 def test_a_stage_that_is_not_there(result):
-    with pytest.raises(StageNotFoundError, match=r"has no stage 'shel'. Did you mean 'shell'\? It has: .*shell\.$"):
+    with pytest.raises(StageNotFoundError, match=says("'shel'", "'shell'", "inner")):
         result["shel"]
-    with pytest.raises(KeyError, match=r"'inner/shell-out' is 2 stages: .*result\.all\('inner/shell-out'\)"):
+    with pytest.raises(KeyError, match=says("result.all('inner/shell-out')")):
         result["inner/shell-out"]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from kfp import compiler, dsl, kubernetes
 
+from tests.facts import says
 from tests.local.components import shell, shell_out
 from tests.local.test_failures import alive
 from torchx_kfp.errors import ArgumentError
@@ -152,7 +153,7 @@ def test_a_killed_runner(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
-    with pytest.raises(ArgumentError, match=rf"The run {folder.name} is still running \(process {runner.pid}\)"):
+    with pytest.raises(ArgumentError, match=says(folder.name, runner.pid)):
         go_on(folder)
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
@@ -197,13 +198,11 @@ def test_what_cannot_go_on(execute, execute_failing, tmp_path):
         shell(script=f"exit {code}")
 
     done = execute(pipeline)
-    with pytest.raises(
-        ArgumentError, match=rf"The run {done.run_id} has succeeded: there is nothing left to do in it\."
-    ):
+    with pytest.raises(ArgumentError, match=says(done.run_id, "succeeded")):
         go_on(done.folder)
-    with pytest.raises(ArgumentError, match=r"is not the folder of a run: it has no file events\.jsonl"):
+    with pytest.raises(ArgumentError, match=says("events.jsonl", "folder")):
         go_on(tmp_path)
     failed = execute_failing(pipeline, {"code": 3})
     (failed.folder / "run.json").unlink()
-    with pytest.raises(ArgumentError, match=r"does not say with which 'parallelism' it was run\. Start a new run\."):
+    with pytest.raises(ArgumentError, match=says("'parallelism'")):
         go_on(failed.folder)

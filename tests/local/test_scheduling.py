@@ -10,6 +10,7 @@ from typing import List
 import pytest
 from kfp import dsl
 
+from tests.facts import says
 from tests.local.components import shell, write
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import StageFinished, StageStarted, State, run
@@ -115,7 +116,7 @@ def test_the_items_of_all_loops_are_limited(execute, execute_failing):
     reasons = {stage.reason for stage in result.stages if stage.state == "failed"}
     assert any("loops over 3 items, and all loops of a run may have 7" in reason for reason in reasons), reasons
     assert any("--max-items" in reason for reason in reasons)
-    with pytest.raises(ArgumentError, match="max_items must be an int, 1 or more, and is 0"):
+    with pytest.raises(ArgumentError, match=says("max_items")):
         execute(pipeline, {"points": []}, max_items=0)
-    with pytest.raises(ArgumentError, match="condition_time must be a number of seconds, more than 0, and is 0"):
+    with pytest.raises(ArgumentError, match=says("condition_time", "seconds")):
         execute(pipeline, {"points": []}, condition_time=0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
+from tests.facts import says
 from tests.local.components import python, shell
 from tests.report.runs import play, record, write_events
 from torchx_kfp.errors import ArgumentError
@@ -126,8 +127,8 @@ def test_a_moved_folder_has_its_logs_where_it_is_now(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"is not the folder of a run: it has no file events\.jsonl"):
+    with pytest.raises(ArgumentError, match=says("events.jsonl", "folder")):
         read_model(tmp_path)
     (tmp_path / "events.jsonl").write_text("")
-    with pytest.raises(ArgumentError, match=r"has no event of a run in its events.jsonl yet"):
+    with pytest.raises(ArgumentError, match=says("events.jsonl", "yet")):
         read_model(tmp_path)

@@ -15,6 +15,7 @@ import pytest
 from torchx.tracker import api
 from torchx.tracker.backend.fsspec import FsspecTracker
 
+from tests.facts import says
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError, TrackerError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, current_run
@@ -154,7 +155,7 @@ def test_both_sides_are_one_store(base: str) -> None:
 
 
 def test_what_cannot_be_stored(tmp_path: Path) -> None:
-    with pytest.raises(ResultRefusedError, match=r"The metadata of the run 'r' cannot be written as JSON"):
+    with pytest.raises(ResultRefusedError, match=says("'r'", "metadata", "JSON")):
         create(str(tmp_path)).add_metadata("r", a=object())
 
 
@@ -204,7 +205,7 @@ def test_a_stage_that_reads_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", ["", None])
 def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(protocol.TRACKER_BASE, raising=False)
-    with pytest.raises(TrackerError, match=r"The tracker base '' is no fsspec URL or local directory"):
+    with pytest.raises(TrackerError, match=says("''", "tracker base", "directory")):
         create(config)
     monkeypatch.setenv(protocol.TRACKER_BASE, str(tmp_path))
     assert repr(create(config)) == f"StageTracker({str(tmp_path)!r})"
@@ -270,9 +271,7 @@ class TestImport:
         assert import_torchx(root, create(str(tmp_path / "ours")).tracker.store) == {RUN: 1}
 
     def test_nothing_is_there(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            TrackerError, match=rf"There is nothing of TorchX's FsspecTracker under '{tmp_path}'\. Name the folder"
-        ):
+        with pytest.raises(TrackerError, match=says(f"'{tmp_path}'", "FsspecTracker")):
             import_torchx(tmp_path, create(str(tmp_path)).tracker.store)
 
     @pytest.mark.parametrize(
@@ -290,7 +289,7 @@ class TestImport:
         theirs._persist(RUN, kind, {"x": 1})
         (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
         file.write_text(content)
-        with pytest.raises(CorruptResultError, match=rf"{file} is not what TorchX's tracker writes: .*Remove it"):
+        with pytest.raises(CorruptResultError, match=says(file)):
             import_torchx(tmp_path, create(str(tmp_path)).tracker.store)
 
     def test_what_is_no_entry_may_be_left_out(self, tmp_path: Path) -> None:

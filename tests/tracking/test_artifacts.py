@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.facts import says
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
@@ -48,8 +49,7 @@ def test_a_reader_finds_those_of_its_parents(base: str) -> None:
     assert reader.parent.artifacts()["model"].path == "s3://models/1"
     with pytest.raises(
         ResultRefusedError,
-        match=r"'p1/train/e1' is one that this stage reads; a stage registers artifacts of its own run only\. Use "
-        r"current_run\(\)\.add_artifact\(\.\.\.\)",
+        match=says("'p1/train/e1'", "current_run().add_artifact(...)"),
     ):
         reader.parent.add_artifact("model", "x")
 
@@ -128,11 +128,11 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "path", "metadata", "text"),
     [
-        ("", "x", {}, r"An artifact's name is text, such as 'model'\. Got: ''"),
-        (5, "x", {}, r"An artifact's name is text, such as 'model'\. Got: 5"),
-        ("model", None, {}, r"The path of the artifact 'model' is text: a local path or an fsspec URL\. Got: None"),
-        ("model", b"x", {}, r"The path of the artifact 'model' is text"),
-        ("model", "x", {"a": {1}}, r"The metadata of the artifact 'model' cannot be written as JSON: .*set"),
+        ("", "x", {}, says("'model'", "''", "artifact")),
+        (5, "x", {}, says("'model'", "5")),
+        ("model", None, {}, says("'model'", "None")),
+        ("model", b"x", {}, says("'model'", "path", "artifact")),
+        ("model", "x", {"a": {1}}, says("'model'", "metadata", "artifact")),
     ],
 )
 def test_refused(tmp_path: Path, name: Any, path: Any, metadata: dict[str, Any], text: str) -> None:
@@ -148,7 +148,7 @@ def test_what_is_no_artifact_is_named(tmp_path: Path, content: str) -> None:
     run.add_artifact("model", "s3://models/1")
     (entry,) = tmp_path.glob(".torchx_kfp/artifacts/*/*")
     entry.write_text(content)
-    with pytest.raises(CorruptResultError, match=rf"{entry} is no entry of artifacts: .*Something else wrote it"):
+    with pytest.raises(CorruptResultError, match=says(entry, "artifacts")):
         run.artifacts()
 
 
@@ -201,7 +201,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str, form: str) -> Non
         (tmp_path / "link").symlink_to(path)
         named = {"path": str(path), "url": f"file://{path}", "link": str(tmp_path / "link")}[form]
         run = stage(tmp_path / "results")
-        with pytest.raises(ResultRefusedError, match=rf"'model' is at .*(it|zero|link), which is a {kind}\. Register"):
+        with pytest.raises(ResultRefusedError, match=says("'model'", kind)):
             run.add_artifact("model", named)
     assert run.artifacts() == {}
 

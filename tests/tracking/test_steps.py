@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.facts import says
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, MissingMetricError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, step_log
@@ -97,13 +98,11 @@ class TestWhatIsKept:
 
     def test_a_name_that_was_not_logged(self, tmp_path: Path) -> None:
         run = stage(tmp_path)
-        with pytest.raises(KeyError, match=r"no metric of steps named 'los'\. It has logged none\."):
+        with pytest.raises(KeyError, match=says("'los'", "metric", "steps")):
             run.history()["los"]
         run.log(0, loss=0.3, accuracy=0.5)
         history = run.history()
-        with pytest.raises(
-            MissingMetricError, match=r"^The run .* 'los'\. Did you mean 'loss'\? There are: accuracy, loss\.$"
-        ):
+        with pytest.raises(MissingMetricError, match=says("'los'", "'loss'")):
             history["los"]
         assert history.get("los") is None
         run.log(1, {f"m{i:02}": 1.0 for i in range(30)})
@@ -139,7 +138,7 @@ class TestWhatIsKept:
         assert {len(curve.points) <= 102 for curve in run.history().values()} == {True}
         (entry,) = entries(tmp_path)
         assert entry.stat().st_size < 3_000_000
-        with pytest.raises(ResultRefusedError, match=rf"more than {MAX_NAMES} names; the next one is 'loss/at step 7'"):
+        with pytest.raises(ResultRefusedError, match=says(MAX_NAMES, "'loss/at step 7'")):
             run.log(300, {"loss/at step 7": 1.0})
         assert "loss/at step 7" not in run.history()
 
@@ -177,7 +176,7 @@ class TestWhatIsKept:
 class TestRefusals:
     @pytest.mark.parametrize("step", ["1", 1.5, None, True, 2**63, [1]])
     def test_a_step_is_an_int(self, step: Any, tmp_path: Path) -> None:
-        with pytest.raises(ResultRefusedError, match=r"A step is an int.* Got \w+: "):
+        with pytest.raises(ResultRefusedError, match=says("step", "int")):
             stage(tmp_path).log(step, loss=1.0)
         assert entries(tmp_path) == []
 
@@ -193,7 +192,7 @@ class TestRefusals:
         stage(tmp_path).log(1, loss=0.5)
         stage(tmp_path).flush()
         assert values(run.parent.history(), "loss") == [(1, 0.5)]
-        with pytest.raises(ResultRefusedError, match=r"logs metrics of its own run only\. Use current_run\(\)\.log\("):
+        with pytest.raises(ResultRefusedError, match=says("current_run().log")):
             run.parent.log(1, loss=0.5)
 
     def test_what_is_no_curve(self, tmp_path: Path) -> None:
@@ -204,7 +203,7 @@ class TestRefusals:
         stored = json.loads(entry.read_text())
         for wrong in ({}, {"metrics": [1]}, {"metrics": {"loss": {**stored["metrics"]["loss"], "steps": []}}}):
             entry.write_text(json.dumps(wrong))
-            with pytest.raises(CorruptResultError, match=r"is no entry of steps"):
+            with pytest.raises(CorruptResultError, match=says("steps")):
                 FsspecResultTracker(tmp_path).history(RUN)
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 
+from tests.facts import says
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, ResultRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -165,7 +166,7 @@ class TrackerContract:
         [
             ("", "is empty"),
             ("/etc/passwd", "is absolute"),
-            ("..", "would leave its place below the tracker base"),
+            ("..", "would leave its place"),
             ("../x", "would leave its place"),
             ("a/../../x", "would leave its place"),
             ("a/..", "would leave its place"),
@@ -178,9 +179,9 @@ class TrackerContract:
             ("s3:///b", "has an empty part"),
             ("s3://", "has an empty part"),
             ("a\0b", "holds a NUL character"),
-            ("a\ud800b", "holds half of a surrogate pair"),
-            (".torchx_kfp", "uses the name '.torchx_kfp'"),
-            ("a/.torchx_kfp/b", "uses the name '.torchx_kfp'"),
+            ("a\ud800b", says("surrogate")),
+            (".torchx_kfp", "'\\.torchx_kfp'"),
+            ("a/.torchx_kfp/b", "'\\.torchx_kfp'"),
         ],
     )
     def test_keys_that_are_refused(self, tracker: FsspecResultTracker, key: str, problem: str) -> None:
@@ -196,7 +197,7 @@ class TrackerContract:
             assert tracker["n" * 5000] == {"x": 1}
             return
         for key in (self.too_long, "new/" + self.too_long, "é" * (len(self.too_long) // 2)):
-            with pytest.raises(KeyRefusedError, match=r"is too long for the tracker base .*Shorten it"):
+            with pytest.raises(KeyRefusedError, match=says("too long")):
                 tracker.put(key, x=1)
             with pytest.raises(KeyRefusedError, match="is too long"):
                 tracker.get(key)
@@ -211,7 +212,7 @@ class TrackerContract:
             assert tracker["a"] == {"x": 2}
         else:
             for action in (lambda: tracker.put("a/b", x=2), lambda: tracker.get("a/b")):
-                with pytest.raises(KeyRefusedError, match="The key 'a/b' is a folder of other keys"):
+                with pytest.raises(KeyRefusedError, match=says("'a/b'", "key", "folder")):
                     action()
             assert tracker.keys() == ["a/b/c"]
         assert tracker["a/b/c"] == {"x": 1}
@@ -223,9 +224,7 @@ class TrackerContract:
             assert tracker["a/b/c/d"] == {"x": 2}
         else:
             for action in (lambda: tracker.put("a/b/c/d", x=2), lambda: tracker.get("a/b/c/d")):
-                with pytest.raises(
-                    KeyRefusedError, match="The key 'a/b/c/d' lies below the key 'a/b', which holds results itself"
-                ):
+                with pytest.raises(KeyRefusedError, match=says("'a/b/c/d'", "'a/b'", "key", "results")):
                     action()
             assert tracker.keys() == ["a/b"]
         assert tracker["a/b"] == {"x": 1}
@@ -234,11 +233,11 @@ class TrackerContract:
         "value", [None, b"x", [1], {"a": 1}, "x" * 1025, "\ud800", pytest.param(10**4300, id="int")]
     )
     def test_nothing_is_written_where_a_result_is_refused(self, tracker: FsspecResultTracker, value: object) -> None:
-        with pytest.raises(ResultRefusedError, match="result 'bad' of the key 'new/key'"):
+        with pytest.raises(ResultRefusedError, match=says("'bad'", "'new/key'", "result")):
             tracker.put("new/key", good=1, bad=value)
         assert tracker.keys() == []
         tracker["old"] = {"x": 1}
-        with pytest.raises(ResultRefusedError, match="result 'bad' of the key 'old'"):
+        with pytest.raises(ResultRefusedError, match=says("'bad'", "'old'", "result", "key")):
             tracker["old"] = {"good": 1, "bad": value}
         assert tracker["old"] == {"x": 1}
 
@@ -253,11 +252,11 @@ class TrackerContract:
     @pytest.mark.parametrize(
         ("content", "problem"),
         [
-            (b"", r"is empty\. A result is one JSON object"),
+            (b"", says("empty", "result")),
             (b'{"loss": 0.', r"is not valid JSON \("),
             (b"\xff\xfe\xfa", "is not valid JSON"),
-            (b"[1, 2]", r"holds the JSON value \[1, 2\], but a result is one JSON object"),
-            (b"null", "holds the JSON value None"),
+            (b"[1, 2]", says("JSON", "result")),
+            (b"null", says("None", "JSON")),
             (b"[" * 100_000, "is not valid JSON"),
             (b'{"x": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
         ],
@@ -284,9 +283,7 @@ class TrackerContract:
         )
         assert found == {"run/missing": {}, "5": {}, **{key: {"number": number} for number, key in enumerate(keys)}}
         assert tracker.get_many([]) == {}
-        with pytest.raises(
-            KeyRefusedError, match=r"get_many takes a list of keys\. Got: 'run/train'\. One key is for get"
-        ):
+        with pytest.raises(KeyRefusedError, match=says("get_many", "'run/train'")):
             tracker.get_many("run/train")
         with pytest.raises(KeyRefusedError, match=r"'a/\.\./b' would leave its place"):
             tracker.get_many([*keys, "a/../b"])
@@ -307,9 +304,9 @@ class TrackerContract:
         tracker.put("run/1", x=1)
         tracker.put("run/3", x=3)
         self.store(base, "run/2", b"{")
-        with pytest.raises(CorruptResultError, match="run/2 is not valid JSON"):
+        with pytest.raises(CorruptResultError, match=says("run/2", "JSON")):
             tracker.get_many(["run/1", "run/2", "run/3"])
-        with pytest.raises(CorruptResultError, match="run/2 is not valid JSON"):
+        with pytest.raises(CorruptResultError, match=says("run/2", "JSON")):
             list(tracker.items())
         errors: list[CorruptResultError] = []
         assert tracker.get_many(["run/1", "run/2", "run/3"], corrupt=errors.append) == {
@@ -441,7 +438,7 @@ class TestMemory(TrackerContract):
     def test_a_base_that_is_a_file(self, base: str) -> None:
         FsspecResultTracker(base)["file"] = {"x": 1}
         tracker = FsspecResultTracker(base + "/file")
-        with pytest.raises(TrackerError, match=r"The tracker base 'memory://results/file' is a file"):
+        with pytest.raises(TrackerError, match=says("'memory://results/file'", "tracker base")):
             tracker["run"] = {"x": 1}
 
 
@@ -455,7 +452,7 @@ class TestMemoryRoot(TestMemory):
 
     def test_a_base_that_is_a_file(self, base: str) -> None:
         FsspecResultTracker(base)["file"] = {"x": 1}
-        with pytest.raises(TrackerError, match="The tracker base 'memory://file' is a file"):
+        with pytest.raises(TrackerError, match=says("'memory://file'", "tracker base")):
             FsspecResultTracker("memory://file")["run"] = {"x": 1}
 
 

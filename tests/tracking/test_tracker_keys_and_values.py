@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tests.facts import says
 from torchx_kfp.errors import KeyRefusedError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.keys import key_text
@@ -20,18 +21,18 @@ from torchx_kfp.tracking.values import check_results, decode_results, encode_res
 
 @pytest.mark.parametrize("key", [None, 1.5, b"run", True, False, ("a", "b"), Path("a/b"), ["a"]])
 def test_keys_are_str_or_int(key: Any) -> None:
-    with pytest.raises(KeyRefusedError, match=r"A key is a str or an int\. Got") as caught:
+    with pytest.raises(KeyRefusedError, match=says("str", "int")) as caught:
         key_text(key)
     assert f"Got {type(key).__name__}: {key!r}." in str(caught.value)
 
 
 def test_a_key_of_thousands_of_digits() -> None:
-    with pytest.raises(KeyRefusedError, match="The key is an int of thousands of digits"):
+    with pytest.raises(KeyRefusedError, match=says("key", "digits")):
         key_text(10**5000)
 
 
 def test_a_long_key_is_cut_in_messages() -> None:
-    with pytest.raises(KeyRefusedError, match=r"The key '/x+\.\.\. \(3,003 characters\) is absolute"):
+    with pytest.raises(KeyRefusedError, match=says("'/xx", "3,003", "absolute")):
         key_text("/" + "x" * 3000)
 
 
@@ -48,19 +49,19 @@ class Array(Nameless):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, r"is None\. .* Leave the result out, or put float\('nan'\)\."),
-        (b"raw", r"is of type bytes: b'raw'\. .* Decode it, or store it elsewhere and put its URL\."),
-        (bytearray(b"raw"), r"is of type bytearray: .* Decode it"),
-        ({"a": 1}, r"is of type dict: \{'a': 1\}\. .* Put each value under a name of its own, for example 'loss/mean'"),
-        ([1, 2], r"is of type list: \[1, 2\]\. .* Put each value under a name of its own, for example 'loss/0'"),
-        ((1,), r"is of type tuple: \(1,\)\. .* for example 'loss/0'"),
-        (1j, r"is of type complex: 1j\. .* Convert it, for example with float\(\.\.\.\) or str\(\.\.\.\)\."),
-        (decimal.Decimal("0.1"), r"is of type decimal\.Decimal: Decimal\('0\.1'\)\. .* Convert it"),
-        (Array(), r"is of type .*Array: <it>\. .* Put a number that it is reduced to, such as its \.mean\(\)\."),
-        (Nameless(), r"is of type .*Nameless: <it>\. .* Convert it"),
-        ("é" * 513, r"is a str of 1,026 bytes in UTF-8; the limit is 1,024 bytes\. Store the text elsewhere"),
-        ("a\udc80", r"holds half of a surrogate pair, which cannot be written as UTF-8\. Replace it"),
-        (-(10**4300), r"is an int of more than 4,298 digits, which JSON readers do not take\. Put it as a float\."),
+        (None, says("None", "float('nan')")),
+        (b"raw", says("bytes", "b'raw'")),
+        (bytearray(b"raw"), says("bytearray")),
+        ({"a": 1}, says("'a'", "'loss/mean'", "dict")),
+        ([1, 2], says("'loss/0'", "list")),
+        ((1,), says("'loss/0'", "tuple")),
+        (1j, says("1j", "float(...)", "str(...)")),
+        (decimal.Decimal("0.1"), says("decimal.Decimal", "Decimal('0.1')")),
+        (Array(), says("mean()", "Array", "<it>")),
+        (Nameless(), says("Nameless", "<it>")),
+        ("é" * 513, says("1,026", "1,024")),
+        ("a\udc80", says("surrogate")),
+        (-(10**4300), says("4,298", "digits", "JSON")),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -87,13 +88,13 @@ def test_scalars_of_numpy() -> None:
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ({"": 1}, "A result of the key 'run' has an empty name"),
-        ({1: 1}, "A result of the key 'run' has the name 1 of type int. Names are str"),
-        ({None: 1}, "has the name None of type NoneType"),
-        ({"\ud800": 1}, "holds half of a surrogate pair"),
-        ([("a", 1)], r"The results for the key 'run' must be a mapping of names to values\. Got list: \[\('a', 1\)\]"),
-        (0.5, r"must be a mapping of names to values\. Got float: 0\.5"),
-        (None, r"must be a mapping of names to values\. Got NoneType: None"),
+        ({"": 1}, says("'run'", "result", "key")),
+        ({1: 1}, says("'run'", "1", "int", "str")),
+        ({None: 1}, says("NoneType")),
+        ({"\ud800": 1}, says("surrogate")),
+        ([("a", 1)], says("'run'", "1)", "results", "key")),
+        (0.5, says("0.5", "mapping", "values")),
+        (None, says("NoneType", "mapping", "values")),
     ],
 )
 def test_names_that_are_refused(tmp_path: Path, results: Any, message: str) -> None:

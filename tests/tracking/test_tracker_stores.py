@@ -12,6 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from tests.facts import says
 from tests.s3 import S3Server
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
@@ -20,17 +21,17 @@ from torchx_kfp.tracking import FsspecResultTracker
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("", r"The tracker base '' is no fsspec URL or local directory\. Use one such as /tmp/results or s3://"),
-        ("  ", r"The tracker base '  ' is no fsspec URL"),
-        ("a\0b", r"The tracker base 'a\\x00b' is no fsspec URL"),
-        (None, r"A tracker base is an fsspec URL or a local directory\. Got NoneType: None"),
-        (b"/tmp", r"A tracker base is an fsspec URL or a local directory\. Got bytes: b'/tmp'"),
+        ("", says("''", "/tmp/results", "s3://")),
+        ("  ", says("'  '")),
+        ("a\0b", says("'a\\x00b'", "tracker base")),
+        (None, says("NoneType", "tracker base", "directory")),
+        (b"/tmp", says("b'/tmp'", "tracker base", "directory")),
         (
             "nope://x",
-            r"The tracker base 'nope://x' cannot be used: Protocol not known: nope\. Use a local directory, or",
+            says("'nope://x'", "tracker base", "directory"),
         ),
-        ("s3:/b/x", r"'s3:/b/x' has one slash behind its protocol.* Write 's3://b/x', or './s3:/b/x' if a directory"),
-        ("s3://", r"The tracker base 's3://' names no bucket\. Use one such as s3://bucket/results"),
+        ("s3:/b/x", says("'s3:/b/x'", "'s3://b/x'", "'./s3:/b/x'")),
+        ("s3://", says("'s3://'", "s3://bucket/results")),
     ],
 )
 def test_bases_that_are_refused(base: Any, message: str) -> None:
@@ -75,11 +76,9 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
     assert tracker["missing"] == {}
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["b"]
     for key in ("a", "a/b/c"):
-        with pytest.raises(
-            KeyRefusedError, match=f"The key '{key}' is a folder of other keys of the tracker base 'dir::"
-        ):
+        with pytest.raises(KeyRefusedError, match=says(f"'{key}'", "folder", "'dir::")):
             tracker[key] = {"x": 1}
-    with pytest.raises(KeyRefusedError, match=r"is too long for the tracker base 'dir::.*Shorten it"):
+    with pytest.raises(KeyRefusedError, match=says("too long")):
         tracker["n" * 300] = {"x": 1}
 
 
@@ -119,7 +118,7 @@ class TestS3:
         tracker["a/b"] = {"x": 2}
         assert (tracker["run"], tracker["a/b"]) == ({"x": 1}, {"x": 2})
         assert tracker.keys() == ["a/b", "run"]
-        with pytest.raises(KeyRefusedError, match="the object's name would have 1,025 bytes in UTF-8"):
+        with pytest.raises(KeyRefusedError, match=says("1,025", "bytes")):
             tracker["n" * 1025] = {"x": 1}
         tracker["n" * 1024] = {"x": 1}
 
@@ -138,9 +137,7 @@ class TestS3:
             (lambda: tracker.get("run"), "read s3://no-such-bucket/results/run"),
             (lambda: tracker.keys(), "list s3://no-such-bucket/results"),
         ):
-            with pytest.raises(
-                TrackerError, match=f"Cannot {verb}: the bucket of the tracker base '.*' does not exist. Make it, or"
-            ) as caught:
+            with pytest.raises(TrackerError, match=says(verb, "bucket", "tracker base")) as caught:
                 action()
             assert isinstance(caught.value.__cause__, FileNotFoundError)
         assert not [line for line in s3_server.requests(lambda: None) if line.startswith("PUT /no-such-bucket ")]
@@ -149,9 +146,7 @@ class TestS3:
     def test_a_key_that_s3fs_reads_as_a_version(self, s3_base: str) -> None:
         tracker = FsspecResultTracker(s3_base)
         for action in (lambda: tracker.put("a?versionId=1", x=1), lambda: tracker.get("a?versionId=1")):
-            with pytest.raises(
-                KeyRefusedError, match=r"The key 'a\?versionId=1' means something else to the tracker base"
-            ):
+            with pytest.raises(KeyRefusedError, match=says("'a?versionId=1'", "key", "tracker base")):
                 action()
         assert tracker.keys() == []
 
@@ -166,7 +161,7 @@ class TestS3:
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
         s3fs.S3FileSystem.clear_instance_cache()
         tracker = FsspecResultTracker(s3_base)
-        with pytest.raises(TrackerError, match=r"Cannot write s3://.*credentials.* Check the tracker base") as caught:
+        with pytest.raises(TrackerError, match=says("s3://", "credentials", "tracker base")) as caught:
             tracker["run"] = {"x": 1}
         assert caught.value.__cause__ is not None
 
@@ -180,7 +175,7 @@ class TestS3:
         )
         s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
         tracker = FsspecResultTracker(s3_base)
-        with pytest.raises(TrackerError, match=r"No permission to read s3://.*list there") as caught:
+        with pytest.raises(TrackerError, match=says("s3://", "permission", "list")) as caught:
             tracker.get("run")
         assert isinstance(caught.value.__cause__, PermissionError)
 

@@ -1,0 +1,10 @@
+"""What a message says, whatever its sentences are: names, values, and the way out."""
+
+from __future__ import annotations
+
+import re
+
+
+def says(*facts: object) -> str:
+    """Return a pattern for ``match=`` that finds a message with all of these facts, in any order."""
+    return "(?s)" + "".join(f"(?=.*{re.escape(str(fact))})" for fact in facts)
