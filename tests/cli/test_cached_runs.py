@@ -92,6 +92,32 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     assert shown.stderr == f"Cached in {third}: train, from {second}.\n"
 
 
+@dsl.pipeline(name="looped")
+def looped(tracker_base: str, rates: list):
+    with dsl.ParallelFor(rates) as rate:
+        args = ["-c", RECORD, f"{rate}"]
+        app = AppDef("train", roles=[Role("role", image="x", entrypoint="python", args=args)])
+        task_from_app(app, tracker_base=tracker_base)
+
+
+def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
+    inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second iteration of the first run is the first one of the second run, whose own second one is another."""
+    monkeypatch.chdir(project)
+    first, second = (
+        run(looped, {"tracker_base": "base", "rates": rates}, stream=io.StringIO(), parallelism=1).run_id
+        for rates in ([0.5, 0.25], [0.25, 0.125])
+    )
+    assert json.loads(inside("results", "base", second, "--format", "json").stdout) == {
+        f"{first}/train/train-1-0": {"x": 0.25},
+        f"{second}/train/train-1-0": {"x": 0.125},
+    }
+    assert json.loads(inside("results", "base", f"{second}/train/train-1-0", "--format", "json").stdout) == {
+        f"{second}/train/train-1-0": {"x": 0.125}
+    }
+
+
 def test_from_another_folder(runs: list[str], inside: Call, project: Path, base: str) -> None:
     if base != "base":
         pytest.skip("the base has nothing to do with it")

@@ -126,9 +126,9 @@ class RunsHere:
             run, _, rest = run_id.partition("/")
             if run == record.run_id or run_id not in self._known or _place(stage.tracker_base or "") != self._place:
                 continue
-            # Two runs may each have a stage of this name.
+            # An execution of this run, or of a second earlier one, may have this name too.
             key = f"{record.run_id}/{rest}"
-            found[f"{key}-of-{run}" if key in found else key] = run_id
+            found[f"{key}-of-{run}" if key in found or key in self._known else key] = run_id
         return found
 
 
