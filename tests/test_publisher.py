@@ -431,13 +431,13 @@ def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_p
     assert done.stdout == without.stdout
 
 
-@pytest.mark.parametrize("left", ["sleep 60 &", "setsid sleep 60 &", "(setsid sh -c 'trap \"\" TERM; sleep 60' &) &"])
+@pytest.mark.parametrize(
+    "left", ["sleep 900 &", "setsid sleep 900 &", "(setsid sh -c 'trap \"\" TERM; sleep 900' &) &"]
+)
 def test_what_the_application_leaves_running_is_ended(program: list[str], tmp_path: Path, left: str) -> None:
     """It holds the pipe that the stage's output goes to, and an engine waits for that."""
-    began = time.monotonic()
     done = Stage(program, tmp_path).run("sh", "-c", f"{left} echo done; sleep 0.2")
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert time.monotonic() - began < 20
 
 
 def test_output_is_not_held_back(program: list[str], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -221,12 +220,10 @@ def test_what_is_no_file_is_refused_at_once(execute_failing, tmp_path, monkeypat
     def pipeline():
         leave(script=script)
 
-    start = time.monotonic()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("s")
         (stage,) = execute_failing(pipeline).stages
     assert fact in stage.reason
-    assert time.monotonic() - start < 20
 
 
 def test_copies_keep_the_permissions_of_what_is_copied(execute, tmp_path):

@@ -44,26 +44,35 @@ def _overlap(events):
 
 
 @pytest.mark.parametrize(("limit", "parallelism", "expected"), [(2, 8, 2), (0, 3, 3), (5, 1, 1)])
-def test_parallelism_of_the_run_and_of_a_loop(execute, limit, parallelism, expected):
+def test_parallelism_of_the_run_and_of_a_loop(execute, tmp_path, limit, parallelism, expected):
+    # The first ones wait for each other, so that they are all there at one time.
+    script = f"cd {tmp_path}; touch $$.here; until [ $(ls *.here | wc -l) -ge {expected} ]; do sleep 0.02; done"
+
     @dsl.pipeline
     def pipeline():
         with dsl.ParallelFor([1, 2, 3, 4, 5], parallelism=limit or None):
-            shell(script="sleep 0.1")
+            shell(script=script)
 
     events = []
     execute(pipeline, on_event=events.append, parallelism=parallelism)
     assert _overlap(events) == expected
 
 
-def test_a_task_starts_as_soon_as_its_own_inputs_are_there(execute):
+def test_a_task_starts_as_soon_as_its_own_inputs_are_there(execute, tmp_path):
     @dsl.pipeline
     def pipeline():
-        shell(script="sleep 1")
+        shell(script=f"until [ -e {tmp_path}/end ]; do sleep 0.02; done")
         quick = write(x="x")
         write(x=quick.outputs["out"])
 
     events = []
-    result = execute(pipeline, parallelism=2, on_event=events.append)
+
+    def hear(event):
+        events.append(event)
+        if isinstance(event, StageFinished) and event.result.name == "write-2":
+            (tmp_path / "end").touch()
+
+    result = execute(pipeline, parallelism=2, on_event=hear)
     ended = [event.result.name for event in events if isinstance(event, StageFinished)]
     assert ended == ["write", "write-2", "shell"]
     # What is reported has the pipeline's order, whatever ended first.

@@ -299,12 +299,9 @@ def test_a_signal_ends_every_phase(tmp_path, phase):
         else:
             wait_for(lambda: list(tmp_path.glob("runs/*/events.jsonl")))
             time.sleep(1)
-        started = time.monotonic()
         runner.send_signal(signal.SIGINT)
-        _, stderr = runner.communicate(timeout=60)
+        _, stderr = runner.communicate(timeout=HANGS)
     finally:
         runner.kill()
         runner.wait()
     assert (runner.returncode, "Traceback" in stderr) == (130, False), stderr
-    # Two seconds on a quiet machine.
-    assert time.monotonic() - started < 20, stderr

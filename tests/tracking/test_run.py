@@ -128,7 +128,7 @@ class TestOwnResults:
     def test_waits_for_its_own_results_too(self, tmp_path: Path) -> None:
         start = time.monotonic()
         assert stage(tmp_path).results(timeout=0.2) == {}
-        assert 0.2 <= time.monotonic() - start < 5
+        assert time.monotonic() - start >= 0.2
 
 
 class TestParents:
@@ -250,7 +250,7 @@ class TestMissingResults:
     def test_says_how_long_it_waited(self, tmp_path: Path) -> None:
         start = time.monotonic()
         assert "has recorded no results after 0.3 s under" in self.missing(str(tmp_path), timeout=0.3)
-        assert 0.3 <= time.monotonic() - start < 5
+        assert time.monotonic() - start >= 0.3
 
     def test_what_cannot_be_listed_hides_nothing(self, tmp_path: Path) -> None:
         class Unlisted(FsspecResultTracker):
@@ -287,9 +287,8 @@ class TestWaiting:
 
     def test_returns_at_once_what_is_there(self, tmp_path: Path) -> None:
         stage(tmp_path, "p1/train/e1").put(x=1)
-        start = time.monotonic()
-        stage(tmp_path, parents={"train": "p1/train/e1"}).parent.results(timeout=60)
-        assert time.monotonic() - start < 5
+        # It would rather wait for longer than a test may take.
+        assert stage(tmp_path, parents={"train": "p1/train/e1"}).parent.results(timeout=3000) == {"x": 1}
 
 
 def application(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
