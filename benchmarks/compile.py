@@ -23,6 +23,7 @@ from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import task_from_app
+from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.sdk import quick_sdk
 
@@ -51,7 +52,7 @@ adapted = chain(STAGES)
 
 
 #: What the adapter makes of one stage, copied out as somebody would who writes it by hand.
-PLAN = plan_stage(make_app("stage-1", 0.1), tracker_base=(BASE,), sources={"previous": "a/b/c"})
+PLAN = plan_stage(make_app("stage-1", 0.1), Settings(tracker_base=(BASE,), sources={"previous": "a/b/c"}))
 COMMAND = [
     word.replace(BASE, "{{$.inputs.parameters['tracker_base']}}")
     .replace("a/b/c", "{{$.inputs.parameters['previous']}}")

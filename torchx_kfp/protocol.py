@@ -20,6 +20,8 @@ VERSION = 1
 
 #: fsspec URL or local directory under which results are stored.
 TRACKER_BASE = "TORCHX_TRACKER_BASE"
+#: The parameter of pipelines, and the input of components, that carries the tracker base.
+TRACKER_BASE_PARAMETER = "tracker_base"
 #: Run id of this stage. The name is TorchX's: ``torchx.settings.ENV_TORCHX_JOB_ID``.
 JOB_ID = "TORCHX_JOB_ID"
 #: Run id of the first stage that this one reads. The name is TorchX's.

@@ -12,6 +12,7 @@ import torchx_kfp
 from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inputs
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
+from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 
 pytestmark = pytest.mark.versions
@@ -141,7 +142,7 @@ def test_names_that_kfp_would_change(name: str) -> None:
     labels = [settings["podMetadata"]["labels"] for settings in platform.values() if "podMetadata" in settings]
     assert len(labels) == 2
     assert all(len(value) <= 63 for values in labels for value in values.values())
-    plan = plan_stage(make_app(name), tracker_base=("/tmp",))
+    plan = plan_stage(make_app(name), Settings(tracker_base=("/tmp",)))
     assert 0 < len(plan.stage) <= 63
     assert set(plan.stage) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
     assert plan.stage.strip(".") == plan.stage
@@ -149,7 +150,7 @@ def test_names_that_kfp_would_change(name: str) -> None:
 
 
 def test_ordinary_names_stay() -> None:
-    plan = plan_stage(make_app("UPPER.case-ok_1"), tracker_base=("/tmp",))
+    plan = plan_stage(make_app("UPPER.case-ok_1"), Settings(tracker_base=("/tmp",)))
     assert (plan.alias, plan.stage, plan.component) == ("UPPER.case-ok_1", "UPPER.case-ok_1", "upper-case-ok-1")
 
 

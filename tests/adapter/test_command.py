@@ -19,8 +19,8 @@ from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, EngineFailure, argo, container_of, containers, kubelet, launcher
 from tests.facts import says
 from torchx_kfp import protocol, task_from_app
-from torchx_kfp.adapter.stage import command
-from torchx_kfp.adapter.stage import constants as values
+from torchx_kfp.adapter.stage import command, stage_input
+from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.adapter.values import escapes as text
 from torchx_kfp.backend import kubelet as product
@@ -110,7 +110,7 @@ def test_engines_change_what_is_escaped(word: str) -> None:
 
 def test_without_the_escapes_arguments_are_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "find_rewritten", lambda _: None)
-    monkeypatch.setattr(values, "escape", lambda word: word.replace("\\", r"\0134"))
+    monkeypatch.setattr(stage_input, "escape", lambda word: word.replace("\\", r"\0134"))
     compiled = compile_stage(tracked=True, entrypoint="printf", args=["%s\\0", "$$", "$(HOME)", "{{workflow.name}}"])
     done = stage_container(tmp_path, compiled).run()
     assert done.stdout == b"$\0/root\0<workflow.name>\0"
@@ -269,7 +269,8 @@ def test_a_tracker_base_with_spaces_and_signs(shells: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("tracked", [True, False])
 def test_scripts_hold_nothing_that_engines_rewrite(tracked: bool) -> None:
     plan = plan_stage(
-        make_app(args=["$$"]), tracker_base=("/tmp",) if tracked else None, sources={"a": "r/a/1"} if tracked else None
+        make_app(args=["$$"]),
+        Settings(tracker_base=("/tmp",), sources={"a": "r/a/1"}) if tracked else Settings(),
     )
     script = plan.command[plan.command.index("-ec") + 1]
     assert text.find_rewritten(script) is None
@@ -309,7 +310,7 @@ def test_the_protocols_variables_are_not_the_apps(name: str) -> None:
     app = make_app(env={name: "mine"})
     assert f"{name}=mine" in plan_stage(app).command
     with pytest.raises(AppDefError, match=says("env", "'trainer'", name)):
-        plan_stage(app, tracker_base=("/tmp",))
+        plan_stage(app, Settings(tracker_base=("/tmp",)))
 
 
 def test_the_shell_idiom_of_torchx_for_the_host_of_rank_0(tmp_path: Path, shells: Path) -> None:

@@ -13,6 +13,7 @@ from tests.adapter.apps import compile_pipeline, load, make_app
 from tests.facts import says
 from torchx_kfp import component_from_app, task_from_app
 from torchx_kfp.adapter.stage.fields import FIELDS
+from torchx_kfp.adapter.stage.options import Settings, read_settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.errors import AppDefError, ChannelError
 
@@ -131,7 +132,7 @@ def test_pods_have_torchx_labels_where_they_are_asked_for() -> None:
 
 
 def test_labels_are_valid_for_any_name() -> None:
-    labels = plan_stage(make_app("dé " + "x" * 80, role="r/1"), labels=True).labels
+    labels = plan_stage(make_app("dé " + "x" * 80, role="r/1"), Settings(labels=True)).labels
     assert labels["torchx.pytorch.org/app-name"] == "d..xxx".ljust(63, "x")
     assert labels["torchx.pytorch.org/role-name"] == "r.1"
 
@@ -141,7 +142,7 @@ def test_settings_are_in_the_form_that_kfp_kubernetes_writes() -> None:
     from kfp import kubernetes
 
     app = make_app(mounts=[VolumeMount("data", "/data")])
-    plan = plan_stage(app, tracker_base=("/tmp/results",), labels=True)
+    plan = plan_stage(app, Settings(tracker_base=("/tmp/results",), labels=True))
     made: list[dict[str, Any]] = []
 
     def pipeline() -> None:
@@ -191,7 +192,7 @@ def test_overrides_are_resolved() -> None:
 def test_the_app_is_not_changed() -> None:
     app = make_app(args=["${app_id}"], env={"A": "${replica_id}"}, resource=Resource(1, 1, 100))
     before = repr(app)
-    plan_stage(app, tracker_base=("/tmp",))
+    plan_stage(app, Settings(tracker_base=("/tmp",)))
     assert repr(app) == before
 
 
@@ -354,4 +355,4 @@ def test_channels_where_none_can_work(make: Any, text: str) -> None:
 
 def test_the_name_of_a_stage_must_be_text() -> None:
     with pytest.raises(AppDefError, match=says("''", "stage")):
-        plan_stage(make_app(), name="")
+        plan_stage(make_app(), read_settings({"name": ""}, None, {}))

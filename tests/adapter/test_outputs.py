@@ -17,7 +17,7 @@ from tests.adapter.engines import container_of, containers
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
 from torchx_kfp.adapter.stage.carried import PROGRAM
-from torchx_kfp.adapter.stage.names import output_name
+from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 pytestmark = pytest.mark.versions

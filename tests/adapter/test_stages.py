@@ -19,7 +19,7 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.adapter.options import ComponentOptions, TaskOptions
+from torchx_kfp.adapter.stage.options import ComponentOptions, TaskOptions
 from torchx_kfp.errors import AppDefError, ReadsError
 
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
@@ -140,6 +140,11 @@ def test_reads_without_a_tracker_base() -> None:
         compile_pipeline(pipeline)
 
 
+def test_a_component_compiles_its_pipeline_once() -> None:
+    component = component_from_app(make_app())
+    assert component.pipeline_spec is component.pipeline_spec
+
+
 def test_a_task_outside_of_a_pipeline() -> None:
     with pytest.raises(AppDefError, match=r"kfp\.dsl\.pipeline"):
         Stages().task(make_app())
@@ -155,11 +160,32 @@ def test_fan_in() -> None:
     assert "run_id" in compile_pipeline(pipeline)
 
 
-@pytest.mark.parametrize("function", [task_from_app, component_from_app, component_spec_from_app])
-def test_the_options_are_named_alike_everywhere(function: Any) -> None:
-    declared = TaskOptions if function is task_from_app else ComponentOptions
-    parameters = inspect.signature(function).parameters
-    for name, annotation in declared.__annotations__.items():
+def test_task_from_app_lists_all_options() -> None:
+    parameters = inspect.signature(task_from_app).parameters
+    assert set(parameters) == {"app", "reads", *TaskOptions.__annotations__}
+    for name, annotation in TaskOptions.__annotations__.items():
         assert parameters[name].annotation == annotation.__forward_arg__
-    others = set(parameters) - set(declared.__annotations__)
-    assert others == {"app", "reads"} | ({"tracked", "ui_metadata"} if declared is ComponentOptions else set())
+
+
+def test_component_from_function_lists_the_options_of_components() -> None:
+    parameters = inspect.signature(component_from_function).parameters
+    options = {name: annotation.__forward_arg__ for name, annotation in ComponentOptions.__annotations__.items()}
+    # A function's parameter `name` is a constant.
+    del options["name"]
+    assert set(parameters) == {"fn", "tracked", "reads", "constants", *options}
+    for name, annotation in options.items():
+        assert parameters[name].annotation == annotation
+        assert parameters[name].default == inspect.signature(task_from_app).parameters[name].default
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: component_from_app(make_app(), result={}), r"component_from_app\(\).*'result'.*'results'"),  # type: ignore[call-arg]
+        (lambda: component_spec_from_app(make_app(), nam=""), r"component_spec_from_app\(\).*'nam'.*'name'"),  # type: ignore[call-arg]
+        (lambda: publish_results("a/b", image="i", cach=1), r"publish_results\(\).*'cach'.*'cache'"),  # type: ignore[call-arg]
+    ],
+)
+def test_unknown_options(call: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        call()

@@ -13,7 +13,7 @@ from torchx import specs
 from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app
 from tests.adapter.engines import constants, container_of, containers
 from torchx_kfp import component_from_app, component_from_function, protocol, publish_results, task_from_app
-from torchx_kfp.adapter.stage import constants as values
+from torchx_kfp.adapter.stage import stage_input
 from torchx_kfp.adapter.stage.carried import PROGRAM
 
 pytestmark = pytest.mark.versions
@@ -112,7 +112,7 @@ def test_long_command_lines_stay_as_they_are() -> None:
     assert constants(compiled)["train"] == {"stage": "train"}
     assert containers(compiled)["train"]["command"][-300:] == ["word"] * 300
     assert 'first": "' in "".join(containers(compiled)["train"]["command"])
-    assert 300 * len("word") > values.MOST
+    assert 300 * len("word") > stage_input.MOST
 
 
 def test_names_of_stages_arrive(shells: Path, tmp_path: Path) -> None:

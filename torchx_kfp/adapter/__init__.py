@@ -28,12 +28,12 @@
 from torchx_kfp.adapter.authoring import (
     artifact_from_uri,
     component_from_app,
+    component_from_function,
     component_spec_from_app,
     container_from_app,
     publish_results,
     task_from_app,
 )
-from torchx_kfp.adapter.functions.components import component_from_function
 from torchx_kfp.adapter.shared import Stages
 
 __all__ = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kfp import dsl
@@ -12,34 +13,37 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.options import (
-    Artifacts,
-    Channel,
-    Readable,
-    Reads,
-    Results,
-    Secrets,
-    TrackerBase,
-    Trackers,
-    UiMetadata,
+from torchx_kfp.adapter.functions.calls import call_function
+from torchx_kfp.adapter.stage.options import (
+    ComponentOptions,
+    PublisherOptions,
+    TaskOptions,
+    Unpack,
+    check_names,
+    read_settings,
 )
-from torchx_kfp.adapter.stage.names import is_input_name
-from torchx_kfp.adapter.stage.outputs import METRICS, check_artifact_class, read_publication
+from torchx_kfp.adapter.stage.outputs import METRICS, Artifacts, Results, UiMetadata, check_artifact_class
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_publisher, plan_stage
 from torchx_kfp.adapter.stage.reads import (
     RUN_ID,
-    TRACKER_BASE,
     FanIn,
+    Readable,
+    Reads,
     Source,
+    TrackerBase,
     check_alias,
     read_sources,
     read_tracker_base,
     read_uri,
     stage_of,
 )
+from torchx_kfp.adapter.stage.secrets import Secrets
+from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
-from torchx_kfp.adapter.values.references import Reference, parameter
+from torchx_kfp.adapter.values.names import is_input_name
+from torchx_kfp.adapter.values.references import Channel, Reference, parameter
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
+from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 
 def task_from_app(
@@ -103,19 +107,19 @@ def task_from_app(
                     f"task_from_app(app, tracker_base=..., {what}=...)."
                 )
     _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
-    plan = plan_stage(
-        app,
-        tracker_base=None if tracker_base is None else read_tracker_base(tracker_base),
-        sources=read_sources(reads),
-        publication=read_publication(results, artifacts),
+    options = TaskOptions(
+        results=results,
+        artifacts=artifacts,
         ui_metadata=ui_metadata,
+        trackers=trackers,
+        secrets=secrets,
+        cache=cache,
         inline=inline,
         labels=labels,
-        cache=cache,
-        secrets=secrets,
-        trackers=trackers,
         name=name,
     )
+    base = None if tracker_base is None else read_tracker_base(tracker_base)
+    plan = plan_stage(app, read_settings(options, base, read_sources(reads)))
     return emit.make_task(plan, tracker_base)
 
 
@@ -130,23 +134,19 @@ def publish_results(
     image: str,
     artifacts: Artifacts | None = None,
     tracker_base: TrackerBase | None = None,
-    secrets: Secrets | None = None,
-    cache: bool = True,
-    inline: bool = True,
     name: str | None = None,
+    **options: Unpack[PublisherOptions],
 ) -> dsl.PipelineTask:
-    """A task that publishes what another stage has recorded, whose image has no Python.
+    """Make a task that publishes what another stage has recorded, whose image has no Python.
 
     Args:
         task: a tracked task, or a channel or string that is a run id.
-        results: as in ``task_from_app``.
+        results: see ``task_from_app``.
         image: an image with python3 (3.8 or newer), fsspec and what the storage needs, such as s3fs.
-        artifacts: as in ``task_from_app``.
-        tracker_base: where that stage has recorded; needed where ``task`` is a run id, known of a task.
-        secrets: as in ``task_from_app``.
-        cache: as in ``task_from_app``.
-        inline: as in ``task_from_app``.
-        name: the stage's name; ``publish-`` and the other stage's otherwise.
+        artifacts: see ``task_from_app``.
+        tracker_base: where that stage has recorded. It is known of a task; a run id needs it.
+        name: the stage's name. The default is ``publish-`` and the other stage's name.
+        options: ``secrets``, ``cache`` and ``inline``: see ``task_from_app``.
 
     Returns:
         The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
@@ -157,12 +157,11 @@ def publish_results(
         OutputsError: a result or an artifact cannot be an output of KFP.
         ChannelError: a channel stands where its value cannot be filled in.
     """
+    check_names("publish_results", options, PublisherOptions)
     _check_in_pipeline("publish_results", "it publishes what a task of that pipeline has recorded")
-    publication = read_publication({} if results is None else results, artifacts)
-    assert publication is not None
     known = stage_of(task)
-    (source,) = read_sources({"stage": task}).values()
-    if isinstance(source, FanIn):
+    sources = read_sources({"stage": task})
+    if isinstance(sources["stage"], FanIn):
         raise ReadsError("publish_results publishes one stage, and got several. Publish each, in the loop it is in.")
     if tracker_base is None:
         if known is None or known.tracker_base is None:
@@ -171,16 +170,9 @@ def publish_results(
                 "publish_results(run_id, ..., tracker_base=...)."
             )
         tracker_base = known.tracker_base
-    plan = plan_publisher(
-        name if name is not None else f"publish-{known.name}" if known else "publish",
-        image,
-        read_tracker_base(tracker_base),
-        source,
-        publication,
-        inline=inline,
-        cache=cache,
-        secrets=secrets,
-    )
+    published = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
+    settings = read_settings({**options, **published}, read_tracker_base(tracker_base), sources)
+    plan = plan_publisher(settings, f"publish-{known.name}" if known else "publish", image)
     return emit.make_task(plan, tracker_base)
 
 
@@ -229,32 +221,19 @@ def component_from_app(
     *,
     tracked: bool = False,
     reads: Iterable[str] = (),
-    results: Results | None = None,
-    artifacts: Artifacts | None = None,
-    trackers: Trackers | None = None,
-    secrets: Secrets | None = None,
-    cache: bool = True,
-    inline: bool = True,
-    labels: bool = False,
-    name: str | None = None,
+    **options: Unpack[ComponentOptions],
 ) -> emit.StageComponent:
-    """The AppDef as a KFP component, to be called in pipelines.
+    """Make the AppDef a KFP component, to be called in pipelines.
 
     Args:
         app: a static AppDef, without pipeline channels.
-        ui_metadata: as in ``task_from_app``; the second argument in TorchX's own adapter, too.
+        ui_metadata: see ``task_from_app``. It is the second argument, as in TorchX's own adapter.
         tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
             ``run_id``.
         reads: aliases of stages that it reads; each is an input that takes another stage's ``run_id``. Implies
             ``tracked``.
-        results: as in ``task_from_app``. Implies ``tracked``.
-        artifacts: as in ``task_from_app``. Implies ``tracked``.
-        trackers: as in ``task_from_app``, with constants alone; for a tracked component.
-        secrets: as in ``task_from_app``.
-        cache: as in ``task_from_app``.
-        inline: as in ``task_from_app``.
-        labels: as in ``task_from_app``.
-        name: the stage's name, the AppDef's otherwise.
+        options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels`` and ``name``:
+            see ``task_from_app``. Results and artifacts imply ``tracked``; the values of trackers are constants.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
@@ -262,22 +241,8 @@ def component_from_app(
         ReadsError: an alias that cannot be an input.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
-    return emit.StageComponent(
-        plan_component(
-            app,
-            tracked=tracked,
-            reads=reads,
-            results=results,
-            artifacts=artifacts,
-            ui_metadata=ui_metadata,
-            trackers=trackers,
-            secrets=secrets,
-            cache=cache,
-            inline=inline,
-            labels=labels,
-            name=name,
-        )
-    )
+    check_names("component_from_app", options, ComponentOptions)
+    return emit.StageComponent(_plan_component(app, tracked, reads, {**options, "ui_metadata": ui_metadata}))
 
 
 def component_spec_from_app(
@@ -285,62 +250,112 @@ def component_spec_from_app(
     *,
     tracked: bool = False,
     reads: Iterable[str] = (),
-    results: Results | None = None,
-    artifacts: Artifacts | None = None,
     ui_metadata: UiMetadata | None = None,
-    trackers: Trackers | None = None,
-    secrets: Secrets | None = None,
-    cache: bool = True,
-    inline: bool = True,
-    labels: bool = False,
-    name: str | None = None,
+    **options: Unpack[ComponentOptions],
 ) -> str:
-    """The AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
+    """Return the AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
 
     It holds the whole AppDef, resources and pod settings included, for which a single component has no place: it is a
     pipeline of one task. Arguments and errors are those of ``component_from_app``.
     """
+    check_names("component_spec_from_app", options, ComponentOptions)
     if pipeline_context.Pipeline.get_default_pipeline():
         raise AppDefError(
             "component_spec_from_app compiles a file, which KFP cannot do while a pipeline is being defined. Call it "
-            "outside of the pipeline function, or use component_from_app or task_from_app inside."
+            "outside the pipeline function, or use component_from_app or task_from_app inside."
         )
-    return emit.component_yaml(
-        plan_component(
-            app,
-            tracked=tracked,
-            reads=reads,
-            results=results,
-            artifacts=artifacts,
-            ui_metadata=ui_metadata,
-            trackers=trackers,
-            secrets=secrets,
-            cache=cache,
-            inline=inline,
-            labels=labels,
-            name=name,
-        )
-    )
+    return emit.component_yaml(_plan_component(app, tracked, reads, {**options, "ui_metadata": ui_metadata}))
 
 
-def plan_component(
-    app: specs.AppDef,
+def component_from_function(
+    fn: Callable[..., specs.AppDef],
+    /,
     *,
     tracked: bool = False,
     reads: Iterable[str] = (),
     results: Results | None = None,
     artifacts: Artifacts | None = None,
     trackers: Trackers | None = None,
+    secrets: Secrets | None = None,
+    cache: bool = True,
+    inline: bool = True,
+    labels: bool = False,
+    **constants: Any,
+) -> emit.StageComponent:
+    """Make a TorchX component, a function that returns an AppDef, a KFP component.
+
+    Its parameters become inputs of the same names, types, defaults and descriptions (from the docstring), except those
+    that are given as constants. An input is text to the function: it may go into the entrypoint, the args, the values
+    of env and the image, also inside other text, and its value is filled in when the component runs, as KFP writes
+    it (``true``, ``0.1``, JSON). Where the function needs a parameter's value (arithmetic, a comparison, a number of
+    replicas), the parameter must be a constant. A parameter with the default None stays None, unless it is given. The
+    function is called several times.
+
+    Args:
+        fn: such as ``torchx.components.utils.echo``.
+        tracked: see ``component_from_app``, also for ``reads``. For the other options see ``task_from_app``. Where the
+            function has a parameter of such a name, the value is that parameter's.
+        constants: values of parameters; for ``*args``, a list under that name.
+
+    Raises:
+        AppDefError: a parameter that must be a constant is not one, or the AppDef cannot become a stage.
+        ReadsError: an alias or a parameter has a name that the stage needs itself.
+        OutputsError: a result or an artifact cannot be an output of KFP.
+    """
+    options = {
+        "tracked": tracked,
+        "reads": reads,
+        "results": results,
+        "artifacts": artifacts,
+        "trackers": trackers,
+        "secrets": secrets,
+        "cache": cache,
+        "inline": inline,
+        "labels": labels,
+    }
+    defaults = inspect.signature(component_from_function).parameters
+    given = {name: value for name, value in options.items() if value is not defaults[name].default}
+    return make_function_component(fn, {}, {**given, **constants})
+
+
+def make_function_component(
+    fn: Callable[..., specs.AppDef], shared: Mapping[str, Any], given: Mapping[str, Any]
+) -> emit.StageComponent:
+    """Make the component of a TorchX component.
+
+    Args:
+        fn: a function that returns an AppDef.
+        shared: options of the stage, also where the function has a parameter of such a name.
+        given: constants, and options where the function has no parameter of such a name.
+    """
+    known = {"tracked", "reads", *ComponentOptions.__annotations__} - {"name"} - set(inspect.signature(fn).parameters)
+    constants = {name: value for name, value in given.items() if name not in known}
+    options = {**shared, **{name: value for name, value in given.items() if name in known}}
+    built = call_function(fn, constants)
+    tracked, reads = options.pop("tracked", False), options.pop("reads", ())
+    return emit.StageComponent(
+        _plan_component(built.app, tracked, reads, options, parameters=built.parameters, description=built.description)
+    )
+
+
+def _plan_component(
+    app: specs.AppDef,
+    tracked: bool,
+    reads: Iterable[str],
+    options: Mapping[str, Any],
+    *,
     parameters: Mapping[Reference, object] | None = None,
-    **options: Any,
+    description: str | None = None,
 ) -> StagePlan:
-    """The plan of a component: what a pipeline fills in are inputs that its caller gives.
+    """Plan a component: what a pipeline fills in are inputs that its caller gives.
 
     Args:
         app: an AppDef without pipeline channels.
-        tracked: see ``component_from_app``; so are reads, results, artifacts and trackers.
+        tracked: see ``component_from_app``.
+        reads: see ``component_from_app``.
+        options: ``ComponentOptions`` and ``ui_metadata``.
         parameters: further inputs, which may stand in the AppDef, and their defaults.
-        options: of ``plan_stage``.
+        description: what the component is for, in place of the AppDef's name.
     """
     if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
         raise ReadsError(f"reads of a component is a list of aliases, got {reads!r}. Write reads=['train'].")
@@ -357,11 +372,12 @@ def plan_component(
             raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage an alias of its own.")
         sources[alias] = parameter(alias, "STRING")
     taken = {RUN_ID, *sources, *own}
-    if METRICS in own and (results is not None or artifacts is not None):
+    publishes = options.get("results") is not None or options.get("artifacts") is not None
+    if METRICS in own and publishes:
         raise OutputsError(
             f"The input {METRICS!r} of the component has the name of the artifact that shows its results. Rename it."
         )
-    tracked = bool(tracked or sources or results is not None or artifacts is not None)
+    tracked = bool(tracked or sources or publishes)
     if tracked:
         if own & {TRACKER_BASE, RUN_ID}:
             raise ReadsError(
@@ -369,18 +385,12 @@ def plan_component(
                 "has for itself. Give these parameters as constants, or rename them."
             )
         taken.add(TRACKER_BASE)
-    plan = plan_stage(
-        app,
-        tracker_base=(parameter(TRACKER_BASE, "STRING"),) if tracked else None,
-        sources=sources,
-        publication=read_publication(results, artifacts, taken=taken),
-        trackers=trackers,
-        parameters=parameters,
-        **options,
-    )
+    base = (parameter(TRACKER_BASE, "STRING"),) if tracked else None
+    settings = read_settings(options, base, sources, taken=taken)
+    plan = plan_stage(app, settings, parameters=parameters, description=description)
     for key, planned in plan.inputs.items():
         if planned.argument is not None and not isinstance(planned.argument, str):
-            holder = "trackers" if contains_channel(dict(trackers or {})) else f"AppDef {app.name!r}"
+            holder = "trackers" if contains_channel(dict(options.get("trackers") or {})) else f"AppDef {app.name!r}"
             raise ChannelError(
                 f"{holder} holds the pipeline channel {key!r}. A component is made of a static AppDef, to be used in "
                 "any pipeline: call task_from_app in the pipeline function instead."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping
@@ -11,12 +12,12 @@ from typing import Any, NamedTuple
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import container_component_class, pipeline_context
 
-from torchx_kfp.adapter.options import TrackerBase
 from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
-from torchx_kfp.adapter.stage.names import output_name
 from torchx_kfp.adapter.stage.plan import StagePlan
-from torchx_kfp.adapter.stage.reads import TRACKER_BASE, Stage, remember_stage
+from torchx_kfp.adapter.stage.reads import Stage, TrackerBase, remember_stage
+from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import UnknownOutputError
+from torchx_kfp.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.sdk import quick_sdk
 from torchx_kfp.text import did_you_mean
 
@@ -33,20 +34,24 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         super().__init__(made.component_spec, made.pipeline_func)
         self._plan = plan
 
+    @functools.cached_property
+    def _pipeline(self) -> Any:
+        return _pipeline_of(self._plan)
+
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
         # The backend of KFP 2.17 fills no placeholder of an input that is left to its default.
         task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
-        return _configure(task, self._plan, inputs.get(TRACKER_BASE))
+        return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))
 
     @property
     def pipeline_spec(self) -> Any:
         """The compiled pipeline of this one stage."""
-        return _pipeline_of(self._plan).pipeline_spec
+        return self._pipeline.pipeline_spec
 
     @property
     def platform_spec(self) -> Any:
         """That pipeline's settings for Kubernetes."""
-        return _pipeline_of(self._plan).platform_spec
+        return self._pipeline.platform_spec
 
 
 class Outputs(dict[str, Any]):

@@ -9,26 +9,26 @@ from typing import Any, NoReturn
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.adapter.authoring import component_from_app, publish_results, task_from_app
+from torchx_kfp.adapter.authoring import (
+    component_from_app,
+    make_function_component,
+    publish_results,
+    task_from_app,
+)
 from torchx_kfp.adapter.emit import StageComponent
-from torchx_kfp.adapter.functions.components import make_component
-from torchx_kfp.adapter.options import (
-    Artifacts,
+from torchx_kfp.adapter.stage.options import (
     ComponentOptions,
     PublisherOptions,
-    Readable,
-    Reads,
-    Results,
     SharedOptions,
     TaskOptions,
-    UiMetadata,
     Unpack,
+    check_names,
 )
-from torchx_kfp.adapter.stage.reads import read_tracker_base
+from torchx_kfp.adapter.stage.outputs import Artifacts, Results, UiMetadata
+from torchx_kfp.adapter.stage.reads import Readable, Reads, read_tracker_base
 from torchx_kfp.adapter.stage.secrets import read_secrets
 from torchx_kfp.adapter.stage.trackers import read_trackers
 from torchx_kfp.errors import ReadsError
-from torchx_kfp.text import did_you_mean
 
 
 class Stages:
@@ -66,7 +66,7 @@ class Stages:
             AppDefError: the secrets or the trackers are not what they should be.
             ChannelError: a pipeline channel stands where its value cannot be filled in.
         """
-        _check_names("Stages", options, SharedOptions)
+        check_names("Stages", options, SharedOptions)
         kept: dict[str, Any] = dict(options)
         # Checked here, where they are given, and copied: they are what they were when the stages are made.
         if kept.get("tracker_base") is not None:
@@ -80,7 +80,7 @@ class Stages:
 
     def with_options(self, **options: Unpack[SharedOptions]) -> Stages:
         """Return stages that share these options too; an option given here replaces the one of the same name."""
-        _check_names("Stages.with_options", options, SharedOptions)
+        check_names("Stages.with_options", options, SharedOptions)
         merged: Any = {**self._options, **options}
         return Stages(**merged)
 
@@ -88,7 +88,7 @@ class Stages:
         self, app: specs.AppDef, *, reads: Reads | None = None, **options: Unpack[TaskOptions]
     ) -> dsl.PipelineTask:
         """Make the AppDef a task of the pipeline that is being defined: see ``task_from_app``."""
-        _check_names("Stages.task", options, TaskOptions)
+        check_names("Stages.task", options, TaskOptions)
         merged: Any = {**self._options, **options}
         return task_from_app(app, reads=reads, **merged)
 
@@ -103,7 +103,7 @@ class Stages:
         **options: Unpack[PublisherOptions],
     ) -> dsl.PipelineTask:
         """Publish the results of a stage whose image has no Python: see ``publish_results``."""
-        _check_names("Stages.publish", options, PublisherOptions)
+        check_names("Stages.publish", options, PublisherOptions)
         taken = ("tracker_base", *PublisherOptions.__annotations__)
         shared = {option: value for option, value in self._options.items() if option in taken}
         merged: Any = {**shared, **options}
@@ -123,7 +123,7 @@ class Stages:
         Raises:
             ReadsError: these stages have a tracker base, which a component takes as an input.
         """
-        _check_names("Stages.component", options, ComponentOptions)
+        check_names("Stages.component", options, ComponentOptions)
         merged: Any = {**self._of_components("component"), **options}
         return component_from_app(app, ui_metadata, tracked=tracked, reads=reads, **merged)
 
@@ -135,7 +135,7 @@ class Stages:
         Raises:
             ReadsError: these stages have a tracker base, which a component takes as an input.
         """
-        return make_component(fn, self._of_components("component_from_function"), options_and_constants)
+        return make_function_component(fn, self._of_components("component_from_function"), options_and_constants)
 
     def _of_components(self, method: str) -> dict[str, Any]:
         shared = dict(self._options)
@@ -156,14 +156,3 @@ class Stages:
 
     def __repr__(self) -> str:
         return f"Stages({', '.join(f'{name}={value!r}' for name, value in self._options.items())})"
-
-
-def _check_names(function: str, options: Mapping[str, object], known: type[Any]) -> None:
-    """Refuse options that the function does not have, as Python does where it can."""
-    names = known.__annotations__
-    for name in options:
-        if name not in names:
-            raise TypeError(
-                f"{function}() got an unexpected keyword argument {name!r}.{did_you_mean(name, names)} "
-                f"Its options: {', '.join(names)}."
-            )

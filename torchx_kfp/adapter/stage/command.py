@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.stage.constants import Prefix
+from torchx_kfp.adapter.stage.stage_input import Prefix
 from torchx_kfp.adapter.values.channels import check_parts
 from torchx_kfp.adapter.values.escapes import check_word, escape, find_rewritten
 from torchx_kfp.adapter.values.references import Parts, Reference
@@ -90,13 +90,6 @@ def output_placeholder(name: str) -> str:
 def render(parts: Parts, inputs: Mapping[Reference, str]) -> str:
     """The parts as KFP's text, each reference by the name of its input."""
     return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)
-
-
-def check_variable(name: str, where: str) -> None:
-    """Refuse a variable's name that ``env`` cannot set."""
-    if not name or "=" in name or name.startswith("-"):
-        raise AppDefError(f"env of {where} has the name {name!r}, which no variable can have.")
-    check_word(name, f"A name in env of {where}")
 
 
 def application_words(

@@ -106,8 +106,19 @@ class Resources:
     accelerator: Accelerator | None = None
 
 
-def read_role(app: specs.AppDef) -> specs.Role:
-    """The AppDef's one role, after everything that KFP has no place for was refused.
+@dataclass(frozen=True)
+class RoleFields:
+    """The one role of an AppDef. Its entrypoint, args, env and image may hold channels. Volumes are (claim, path)."""
+
+    role: specs.Role
+    resources: Resources
+    retries: int
+    node_selector: Mapping[str, str]
+    volumes: tuple[tuple[str, str], ...]
+
+
+def read_role(app: specs.AppDef) -> RoleFields:
+    """Read the AppDef's one role, and refuse everything that KFP has no place for.
 
     Raises:
         AppDefError: the app has several roles or replicas, or a field that cannot be mapped is set.
@@ -132,10 +143,29 @@ def read_role(app: specs.AppDef) -> specs.Role:
     _check_types(role.resource, f"resource of {where}", _RESOURCE_TYPES)
     _refuse_channels(role, where)
     _refuse_fields(role, where)
-    return role
+    return RoleFields(
+        role=role,
+        resources=_read_resources(role),
+        retries=_read_retries(role),
+        node_selector=_read_node_selector(role),
+        volumes=_read_volumes(role),
+    )
 
 
-def read_resources(role: specs.Role) -> Resources:
+def check_name(name: object, where: str) -> None:
+    """Refuse what is no name: a pipeline channel, nothing, or text that no process can be given.
+
+    Raises:
+        AppDefError: which of them it is.
+    """
+    if contains_channel(name):
+        raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
+    if not isinstance(name, str) or not name:
+        raise AppDefError(f"{where} is {name!r}; give it a name.")
+    check_word(name, where)
+
+
+def _read_resources(role: specs.Role) -> Resources:
     """The role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
     cpu = _number(resource.cpu, f"resource.cpu of {where}")
@@ -154,7 +184,7 @@ def read_resources(role: specs.Role) -> Resources:
     )
 
 
-def read_node_selector(role: specs.Role) -> dict[str, str]:
+def _read_node_selector(role: specs.Role) -> dict[str, str]:
     """Node labels that the role's capabilities ask for."""
     selector = {}
     for name, value in role.resource.capabilities.items():
@@ -168,7 +198,7 @@ def read_node_selector(role: specs.Role) -> dict[str, str]:
     return selector
 
 
-def read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
+def _read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     """The role's persistent volume claims and the paths that they are mounted at."""
     volumes = []
     for mount in role.mounts:
@@ -186,25 +216,12 @@ def read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
     return tuple(volumes)
 
 
-def read_retries(role: specs.Role) -> int:
+def _read_retries(role: specs.Role) -> int:
     """How often a failed stage is tried again."""
     retries = _number(role.max_retries, f"max_retries of role {role.name!r}")
     if retries < 0 or retries != int(retries):
         raise AppDefError(f"max_retries of role {role.name!r} is {role.max_retries!r}; give a whole number, 0 or more.")
     return int(retries)
-
-
-def check_name(name: object, where: str) -> None:
-    """Refuse what is no name: a pipeline channel, nothing, or text that no process can be given.
-
-    Raises:
-        AppDefError: which of them it is.
-    """
-    if contains_channel(name):
-        raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
-    if not isinstance(name, str) or not name:
-        raise AppDefError(f"{where} is {name!r}; give it a name.")
-    check_word(name, where)
 
 
 def _check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.stage import command, names
+from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.reads import RUN_ID, FanIn, Source, StageName
+from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.references import Parts, Reference
 
 #: Type of a parameter in the IR -> in Python.
@@ -117,8 +118,27 @@ def parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.Ra
     return [text(run_id) for run_id in source.run_ids]
 
 
-def image_inputs(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, dict[str, Input]]:
-    """The image's text and the inputs that it needs beyond those of its channels.
+def parents(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> Sequence[str]:
+    """Return the words from which the stage's script makes the run ids of what is read: ``protocol.parent_words``."""
+    if not sources:
+        return ()
+    return protocol.parent_words({alias: parent(source, inputs) for alias, source in sources.items()}, aliases)
+
+
+def plan_inputs(
+    inputs: Mapping[Reference, str], image: Parts, defaults: Mapping[Reference, object] | None = None
+) -> tuple[str, dict[str, Input]]:
+    """Return the image's text and all inputs of the component, those that the image needs included."""
+    image_text, further = _image_inputs(image, inputs)
+    planned = {
+        name: Input(reference.type, reference.argument, (defaults or {}).get(reference, NO_DEFAULT))
+        for reference, name in inputs.items()
+    }
+    return image_text, {**planned, **further}
+
+
+def _image_inputs(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, dict[str, Input]]:
+    """Return the image's text and the inputs that it needs beyond those of its channels.
 
     The backend's driver takes an image that holds a placeholder for that one input's value, and drops text around it:
     such text becomes an input of its own.

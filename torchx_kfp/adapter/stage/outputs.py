@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kfp import dsl
 
 from torchx_kfp.adapter.stage.carried import PROGRAM
-from torchx_kfp.adapter.stage.names import output_name
 from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.escapes import check_word, escape
+from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import OutputsError
+
+#: {name of a result: its type}.
+Results = Mapping[str, type[int] | type[float] | type[bool] | type[str]]
+#: {name of an artifact: its class in ``kfp.dsl``}.
+Artifacts = Mapping[str, type[dsl.Artifact]]
+#: KFP v1's UI metadata, as JSON holds it.
+UiMetadata = Mapping[str, Any]
 
 #: The artifact that shows all numbers that a stage has recorded, in KFP's UI.
 METRICS = "metrics"
@@ -46,8 +54,8 @@ class Publication:
 
 
 def read_publication(
-    results: Mapping[str, type] | None,
-    artifacts: Mapping[str, type[dsl.Artifact]] | None,
+    results: Results | None,
+    artifacts: Artifacts | None,
     *,
     taken: Iterable[str] = (RUN_ID,),
 ) -> Publication | None:
@@ -131,12 +139,14 @@ def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...
     )
 
 
-def ui_metadata_words(ui_metadata: Mapping[str, object]) -> tuple[str, str]:
-    """The path of ``mlpipeline_ui_metadata`` for KFP to fill in, and its escaped text.
+def read_ui_metadata(ui_metadata: object) -> str | None:
+    """Return the escaped JSON text of KFP v1's UI metadata; None where there is none.
 
     Raises:
-        OutputsError: it is no mapping that JSON can hold, or holds a pipeline channel.
+        OutputsError: it is not a mapping that JSON can hold, or holds a pipeline channel.
     """
+    if ui_metadata is None:
+        return None
     if not isinstance(ui_metadata, Mapping) or contains_channel(dict(ui_metadata)):
         raise OutputsError(
             f"ui_metadata is {ui_metadata!r}. It is constant, such as {{'outputs': [{{'type': 'markdown', ...}}]}}; "
@@ -146,7 +156,12 @@ def ui_metadata_words(ui_metadata: Mapping[str, object]) -> tuple[str, str]:
         text = json.dumps(dict(ui_metadata), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise OutputsError(f"ui_metadata cannot be written as JSON: {error}. Got: {ui_metadata!r}.") from None
-    return _artifact_path(UI_METADATA), check_word(escape(text), "ui_metadata, as it is passed on,")
+    return check_word(escape(text), "ui_metadata, as it is passed on,")
+
+
+def ui_metadata_words(text: str | None) -> tuple[str, ...]:
+    """Return the path of ``mlpipeline_ui_metadata``, for KFP to fill in, and its text; nothing where there is none."""
+    return () if text is None else (_artifact_path(UI_METADATA), text)
 
 
 def _artifact_path(name: str) -> str:

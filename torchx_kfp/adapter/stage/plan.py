@@ -4,36 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kfp import dsl
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.options import Secrets
-from torchx_kfp.adapter.stage import command, fields, macros, names
-from torchx_kfp.adapter.stage.constants import lift
-from torchx_kfp.adapter.stage.fields import Resources
-from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, STAGE, Input, image_inputs, name_inputs, parent, signature
-from torchx_kfp.adapter.stage.outputs import UI_METADATA, Publication, publisher_words, ui_metadata_words
-from torchx_kfp.adapter.stage.reads import RUN_ID, Source
-from torchx_kfp.adapter.stage.secrets import (
-    PROTOCOL_VARIABLES,
-    check_variables,
-    read_secrets,
-    secret_variables,
-)
-from torchx_kfp.adapter.stage.trackers import read_trackers, tracker_env
-from torchx_kfp.adapter.values import shell
-from torchx_kfp.adapter.values.channels import check_parts, parse, parse_checked
-from torchx_kfp.adapter.values.references import Parts, Reference
-from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.adapter.stage import command
+from torchx_kfp.adapter.stage.application import read_application
+from torchx_kfp.adapter.stage.fields import Resources, read_role
+from torchx_kfp.adapter.stage.inputs import STAGE, Input, name_inputs, parent, parents, plan_inputs, signature
+from torchx_kfp.adapter.stage.options import Settings
+from torchx_kfp.adapter.stage.outputs import UI_METADATA, publisher_words, ui_metadata_words
+from torchx_kfp.adapter.stage.reads import RUN_ID
+from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, Secrets, check_variables, secret_variables
+from torchx_kfp.adapter.stage.stage_input import lift
+from torchx_kfp.adapter.stage.trackers import tracker_env
+from torchx_kfp.adapter.values import names
+from torchx_kfp.adapter.values.channels import parse_checked
+from torchx_kfp.adapter.values.references import Reference
+from torchx_kfp.errors import AppDefError
 
 #: The label that KFP's backend puts on every pod of a run.
 _RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
-#: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None before it could.
-_FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
 
 
 @dataclass(frozen=True)
@@ -65,98 +58,67 @@ class StagePlan:
 
 def plan_stage(
     app: specs.AppDef,
+    settings: Settings | None = None,
     *,
-    tracker_base: Parts | None = None,
-    sources: Mapping[str, Source] | None = None,
-    publication: Publication | None = None,
-    ui_metadata: Mapping[str, object] | None = None,
-    inline: bool = True,
-    labels: bool = False,
-    cache: bool = True,
-    secrets: object = None,
-    trackers: object = None,
     parameters: Mapping[Reference, object] | None = None,
     description: str | None = None,
-    name: str | None = None,
 ) -> StagePlan:
-    """The plan of the stage that runs the app.
+    """Plan the stage that runs the app.
 
     Args:
         app: an AppDef of one role and one replica.
-        tracker_base: where results are stored; None for an untracked stage.
-        sources: what is read, by alias.
-        publication: what becomes outputs of KFP.
-        ui_metadata: what KFP v1's UI metadata says.
-        inline: whether the program that publishes travels in the command.
-        labels: whether the pod gets TorchX's labels.
-        cache: whether KFP may use an earlier execution's outputs.
-        secrets: {secret: {key: variable}}.
-        trackers: further trackers and their configuration.
-        parameters: inputs of the component, and their defaults (``NO_DEFAULT``: none), also where nothing uses them.
+        settings: the options of the stage.
+        parameters: inputs of the component and their defaults (``NO_DEFAULT``: none), also where nothing uses them.
         description: what the component is for, in place of the AppDef's name.
-        name: the stage's name where it is not the AppDef's.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
     """
-    role = fields.read_role(app)
-    sources = sources or {}
-    alias = app.name if name is None else name
-    fields.check_name(alias, "The stage's name")
+    settings = settings or Settings()
+    tracked = settings.tracker_base is not None
+    fields = read_role(app)
+    role = fields.role
+    alias = settings.name if settings.name is not None else app.name
     where = f"role {role.name!r}"
-    others = read_trackers(trackers)
-    configs = [protocol.tracker_config_variable(name) for name in others]
-    if tracker_base is not None:
+    configs = [protocol.tracker_config_variable(name) for name in settings.trackers]
+    if tracked:
         _refuse_protocol_variables(role, where, configs)
-    elif others:
-        raise AppDefError(
-            f"trackers names {', '.join(map(repr, others))} for a stage that is not tracked. Give it a tracker base: "
-            "task_from_app(app, tracker_base=...), component_from_app(app, tracked=True)."
-        )
-    keys = read_secrets(secrets)
-    entrypoint, args, env, field_paths = _application(app, role, where, taken=(*secret_variables(keys), *configs))
-    own = {**env, **field_paths}
-    env = {**tracker_env(others), **env}
-    check_variables(keys, own, () if tracker_base is None else (*PROTOCOL_VARIABLES, *env.keys() - own), where)
+    application = read_application(app.name, role, where, taken=(*secret_variables(settings.secrets), *configs))
+    env = {**tracker_env(settings.trackers), **application.env}
+    others = env.keys() - application.variables
+    check_variables(settings.secrets, application.variables, (*PROTOCOL_VARIABLES, *others) if tracked else (), where)
     image = parse_checked(role.image, f"image of {where}")
-    variables, words = command.application_words(entrypoint, args, env, where, first=tracker_base is None)
-    lifted = lift(names.stage_name(alias), list(sources), variables, words, kept=env.keys() - role.env.keys())
-    values = () if tracker_base is None else (Reference("stage", lifted.text, STAGE, "STRING"),)
+    variables, words = command.application_words(
+        application.entrypoint, application.args, env, where, first=not tracked
+    )
+    lifted = lift(names.stage_name(alias), list(settings.sources), variables, words, kept=env.keys() - role.env.keys())
+    values = (Reference("stage", lifted.text, STAGE, "STRING"),) if tracked else ()
 
-    outputs: dict[str, type] = {} if tracker_base is None else {RUN_ID: str}
-    outputs.update(publication.types if publication else {})
-    outputs.update({UI_METADATA: dsl.Artifact} if ui_metadata is not None else {})
-    parameters = parameters or {}
-    parts = [*(tracker_base or ()), *(part for word in (*variables, *words) for part in word), *image, *values]
-    inputs = name_inputs(parameters, sources, parts, outputs)
-    image_text, further = image_inputs(image, inputs)
-    planned = {
-        **{
-            key: Input(reference.type, reference.argument, parameters.get(reference, NO_DEFAULT))
-            for reference, key in inputs.items()
-        },
-        **further,
-    }
+    outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
+    outputs.update(settings.publication.types if settings.publication else {})
+    outputs.update({UI_METADATA: dsl.Artifact} if settings.ui_metadata is not None else {})
+    parts = [*(settings.tracker_base or ()), *(part for word in (*variables, *words) for part in word), *image, *values]
+    inputs = name_inputs(parameters or {}, settings.sources, parts, outputs)
+    image_text, planned = plan_inputs(inputs, image, parameters or {})
     script_name = signature(planned, outputs)
-    ui = () if ui_metadata is None else ui_metadata_words(ui_metadata)
-    if tracker_base is None:
-        argv = command.untracked_command(script_name, variables, words, inputs, ui_metadata=ui)
+    ui_metadata = ui_metadata_words(settings.ui_metadata)
+    field_paths = dict(application.field_paths)
+    if settings.tracker_base is None:
+        argv = command.untracked_command(script_name, variables, words, inputs, ui_metadata=ui_metadata)
     else:
         argv = command.tracked_command(
             script_name,
-            tracker_base,
-            protocol.parent_words({key: parent(source, inputs) for key, source in sources.items()}, lifted.aliases)
-            if sources
-            else (),
+            settings.tracker_base,
+            parents(settings.sources, lifted.aliases, inputs),
             command.output_placeholder(RUN_ID),
             values,
             lifted.variables,
             lifted.words,
             inputs,
-            publisher=publisher_words(publication, inline=inline) if publication else (),
-            ui_metadata=ui,
+            publisher=publisher_words(settings.publication, inline=settings.inline) if settings.publication else (),
+            ui_metadata=ui_metadata,
         )
-        field_paths = {**field_paths, protocol.PIPELINE_RUN: _RUN_ID_LABEL}
+        field_paths[protocol.PIPELINE_RUN] = _RUN_ID_LABEL
     return StagePlan(
         alias=alias,
         stage=names.stage_name(alias),
@@ -166,50 +128,36 @@ def plan_stage(
         command=argv,
         inputs=planned,
         outputs=outputs,
-        resources=fields.read_resources(role),
-        retries=fields.read_retries(role),
-        cache=cache,
-        labels=_labels(app, role) if labels else {},
+        resources=fields.resources,
+        retries=fields.retries,
+        cache=settings.cache,
+        labels=_labels(app, role) if settings.labels else {},
         field_paths=field_paths,
-        node_selector=fields.read_node_selector(role),
-        volumes=fields.read_volumes(role),
-        secrets=keys,
+        node_selector=fields.node_selector,
+        volumes=fields.volumes,
+        secrets=settings.secrets,
     )
 
 
-def plan_publisher(
-    alias: str,
-    image: str,
-    tracker_base: Parts,
-    source: Source,
-    publication: Publication,
-    *,
-    inline: bool = True,
-    cache: bool = True,
-    secrets: object = None,
-) -> StagePlan:
-    """The plan of a stage that publishes what another stage has recorded.
+def plan_publisher(settings: Settings, name: str, image: str) -> StagePlan:
+    """Plan a stage that publishes what another stage has recorded.
 
     Args:
-        alias: the stage's name.
+        settings: the options of the stage; its one source is the other stage.
+        name: the stage's name, unless the settings have one.
         image: an image with python3 and fsspec.
-        tracker_base: where the results are stored.
-        source: the run id of the other stage.
-        publication: what becomes outputs of KFP.
-        inline: whether the program that publishes travels in the command.
-        cache: whether KFP may use an earlier execution's outputs.
-        secrets: {secret: {key: variable}}.
     """
-    fields.check_name(alias, "The stage's name")
-    keys = read_secrets(secrets)
-    check_variables(keys, (), PROTOCOL_VARIABLES, "the publisher")
+    (source,) = settings.sources.values()
+    assert settings.tracker_base is not None
+    assert settings.publication is not None
+    alias = settings.name if settings.name is not None else name
+    check_variables(settings.secrets, (), PROTOCOL_VARIABLES, "the publisher")
     if image == "":
         raise AppDefError("publish_results has no image. Name one with python3 and fsspec, such as images/publisher.")
     parts = parse_checked(image, "image")
-    outputs = {RUN_ID: str, **publication.types}
-    inputs = name_inputs({}, {"stage": source}, [*tracker_base, *parts], outputs)
-    image_text, further = image_inputs(parts, inputs)
-    planned = {**{key: Input(reference.type, reference.argument) for reference, key in inputs.items()}, **further}
+    outputs = {RUN_ID: str, **settings.publication.types}
+    inputs = name_inputs({}, settings.sources, [*settings.tracker_base, *parts], outputs)
+    image_text, planned = plan_inputs(inputs, parts)
     return StagePlan(
         alias=alias,
         stage=names.stage_name(alias),
@@ -218,16 +166,16 @@ def plan_publisher(
         image=image_text,
         command=command.publisher_command(
             signature(planned, outputs),
-            tracker_base,
+            settings.tracker_base,
             str(parent(source, inputs)),
             command.output_placeholder(RUN_ID),
-            publisher_words(publication, inline=inline),
+            publisher_words(settings.publication, inline=settings.inline),
             inputs,
         ),
         inputs=planned,
         outputs=outputs,
-        cache=cache,
-        secrets=keys,
+        cache=settings.cache,
+        secrets=settings.secrets,
     )
 
 
@@ -238,42 +186,6 @@ def _refuse_protocol_variables(role: specs.Role, where: str, configs: Sequence[s
                 f"env of {where} sets {name} to {role.env[name]!r}, which a tracked stage gets from the pipeline. "
                 "Remove it, or leave the stage untracked (no tracker_base)."
             )
-
-
-def _application(
-    app: specs.AppDef, role: specs.Role, where: str, taken: Sequence[str]
-) -> tuple[Parts, list[Parts], dict[str, Parts], dict[str, str]]:
-    """The entrypoint, arguments and variables with macros applied, and variables that name a field of the pod."""
-    values = macros.macro_values(app.name)
-    texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
-    variables: dict[str, Any] = dict(role.env)
-    if any("${rank0_env}" in text for text in texts):
-        variables.setdefault(macros.RANK0_HOST, "localhost")
-
-    def read(value: object, place: str) -> Parts:
-        return parse(macros.substitute(value, values) if isinstance(value, str) else value, place)
-
-    env: dict[str, Parts] = {}
-    field_paths: dict[str, str] = {}
-    for key, value in variables.items():
-        command.check_variable(key, where)
-        parts = check_parts(read(value, f"env[{key!r}] of {where}"), f"env[{key!r}] of {where}")
-        if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
-            if len(parts) > 1:
-                raise ChannelError(
-                    f"env[{key!r}] of {where} names a field of the pod with a pipeline channel inside. The field must "
-                    "be known when the pipeline is compiled."
-                )
-            field_paths[key] = parts[0].removeprefix(_FIELD_PATH)
-        else:
-            env[key] = parts
-    # TorchX applies macros to args and env alone.
-    entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
-    args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
-    args, lifted = shell.lift_arguments(entrypoint, args, env, where, taken)
-    env.update({variable: (reference,) for variable, reference in lifted.items()})
-    args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
-    return entrypoint, args, env, field_paths
 
 
 def _labels(app: specs.AppDef, role: specs.Role) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,18 +10,22 @@ from weakref import WeakKeyDictionary
 from kfp import dsl
 from kfp.dsl import pipeline_channel
 
-from torchx_kfp.adapter.options import TrackerBase
 from torchx_kfp.adapter.values.channels import channel_key, contains_channel, ir_type, parse, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word, find_rewritten
-from torchx_kfp.adapter.values.references import Parts, Reference
+from torchx_kfp.adapter.values.references import Channel, Parts, Reference, Task
 from torchx_kfp.adapter.values.scope import check_in_scope, is_in_loop
 from torchx_kfp.errors import ChannelError, ReadsError, TrackerError
 from torchx_kfp.tracking.stores.store import check_tracker_base
 
+#: An fsspec URL, a directory, or a channel that holds one.
+TrackerBase = str | Channel
+#: A task, or its run id: a channel, or a string.
+Readable = Task | Channel | str
+#: One task, several, or {alias: what is read}.
+Reads = Task | Channel | Iterable[Task | Channel] | Mapping[str, Readable | Sequence[Readable]]
+
 #: The output that carries a tracked stage's run id.
 RUN_ID = "run_id"
-#: The input that carries the tracker base.
-TRACKER_BASE = "tracker_base"
 
 
 @dataclass(frozen=True)

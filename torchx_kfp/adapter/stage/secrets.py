@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.options import Secrets
-from torchx_kfp.adapter.stage.names import is_shell_variable
 from torchx_kfp.adapter.values.channels import contains_channel
+from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.errors import AppDefError
+
+#: {name of a Kubernetes secret: {key in it: environment variable}}.
+Secrets = Mapping[str, Mapping[str, str]]
 
 _EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID'}}"
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.stage.names import is_shell_variable
 from torchx_kfp.adapter.values.channels import contains_channel, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word
-from torchx_kfp.adapter.values.references import Parts
+from torchx_kfp.adapter.values.names import is_shell_variable
+from torchx_kfp.adapter.values.references import Channel, Parts
 from torchx_kfp.errors import AppDefError
+
+#: {tracker: its configuration}: the name of an entry point ``torchx.tracker``, or ``module:function``.
+Trackers = Mapping[str, str | Channel | None]
 
 _EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 

@@ -1,13 +1,35 @@
-"""What a stage's values are made of: constant text, and references to what is known at run time only."""
+"""Values that are known at run time only: KFP's types of them, and references to them beside constant text.
+
+Neither kfp nor torchx is typed, so their classes are ``Any`` to mypy, and a parameter of such a type would accept
+anything. The protocols here declare what kfp's classes have in common.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 #: Stands for an input of the component, in text that a component function makes: see ``parameter_text``.
 PARAMETER = re.compile(r"\{\{parameter:input=(?P<input>\w+);kind=(?P<kind>\w+);\}\}", re.ASCII)
+
+
+class Channel(Protocol):
+    """A pipeline channel: a task's output, a loop's item, ``dsl.Collected`` or ``dsl.OneOf``.
+
+    Parameters of a pipeline are channels too. To a type checker they have the type that the function declares.
+    """
+
+    @property
+    def full_name(self) -> str: ...
+
+
+class Task(Protocol):
+    """A task of a pipeline: ``dsl.PipelineTask``."""
+
+    @property
+    def outputs(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from torchx_kfp.cli.containers import ContainerCommand, chosen_stages
 from torchx_kfp.cli.display.output import this_command
 from torchx_kfp.cli.duration import Duration
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline
 
-#: The parameter that pipelines have for it.
-TRACKER_BASE = "tracker_base"
 #: What --secret takes.
 KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its manifest"
 

@@ -16,10 +16,10 @@ from torchx_kfp.local.stage.beneath import make_folder
 from torchx_kfp.local.stage.transfer import is_remote
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 
+_TRACKER_BASE = protocol.TRACKER_BASE_PARAMETER
 _MODES = {"ro": True, "rw": False}
 # kfp.dsl.types.artifact_types
 _STORES = {"gs": "gcs", "minio": "minio", "s3": "s3"}
-_TRACKER_BASE = "tracker_base"
 # linux/posix_acl_xattr.h: version 2; then owner, group and others, each (tag, permissions, no id).
 _ACL = "system.posix_acl_default"
 _OPEN = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, 7, 0xFFFFFFFF) for tag in (0x01, 0x04, 0x20))
@@ -139,7 +139,8 @@ def tracker_bases(
         value
         for key, value in inputs.items()
         # The second is what KFP's compiler makes of a pipeline's parameter inside of text.
-        if (key == _TRACKER_BASE or key.endswith(f"--{_TRACKER_BASE}")) and isinstance(value, str)
+        if (key == protocol.TRACKER_BASE_PARAMETER or key.endswith(f"--{protocol.TRACKER_BASE_PARAMETER}"))
+        and isinstance(value, str)
     ]
     found = []
     for base in filter(None, dict.fromkeys(told)):

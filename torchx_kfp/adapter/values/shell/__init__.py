@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
-from torchx_kfp.adapter.stage.names import input_name
+from torchx_kfp.adapter.values.names import input_name
 from torchx_kfp.adapter.values.references import Parts, Reference
 from torchx_kfp.adapter.values.shell.parser import Parser
 from torchx_kfp.adapter.values.shell.programs import KNOWN_SHELLS, SHELL, shell_options

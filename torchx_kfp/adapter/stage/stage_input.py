@@ -21,9 +21,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.stage.names import is_shell_variable
 from torchx_kfp.adapter.stage.reads import StageName
 from torchx_kfp.adapter.values.escapes import escape
+from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Parts
 
 #: Bytes of one value, and of all: a container of its own is shorter than more than that, twice.

@@ -1,4 +1,4 @@
-"""TorchX component functions as KFP components: the function's parameters become the component's inputs.
+"""Calling TorchX component functions to see which AppDef they build of the inputs of a KFP component.
 
 The function is called with stand-ins for what is known at run time only. As text, a stand-in is KFP's placeholder of
 that input; what else is asked of it is refused, with the line that asks. Then the function is called with a few real
@@ -15,110 +15,49 @@ import textwrap
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torchx import specs
 
-from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.authoring import plan_component
 from torchx_kfp.adapter.functions.probes import build, content, misplaced_inputs, values_that_matter
 from torchx_kfp.adapter.functions.standins import MoreThanTextError, Text, Value
-from torchx_kfp.adapter.options import Artifacts, Results, Secrets, Trackers
 from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
-from torchx_kfp.adapter.stage.names import is_input_name
+from torchx_kfp.adapter.values.names import is_input_name
 from torchx_kfp.adapter.values.references import Reference, parameter
 from torchx_kfp.errors import AppDefError
 
 _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
 
 
-def component_from_function(
-    fn: Callable[..., specs.AppDef],
-    /,
-    *,
-    tracked: bool = False,
-    reads: Iterable[str] = (),
-    results: Results | None = None,
-    artifacts: Artifacts | None = None,
-    trackers: Trackers | None = None,
-    secrets: Secrets | None = None,
-    cache: bool = True,
-    inline: bool = True,
-    labels: bool = False,
-    **constants: Any,
-) -> emit.StageComponent:
-    """A TorchX component, a function that returns an AppDef, as a KFP component.
+@dataclass(frozen=True)
+class FunctionApp:
+    """The AppDef that a function builds of its inputs, the inputs' defaults, and the function's description."""
 
-    Its parameters become inputs of the same names, types, defaults and descriptions (from the docstring), but for those
-    that are given as constants. An input is text to the function: it may go into the entrypoint, the args, the values
-    of env and the image, also inside of other text, and its value is filled in when the component runs, as KFP writes
-    it (``true``, ``0.1``, JSON). What the function asks a parameter's value for (arithmetic, a comparison, a number of
-    replicas) must be a constant. A parameter with the default None stays None, unless it is given. The function is
-    called several times.
+    app: specs.AppDef
+    parameters: Mapping[Reference, object]
+    description: str | None
 
-    Args:
-        fn: such as ``torchx.components.utils.echo``.
-        tracked: as in ``component_from_app``; so are reads, results, artifacts, trackers, secrets, cache, inline
-            and labels. Where the function has a parameter of such a name, a value is that parameter's.
-        constants: values of parameters; for ``*args``, a list under that name.
+
+def call_function(fn: Callable[..., specs.AppDef], constants: Mapping[str, Any]) -> FunctionApp:
+    """Call the function with stand-ins for all parameters but these constants.
 
     Raises:
-        AppDefError: a parameter that must be a constant is none, or the AppDef cannot become a stage.
-        ReadsError: an alias or a parameter has a name that the stage needs itself.
-        OutputsError: a result or an artifact cannot be an output of KFP.
-    """
-    options = {
-        "tracked": tracked,
-        "reads": reads,
-        "results": results,
-        "artifacts": artifacts,
-        "trackers": trackers,
-        "secrets": secrets,
-        "cache": cache,
-        "inline": inline,
-        "labels": labels,
-    }
-    given = {name: value for name, value in options.items() if value is not _DEFAULTS[name]}
-    return make_component(fn, {}, {**given, **constants})
-
-
-def make_component(
-    fn: Callable[..., specs.AppDef], shared: Mapping[str, Any], given: Mapping[str, Any]
-) -> emit.StageComponent:
-    """The component of this function.
-
-    Args:
-        fn: a TorchX component.
-        shared: options of the stage, also where the function has a parameter of such a name.
-        given: constants, and options where the function has no parameter of such a name.
+        AppDefError: a parameter that must be a constant is not one.
     """
     signature = inspect.signature(fn)
-    options = {**shared}
-    constants: dict[str, Any] = {}
-    for name, value in given.items():
-        (options if name in _DEFAULTS and name not in signature.parameters else constants)[name] = value
     _check_constants(fn, signature, constants)
     inputs = dict(_inputs(fn, signature, constants))
-    app = _call(fn, signature, constants, inputs)
-    plan = plan_component(
-        app,
-        description=inspect.getdoc(fn),
+    defaults = {reference: signature.parameters[name].default for name, reference in inputs.items()}
+    return FunctionApp(
+        app=_call(fn, signature, constants, inputs),
         parameters={
             reference: NO_DEFAULT if default is inspect.Parameter.empty else default
-            for reference, default in ((inputs[name], signature.parameters[name].default) for name in inputs)
+            for reference, default in defaults.items()
         },
-        **options,
+        description=inspect.getdoc(fn),
     )
-    return emit.StageComponent(plan)
-
-
-#: Each option of a stage and its default.
-_DEFAULTS = {
-    name: option.default
-    for name, option in inspect.signature(component_from_function).parameters.items()
-    if option.kind is option.KEYWORD_ONLY
-}
 
 
 def _check_constants(fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any]) -> None:

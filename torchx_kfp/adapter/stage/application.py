@@ -1,0 +1,116 @@
+"""The application of a stage: the entrypoint, arguments and variables of its role, with macros applied.
+
+TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here macros are replaced and
+nothing else, so that all other text reaches the application as the AppDef has it. One exception: ``$${${rank0_env}``
+becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that a macro names, as ``dist.ddp`` writes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchx import specs
+from torchx.schedulers import kubernetes_scheduler
+
+from torchx_kfp.adapter.values import shell
+from torchx_kfp.adapter.values.channels import check_parts, parse, parse_checked
+from torchx_kfp.adapter.values.escapes import check_word
+from torchx_kfp.adapter.values.references import Parts
+from torchx_kfp.errors import AppDefError, ChannelError
+
+#: The variable that ``${rank0_env}`` names: it holds the host of replica 0.
+RANK0_HOST = "TORCHX_RANK0_HOST"
+
+_MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
+#: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None before it could.
+_FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
+
+
+@dataclass(frozen=True)
+class Application:
+    """The application's command line and its variables; ``field_paths`` are variables that name fields of the pod."""
+
+    entrypoint: Parts
+    args: Sequence[Parts]
+    env: Mapping[str, Parts]
+    field_paths: Mapping[str, str]
+
+    @property
+    def variables(self) -> set[str]:
+        """The names of all variables that it sets."""
+        return {*self.env, *self.field_paths}
+
+
+def read_application(app_name: str, role: specs.Role, where: str, taken: Collection[str]) -> Application:
+    """Read the role's entrypoint, arguments and variables.
+
+    Args:
+        app_name: the AppDef's name, for ``${app_id}``.
+        role: the AppDef's role.
+        where: the role, for errors.
+        taken: variables that something else sets.
+
+    Raises:
+        AppDefError: a value is not text, or a variable has a name that ``env`` cannot set.
+        ChannelError: a channel stands where its value cannot be filled in.
+    """
+    values = _macro_values(app_name)
+    texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
+    variables: dict[str, Any] = dict(role.env)
+    if any("${rank0_env}" in text for text in texts):
+        variables.setdefault(RANK0_HOST, "localhost")
+
+    def read(value: object, place: str) -> Parts:
+        return parse(_substitute(value, values) if isinstance(value, str) else value, place)
+
+    env: dict[str, Parts] = {}
+    field_paths: dict[str, str] = {}
+    for key, value in variables.items():
+        _check_variable(key, where)
+        place = f"env[{key!r}] of {where}"
+        parts = check_parts(read(value, place), place)
+        if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
+            if len(parts) > 1:
+                raise ChannelError(
+                    f"{place} names a field of the pod with a pipeline channel inside. The field must be known when "
+                    "the pipeline is compiled."
+                )
+            field_paths[key] = parts[0].removeprefix(_FIELD_PATH)
+        else:
+            env[key] = parts
+    # TorchX applies macros to args and env only.
+    entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
+    args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
+    args, lifted = shell.lift_arguments(entrypoint, args, env, where, taken)
+    env.update({variable: (reference,) for variable, reference in lifted.items()})
+    args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
+    return Application(entrypoint, args, env, field_paths)
+
+
+def _macro_values(app_name: str) -> dict[str, str]:
+    """Return the value of each macro (``torchx.specs.macros``) in a stage of one replica.
+
+    ``app_id`` is the AppDef's name: a value that changed by run would defeat KFP's caching. In a container, as in
+    TorchX's Kubernetes scheduler, ``img_root`` is empty; ``base_img_root`` is deprecated there.
+    """
+    return {
+        "img_root": "",
+        "base_img_root": "",
+        "app_id": app_name,
+        "replica_id": "0",
+        "rank0_env": RANK0_HOST,
+    }
+
+
+def _substitute(text: str, values: Mapping[str, str]) -> str:
+    """Replace the macros in the text, in one pass: a value that looks like a macro stays."""
+    return _MACRO.sub(lambda found: ("${" if found[1] else "") + values[found[2]], text)
+
+
+def _check_variable(name: str, where: str) -> None:
+    if not name or "=" in name or name.startswith("-"):
+        raise AppDefError(f"env of {where} has the name {name!r}, which no variable can have.")
+    check_word(name, f"A name in env of {where}")

@@ -1,0 +1,138 @@
+"""The options of a stage: their names, and ``Settings``, what is read from them. ``task_from_app`` documents them.
+
+An option that is new has its name and its reader here, its documentation in ``authoring``, and its effect where it has
+one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torchx_kfp.adapter.stage.fields import check_name
+from torchx_kfp.adapter.stage.outputs import (
+    Artifacts,
+    Publication,
+    Results,
+    UiMetadata,
+    read_publication,
+    read_ui_metadata,
+)
+from torchx_kfp.adapter.stage.reads import RUN_ID, Source, TrackerBase
+from torchx_kfp.adapter.stage.secrets import Secrets, read_secrets
+from torchx_kfp.adapter.stage.trackers import Trackers, read_trackers
+from torchx_kfp.adapter.values.references import Parts
+from torchx_kfp.errors import AppDefError
+from torchx_kfp.text import did_you_mean
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack as Unpack
+elif TYPE_CHECKING:  # nothing evaluates annotations, so Python 3.10 needs no typing_extensions
+    from typing_extensions import Unpack as Unpack
+
+
+class PublisherOptions(TypedDict, total=False):
+    """The options that every stage has."""
+
+    secrets: Secrets | None
+    cache: bool
+    inline: bool
+
+
+class StageOptions(PublisherOptions, total=False):
+    """The options that every stage of an AppDef has."""
+
+    trackers: Trackers | None
+    labels: bool
+
+
+class SharedOptions(StageOptions, total=False):
+    """The options that stages can share: see ``Stages``."""
+
+    tracker_base: TrackerBase | None
+
+
+class ComponentOptions(StageOptions, total=False):
+    """The options that tasks and components have in common."""
+
+    results: Results | None
+    artifacts: Artifacts | None
+    name: str | None
+
+
+class TaskOptions(SharedOptions, ComponentOptions, total=False):
+    """The options of ``task_from_app``, except ``reads``."""
+
+    ui_metadata: UiMetadata | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one stage, read and checked. Without a tracker base, the stage is not tracked."""
+
+    tracker_base: Parts | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    publication: Publication | None = None
+    ui_metadata: str | None = None
+    trackers: Mapping[str, Parts | None] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+    cache: bool = True
+    inline: bool = True
+    labels: bool = False
+    name: str | None = None
+
+
+def read_settings(
+    options: Mapping[str, Any],
+    tracker_base: Parts | None,
+    sources: Mapping[str, Source],
+    *,
+    taken: Iterable[str] = (RUN_ID,),
+) -> Settings:
+    """Read the options of a stage.
+
+    Args:
+        options: ``TaskOptions``; its tracker base is not read here.
+        tracker_base: where results are stored.
+        sources: what the stage reads, by alias.
+        taken: names that no result or artifact may have.
+
+    Raises:
+        AppDefError: a secret or a tracker is not one, or a stage that is not tracked has trackers.
+        OutputsError: a result or an artifact cannot be an output of KFP.
+        ChannelError: a channel stands where its value cannot be filled in.
+    """
+    if options.get("name") is not None:
+        check_name(options["name"], "The stage's name")
+    trackers = read_trackers(options.get("trackers"))
+    if trackers and tracker_base is None:
+        raise AppDefError(
+            f"trackers names {', '.join(map(repr, trackers))} for a stage that is not tracked. Give it a tracker base: "
+            "task_from_app(app, tracker_base=...), component_from_app(app, tracked=True)."
+        )
+    return Settings(
+        tracker_base=tracker_base,
+        sources=sources,
+        publication=read_publication(options.get("results"), options.get("artifacts"), taken=taken),
+        ui_metadata=read_ui_metadata(options.get("ui_metadata")),
+        trackers=trackers,
+        secrets=read_secrets(options.get("secrets")),
+        **{name: options[name] for name in ("cache", "inline", "labels", "name") if name in options},
+    )
+
+
+def check_names(function: str, options: Mapping[str, object], known: type[Any]) -> None:
+    """Refuse options that the function does not have, as Python does where a function lists them.
+
+    Raises:
+        TypeError: an option has another name than the keys of the ``TypedDict``.
+    """
+    names = known.__annotations__
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}.{did_you_mean(name, names)} "
+                f"Its options: {', '.join(names)}."
+            )
