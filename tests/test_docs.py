@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import pages
+from tests.events import finished_stages
 from torchx_kfp import component_from_function
 from torchx_kfp.errors import AppDefError
 
@@ -108,6 +109,22 @@ def test_pages_load_nothing_from_elsewhere(page: Path) -> None:
         assert file.stat().st_size < 200_000, picture
         if file.suffix == ".svg":
             assert not re.search(r"@import|url\((?!#)|href=", file.read_text(encoding="utf-8")), picture
+
+
+def test_what_the_tutorial_declares_are_outputs_of_kfp(tmp_path: Path) -> None:
+    pages.write_files(pages.REPOSITORY / "docs" / "start" / "conditions.md", tmp_path)
+    printed = pages.run("torchx-kfp run gate.py --tracker-base results --json --quiet", tmp_path)
+    assert printed.code == 0, printed.stderr
+    deploy, evaluated = finished_stages(printed.stdout)
+    outputs = {name: value for name, value in evaluated["outputs"].items() if name != "run_id"}
+    assert outputs == {"accuracy": 0.93, "model_uri": "s3://models/7"}
+    artifacts = evaluated["artifacts"]
+    assert artifacts["metrics"]["metadata"] == {"accuracy": 0.93}
+    assert artifacts["model"]["metadata"] == {"framework": "torch", "location": "s3://models/7"}
+    model, report = (Path(artifacts[name]["uri"].replace(pages.HOME, str(tmp_path))) for name in ("model", "report"))
+    assert json.loads(model.read_text())["path"] == "s3://models/7"
+    assert report.read_text().endswith("93 % were right.")
+    assert deploy["state"] == "succeeded"
 
 
 def test_the_readme_is_short() -> None:
