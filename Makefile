@@ -6,7 +6,7 @@ DEMO ?= demo-results
 
 export PYTHON
 bin := $(VENV)/bin
-sources := torchx_kfp components pipelines tests benchmarks docs
+sources := torchx_kfp components pipelines tests benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-containers test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
@@ -49,7 +49,7 @@ types: $(VENV)/.ready ## check types (mypy, strict)
 	$(bin)/mypy
 
 goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the program that commands carry
-	$(bin)/python -m tests.carry
+	$(bin)/python -m tools.carry
 	$(bin)/python -m tests.pipelines.regenerate
 
 docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors

@@ -22,7 +22,7 @@ import pytest
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from tests import carry
+from tools import carry
 from torchx_kfp.adapter.stage.carried import PROGRAM, SOURCE
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 

@@ -9,12 +9,7 @@ from typing import Any, NoReturn
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp.adapter.authoring import (
-    component_from_app,
-    make_function_component,
-    publish_results,
-    task_from_app,
-)
+from torchx_kfp.adapter.components import component_from_app, make_function_component
 from torchx_kfp.adapter.emit import StageComponent
 from torchx_kfp.adapter.stage.options import (
     ComponentOptions,
@@ -28,6 +23,7 @@ from torchx_kfp.adapter.stage.outputs import Artifacts, Results, UiMetadata
 from torchx_kfp.adapter.stage.reads import Readable, Reads, read_tracker_base
 from torchx_kfp.adapter.stage.secrets import read_secrets
 from torchx_kfp.adapter.stage.trackers import read_trackers
+from torchx_kfp.adapter.tasks import publish_results, task_from_app
 from torchx_kfp.errors import ReadsError
 
 

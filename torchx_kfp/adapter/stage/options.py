@@ -1,7 +1,7 @@
-"""The options of a stage: their names, and ``Settings``, what is read from them. ``task_from_app`` documents them.
+"""The options of a stage: their names and types, and ``Settings``, what is read from them.
 
-An option that is new has its name and its reader here, its documentation in ``authoring``, and its effect where it has
-one.
+``task_from_app`` documents the options. To add one, name it in a ``TypedDict`` here and read it into ``Settings``, add
+it to ``task_from_app`` (and to ``component_from_function``), and use it in the plan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a stage's command carries of ``torchx_kfp/publisher.py``: that program, made small.
+"""Make ``torchx_kfp/publisher.py`` small enough for commands of stages to carry.
 
-``python -m tests.carry`` (part of ``make goldens``) writes ``torchx_kfp/adapter/stage/carried.py`` anew. What a
-command holds is part of KFP's cache key, so it is kept in the repository, and the same whichever zlib and Python a
-pipeline is compiled with.
+``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/adapter/stage/carried.py``. A command is part
+of KFP's cache key, so the program is kept in the repository: it must not depend on the zlib and the Python that
+compile a pipeline.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SOURCE = REPOSITORY / "torchx_kfp" / "publisher.py"
 CARRIED = REPOSITORY / "torchx_kfp" / "adapter" / "stage" / "carried.py"
 
-#: Without the working directory in the path: a zlib.py of the application is not Python's.
+#: Removes the working directory from the path, where an application may have a zlib.py.
 _BOOT = (
     "import sys;sys.path=[*filter(None,sys.path)];from zlib import*;from base64 import*;"
     'exec(decompress(b64decode("{}"),-15))'
 )
 
-#: What only a type checker reads.
+#: Code for type checkers only.
 _TYPES = re.compile(r"^from __future__.*?\n|^TYPE_CHECKING = False\n.*?\n\n", re.DOTALL | re.MULTILINE)
 
 _MODULE = '''"""``torchx_kfp.publisher`` as an argument of ``python3 -c``. Written by ``make goldens``."""
@@ -40,12 +40,12 @@ PROGRAM = (
 
 
 def digest() -> str:
-    """The SHA-256 of the module's text."""
+    """Return the SHA-256 of the module's text."""
     return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
 
 
 def small_program() -> str:
-    """The module as an argument of ``python3 -c``."""
+    """Return the module as an argument of ``python3 -c``."""
     import python_minifier
     import zopfli.zlib
 
@@ -55,7 +55,7 @@ def small_program() -> str:
         rename_globals=True,
         hoist_literals=False,  # they are what compresses best
     )
-    # The same format as zlib's, and a few bytes less of it. Without its header and its checksum.
+    # zlib's format in a few bytes less, without its header and its checksum.
     packed = zopfli.zlib.compress(text.encode(), numiterations=1000)[2:-4]
     return _BOOT.format(base64.b64encode(packed).decode())
 

@@ -1,10 +1,9 @@
-"""The public functions: an AppDef as a KFP component file, component or task."""
+"""AppDefs as tasks of the pipeline that is being defined, and what else a pipeline function makes of stages."""
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
@@ -13,25 +12,14 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.functions.calls import call_function
-from torchx_kfp.adapter.stage.options import (
-    ComponentOptions,
-    PublisherOptions,
-    TaskOptions,
-    Unpack,
-    check_names,
-    read_settings,
-)
-from torchx_kfp.adapter.stage.outputs import METRICS, Artifacts, Results, UiMetadata, check_artifact_class
-from torchx_kfp.adapter.stage.plan import StagePlan, plan_publisher, plan_stage
+from torchx_kfp.adapter.stage.options import PublisherOptions, TaskOptions, Unpack, check_names, read_settings
+from torchx_kfp.adapter.stage.outputs import Artifacts, Results, UiMetadata, check_artifact_class
+from torchx_kfp.adapter.stage.plan import plan_publisher, plan_stage
 from torchx_kfp.adapter.stage.reads import (
-    RUN_ID,
     FanIn,
     Readable,
     Reads,
-    Source,
     TrackerBase,
-    check_alias,
     read_sources,
     read_tracker_base,
     read_uri,
@@ -40,10 +28,8 @@ from torchx_kfp.adapter.stage.reads import (
 from torchx_kfp.adapter.stage.secrets import Secrets
 from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
-from torchx_kfp.adapter.values.names import is_input_name
-from torchx_kfp.adapter.values.references import Channel, Reference, parameter
-from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.adapter.values.references import Channel
+from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 
 def task_from_app(
@@ -213,189 +199,6 @@ def artifact_from_uri(
     if not constant:
         raise OutputsError(f"metadata of artifact_from_uri is {metadata!r}. It is a dict of constants that JSON holds.")
     return emit.import_artifact(read_uri(uri), artifact_class, dict(metadata or {}))
-
-
-def component_from_app(
-    app: specs.AppDef,
-    ui_metadata: UiMetadata | None = None,
-    *,
-    tracked: bool = False,
-    reads: Iterable[str] = (),
-    **options: Unpack[ComponentOptions],
-) -> emit.StageComponent:
-    """Make the AppDef a KFP component, to be called in pipelines.
-
-    Args:
-        app: a static AppDef, without pipeline channels.
-        ui_metadata: see ``task_from_app``. It is the second argument, as in TorchX's own adapter.
-        tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
-            ``run_id``.
-        reads: aliases of stages that it reads; each is an input that takes another stage's ``run_id``. Implies
-            ``tracked``.
-        options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels`` and ``name``:
-            see ``task_from_app``. Results and artifacts imply ``tracked``; the values of trackers are constants.
-
-    Raises:
-        AppDefError: the app cannot become a stage without losing something.
-        ChannelError: the app or a tracker's configuration holds a pipeline channel.
-        ReadsError: an alias that cannot be an input.
-        OutputsError: a result or an artifact cannot be an output of KFP.
-    """
-    check_names("component_from_app", options, ComponentOptions)
-    return emit.StageComponent(_plan_component(app, tracked, reads, {**options, "ui_metadata": ui_metadata}))
-
-
-def component_spec_from_app(
-    app: specs.AppDef,
-    *,
-    tracked: bool = False,
-    reads: Iterable[str] = (),
-    ui_metadata: UiMetadata | None = None,
-    **options: Unpack[ComponentOptions],
-) -> str:
-    """Return the AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
-
-    It holds the whole AppDef, resources and pod settings included, for which a single component has no place: it is a
-    pipeline of one task. Arguments and errors are those of ``component_from_app``.
-    """
-    check_names("component_spec_from_app", options, ComponentOptions)
-    if pipeline_context.Pipeline.get_default_pipeline():
-        raise AppDefError(
-            "component_spec_from_app compiles a file, which KFP cannot do while a pipeline is being defined. Call it "
-            "outside the pipeline function, or use component_from_app or task_from_app inside."
-        )
-    return emit.component_yaml(_plan_component(app, tracked, reads, {**options, "ui_metadata": ui_metadata}))
-
-
-def component_from_function(
-    fn: Callable[..., specs.AppDef],
-    /,
-    *,
-    tracked: bool = False,
-    reads: Iterable[str] = (),
-    results: Results | None = None,
-    artifacts: Artifacts | None = None,
-    trackers: Trackers | None = None,
-    secrets: Secrets | None = None,
-    cache: bool = True,
-    inline: bool = True,
-    labels: bool = False,
-    **constants: Any,
-) -> emit.StageComponent:
-    """Make a TorchX component, a function that returns an AppDef, a KFP component.
-
-    Its parameters become inputs of the same names, types, defaults and descriptions (from the docstring), except those
-    that are given as constants. An input is text to the function: it may go into the entrypoint, the args, the values
-    of env and the image, also inside other text, and its value is filled in when the component runs, as KFP writes
-    it (``true``, ``0.1``, JSON). Where the function needs a parameter's value (arithmetic, a comparison, a number of
-    replicas), the parameter must be a constant. A parameter with the default None stays None, unless it is given. The
-    function is called several times.
-
-    Args:
-        fn: such as ``torchx.components.utils.echo``.
-        tracked: see ``component_from_app``, also for ``reads``. For the other options see ``task_from_app``. Where the
-            function has a parameter of such a name, the value is that parameter's.
-        constants: values of parameters; for ``*args``, a list under that name.
-
-    Raises:
-        AppDefError: a parameter that must be a constant is not one, or the AppDef cannot become a stage.
-        ReadsError: an alias or a parameter has a name that the stage needs itself.
-        OutputsError: a result or an artifact cannot be an output of KFP.
-    """
-    options = {
-        "tracked": tracked,
-        "reads": reads,
-        "results": results,
-        "artifacts": artifacts,
-        "trackers": trackers,
-        "secrets": secrets,
-        "cache": cache,
-        "inline": inline,
-        "labels": labels,
-    }
-    defaults = inspect.signature(component_from_function).parameters
-    given = {name: value for name, value in options.items() if value is not defaults[name].default}
-    return make_function_component(fn, {}, {**given, **constants})
-
-
-def make_function_component(
-    fn: Callable[..., specs.AppDef], shared: Mapping[str, Any], given: Mapping[str, Any]
-) -> emit.StageComponent:
-    """Make the component of a TorchX component.
-
-    Args:
-        fn: a function that returns an AppDef.
-        shared: options of the stage, also where the function has a parameter of such a name.
-        given: constants, and options where the function has no parameter of such a name.
-    """
-    known = {"tracked", "reads", *ComponentOptions.__annotations__} - {"name"} - set(inspect.signature(fn).parameters)
-    constants = {name: value for name, value in given.items() if name not in known}
-    options = {**shared, **{name: value for name, value in given.items() if name in known}}
-    built = call_function(fn, constants)
-    tracked, reads = options.pop("tracked", False), options.pop("reads", ())
-    return emit.StageComponent(
-        _plan_component(built.app, tracked, reads, options, parameters=built.parameters, description=built.description)
-    )
-
-
-def _plan_component(
-    app: specs.AppDef,
-    tracked: bool,
-    reads: Iterable[str],
-    options: Mapping[str, Any],
-    *,
-    parameters: Mapping[Reference, object] | None = None,
-    description: str | None = None,
-) -> StagePlan:
-    """Plan a component: what a pipeline fills in are inputs that its caller gives.
-
-    Args:
-        app: an AppDef without pipeline channels.
-        tracked: see ``component_from_app``.
-        reads: see ``component_from_app``.
-        options: ``ComponentOptions`` and ``ui_metadata``.
-        parameters: further inputs, which may stand in the AppDef, and their defaults.
-        description: what the component is for, in place of the AppDef's name.
-    """
-    if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
-        raise ReadsError(f"reads of a component is a list of aliases, got {reads!r}. Write reads=['train'].")
-    own = {reference.name for reference in parameters or {}}
-    sources: dict[str, Source] = {}
-    for alias in reads:
-        check_alias(alias)
-        if not is_input_name(alias) or alias in (TRACKER_BASE, RUN_ID, *own):
-            raise ReadsError(
-                f"reads has the alias {alias!r}, which cannot be an input of a component. Use a Python identifier that "
-                f"is no keyword, other than {TRACKER_BASE!r}, {RUN_ID!r}, 'self' and the names of other inputs."
-            )
-        if alias in sources:
-            raise ReadsError(f"reads has the alias {alias!r} twice. Give each stage an alias of its own.")
-        sources[alias] = parameter(alias, "STRING")
-    taken = {RUN_ID, *sources, *own}
-    publishes = options.get("results") is not None or options.get("artifacts") is not None
-    if METRICS in own and publishes:
-        raise OutputsError(
-            f"The input {METRICS!r} of the component has the name of the artifact that shows its results. Rename it."
-        )
-    tracked = bool(tracked or sources or publishes)
-    if tracked:
-        if own & {TRACKER_BASE, RUN_ID}:
-            raise ReadsError(
-                f"The inputs {sorted(own & {TRACKER_BASE, RUN_ID})} of the component are names that a tracked stage "
-                "has for itself. Give these parameters as constants, or rename them."
-            )
-        taken.add(TRACKER_BASE)
-    base = (parameter(TRACKER_BASE, "STRING"),) if tracked else None
-    settings = read_settings(options, base, sources, taken=taken)
-    plan = plan_stage(app, settings, parameters=parameters, description=description)
-    for key, planned in plan.inputs.items():
-        if planned.argument is not None and not isinstance(planned.argument, str):
-            holder = "trackers" if contains_channel(dict(options.get("trackers") or {})) else f"AppDef {app.name!r}"
-            raise ChannelError(
-                f"{holder} holds the pipeline channel {key!r}. A component is made of a static AppDef, to be used in "
-                "any pipeline: call task_from_app in the pipeline function instead."
-            )
-    return plan
 
 
 def _check_in_pipeline(function: str, otherwise: str) -> None:

@@ -1,0 +1,1 @@
+"""Programs that write parts of the repository from others: see ``make goldens``."""
