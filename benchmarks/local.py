@@ -21,7 +21,7 @@ from typing import Any
 
 from kfp import compiler, dsl
 
-from torchx_kfp.local import Event, RunResult, StageFinished, run
+from torchx_kfp.local import Event, RunResult, StageFinished, Watch, run
 
 EIGHT_LIMIT = 2.5
 OVERHEAD_LIMIT = 30.0
@@ -95,7 +95,8 @@ def ours(pipeline: Any, folder: str, **options: Any) -> tuple[RunResult, float, 
     path = str(Path(folder, "pipeline.yaml"))
     compiler.Compiler().compile(pipeline, path)
     started, used = time.perf_counter(), time.process_time()
-    result = run(path, output_dir=folder, quiet=True, **options)
+    options.setdefault("watch", Watch())
+    result = run(path, output_dir=folder, **options)
     result.raise_for_failure()
     return result, time.perf_counter() - started, time.process_time() - used
 
@@ -129,11 +130,12 @@ def memory(folder: str) -> dict[str, float]:
     """A loop of 1,000 items: seconds, and megabytes after the first stage, the 500th and the last."""
     megabytes: list[float] = []
 
-    def listen(event: Event) -> None:
-        if isinstance(event, StageFinished):
-            megabytes.append(resident())
+    class Measure(Watch):
+        def on_event(self, event: Event) -> None:
+            if isinstance(event, StageFinished):
+                megabytes.append(resident())
 
-    _, seconds, used = ours(long_loop, folder, on_event=listen)
+    _, seconds, used = ours(long_loop, folder, watch=Measure())
     return {"seconds": seconds, "first": megabytes[0], "half": megabytes[499], "last": megabytes[-1], "used": used}
 
 

@@ -42,7 +42,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local"},
     "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipelines", "cli.mistakes"},
     "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
-    "typing_extensions": {"adapter"},
+    "typing_extensions": {"adapter", "local.options"},
     "yaml": {"pipeline", "backend", "local"},
     "celpy": {"pipeline", "cli"},
     "packaging": {"local.stage"},

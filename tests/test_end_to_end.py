@@ -20,7 +20,7 @@ from tests.adapter.apps import compile_pipeline
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local import RunResult, State, run
+from torchx_kfp.local import RunResult, State, Watch, run
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -48,7 +48,7 @@ def run_pipeline(function: Any, tmp_path: Path, **arguments: Any) -> RunResult:
     path = tmp_path / "pipeline.yaml"
     path.write_text(compile_pipeline(function))
     base = {"tracker_base": str(tmp_path / "results"), **arguments}
-    return run(path, base, output_dir=tmp_path / "runs", quiet=True)
+    return run(path, base, output_dir=tmp_path / "runs", watch=Watch())
 
 
 def recorded(result: RunResult, name: str) -> dict[str, Any]:

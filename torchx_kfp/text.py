@@ -1,7 +1,7 @@
 """Text for people: lists of names, shortened values, durations, suggestions, and what a terminal may safely be given.
 
 Everything that others have written (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
-its way to a terminal, in the modules that write: ``cli.display.output`` for commands, ``local.stage.output.Terminal``
+its way to a terminal, in the modules that write: ``cli.display.output`` for commands, ``runs.watch.Terminal``
 for a run in progress. Control characters can move the cursor and set titles and clipboards; format characters can
 reverse the direction of writing, so that text reads as something else.
 """

@@ -25,6 +25,7 @@ from tests.adapter.apps import compile_pipeline, load
 from tests.facts import says
 from torchx_kfp import component_from_function, local
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+from torchx_kfp.local import Watch
 
 #: TorchX's nightly has another name for it.
 pytestmark = [pytest.mark.versions, pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")]
@@ -102,7 +103,7 @@ def test_every_type() -> None:
 
 
 def run(tmp_path: Path, pipeline: Any, **arguments: Any) -> dict[str, Any]:
-    done = local.run(dsl.pipeline(pipeline), arguments, output_dir=tmp_path / "runs", quiet=True)
+    done = local.run(dsl.pipeline(pipeline), arguments, output_dir=tmp_path / "runs", watch=Watch())
     done.raise_for_failure()
     return {stage.name: json.loads(stage.log_file.read_text()) for stage in done.stages if stage.log_file}
 
@@ -194,7 +195,7 @@ def test_a_tracked_component(tmp_path: Path) -> None:
         second(tracker_base=tracker_base, value=before.outputs["accuracy"], before=before.outputs["run_id"])
         return before.outputs["accuracy"]
 
-    done = local.run(pipeline, {"tracker_base": str(tmp_path / "t")}, output_dir=tmp_path / "runs", quiet=True)
+    done = local.run(pipeline, {"tracker_base": str(tmp_path / "t")}, output_dir=tmp_path / "runs", watch=Watch())
     done.raise_for_failure()
     assert done.outputs == {"Output": 0.75}
 
@@ -264,7 +265,7 @@ def test_booth_runs(tmp_path: Path) -> None:
         booth(x1=x1, x2=3.0, trial_idx=4, tracker_base=base)
 
     done = local.run(
-        dsl.pipeline(pipeline), {"x1": 2.0, "base": str(tmp_path / "t")}, output_dir=tmp_path / "runs", quiet=True
+        dsl.pipeline(pipeline), {"x1": 2.0, "base": str(tmp_path / "t")}, output_dir=tmp_path / "runs", watch=Watch()
     )
     done.raise_for_failure()
     assert json.loads((tmp_path / "t" / "4").read_text()) == {"booth_eval": 5.0}
@@ -516,7 +517,7 @@ def test_an_image_in_text(tmp_path: Path) -> None:
         def pipeline(tag: str) -> None:
             use(tag=tag)  # noqa: B023 - it is compiled before the next one
 
-        done = local.run(dsl.pipeline(pipeline), {"tag": "7"}, output_dir=tmp_path / "runs", quiet=True)
+        done = local.run(dsl.pipeline(pipeline), {"tag": "7"}, output_dir=tmp_path / "runs", watch=Watch())
         done.raise_for_failure()
     spec, _ = load(compile_pipeline(lambda: component(tag="7") and None))
     task = spec["root"]["dag"]["tasks"]["show"]["inputs"]["parameters"]

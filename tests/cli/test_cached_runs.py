@@ -1,6 +1,5 @@
 """Runs whose stages were cached, to the commands that tell what runs have recorded: on a directory, and on S3."""
 
-import io
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from torchx.specs import AppDef, Role
 
 from tests.cli.conftest import Call
 from torchx_kfp import task_from_app
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
 
 RECORD = "from torchx_kfp.tracking import current_run; import sys; current_run().put(x=float(sys.argv[1]))"
@@ -38,7 +37,7 @@ def runs(base: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]
     monkeypatch.chdir(project)
     ids = []
     for lr in (0.5, 0.25, 0.25):
-        result = run(two, {"tracker_base": base, "lr": lr}, stream=io.StringIO())
+        result = run(two, {"tracker_base": base, "lr": lr}, watch=Watch())
         result.raise_for_failure()
         ids.append(result.run_id)
     return ids
@@ -106,7 +105,7 @@ def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
     """The second iteration of the first run is the first one of the second run, whose own second one is another."""
     monkeypatch.chdir(project)
     first, second = (
-        run(looped, {"tracker_base": "base", "rates": rates}, stream=io.StringIO(), parallelism=1).run_id
+        run(looped, {"tracker_base": "base", "rates": rates}, watch=Watch(), parallelism=1).run_id
         for rates in ([0.5, 0.25], [0.25, 0.125])
     )
     assert json.loads(inside("results", "base", second, "--format", "json").stdout) == {
@@ -176,6 +175,6 @@ def test_a_run_of_another_base_is_none_of_this(inside: Call, project: Path, exec
 def execute_in(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     def function(base: str) -> str:
         monkeypatch.chdir(project)
-        return [run(two, {"tracker_base": base, "lr": 1.0}, stream=io.StringIO()).run_id for _ in range(2)][-1]
+        return [run(two, {"tracker_base": base, "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
 
     return function

@@ -7,6 +7,7 @@ from kfp import dsl
 
 from tests.local.components import shell
 from tests.local.conftest import execute_failing  # noqa: F401 (a fixture)
+from tests.watching import Heard
 from torchx_kfp.cli.display.progress import LINES, Phase, Progress
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.pipeline.walk import walk
@@ -121,7 +122,7 @@ def test_a_nested_pipeline_that_is_tried_again_is_no_stage(execute_failing) -> N
 
     loaded = load_pipeline(outer)
     progress = Progress({place.name: place.looped for place in walk(loaded) if place.is_stage})
-    execute_failing(loaded, on_event=progress.on_event)
+    execute_failing(loaded, watch=Heard(on_event=progress.on_event))
     assert list(progress.tasks) == ["inner/shell"]
     assert progress.counts() == {Phase.FAILED: 1}
     assert [result.attempts for result in progress.results()] == [2]

@@ -16,7 +16,7 @@ from kfp import dsl
 
 from tests.cli.conftest import Call
 from tests.local.components import shell
-from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, StageStarted, State, run
+from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, StageStarted, State, Watch, run
 from torchx_kfp.runs.history import find_runs
 from torchx_kfp.runs.journal import Journal
 
@@ -40,7 +40,7 @@ def mixed(go: bool = False) -> None:
 @pytest.fixture(scope="module")
 def mixed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mixed")
-    run(mixed, output_dir=folder / "local_outputs", quiet=True, parallelism=1)
+    run(mixed, output_dir=folder / "local_outputs", watch=Watch(), parallelism=1)
     return folder / "local_outputs"
 
 
@@ -322,7 +322,7 @@ def test_the_log_of_a_cached_stage_whose_run_is_gone(inside: Call, project: Path
         shell(script="echo said")
         shell(script="echo here").set_caching_options(False)
 
-    first, newest = (run(pipeline, output_dir=project / "local_outputs", quiet=True) for _ in range(2))
+    first, newest = (run(pipeline, output_dir=project / "local_outputs", watch=Watch()) for _ in range(2))
     assert inside("logs", newest.run_id, "shell").stdout == "said\n"
     shutil.rmtree(first.folder)
     done = inside("logs", newest.run_id, "shell")

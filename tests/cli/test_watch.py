@@ -29,9 +29,9 @@ from tests.local.components import python, shell
 from torchx_kfp.cli.display.live import LiveView, Screen
 from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.cli.display.summary import summarize
-from torchx_kfp.local.stage.output import Terminal as Output
 from torchx_kfp.runs.events import RunFinished, RunStarted
 from torchx_kfp.runs.result import State
+from torchx_kfp.runs.watch import Terminal as Output
 
 #: Seconds after which a test gives up.
 PATIENCE = 60
@@ -350,11 +350,11 @@ def test_events_that_cannot_be_written_are_an_error(folder: Path) -> None:
 def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
     code = (
         "import sys; from pathlib import Path; from torchx_kfp.cli.display.progress import Progress\n"
-        "from torchx_kfp.cli.display.watch import Json, Silent; from torchx_kfp.runs.events import *\n"
+        "from torchx_kfp.cli.display.watch import Json, Shown; from torchx_kfp.runs.events import *\n"
         "from torchx_kfp.runs.result import *\n"
         "nan = float('nan')\n"
         "result = StageResult('a', 'a', State.SUCCEEDED, results={'loss': nan}, outputs={'x': [nan, {'y': -nan}]})\n"
-        "Json(Silent(Progress())).on_event(StageFinished(result))"
+        "Json(Shown(Progress())).on_event(StageFinished(result))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     event = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

@@ -16,7 +16,7 @@ from tests.containers.images import BUSYBOX_IMAGE
 from tests.facts import says
 from torchx_kfp import local
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import RunResult
+from torchx_kfp.local import RunResult, Watch
 
 SECRET = '{"token": "of the host"}'
 
@@ -54,7 +54,7 @@ class Host:
         self.before = self._state()
 
     def run(self, pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
-        options = {"docker": True, "quiet": True, "output_dir": self.folder / "runs", "cache": False, **options}
+        options = {"docker": True, "watch": Watch(), "output_dir": self.folder / "runs", "cache": False, **options}
         return local.run(pipeline, arguments, **options)
 
     def assert_untouched(self, result: RunResult | None = None) -> None:
@@ -302,5 +302,5 @@ def test_a_resumed_run_runs_no_command_of_a_container(host):
     result = host.run(pipeline)
     before = {path.name: path.read_text() for path in result.folder.iterdir() if path.is_file()}
     assert not any(text.startswith("evil") for text in before.values())
-    again = local.resume(result.folder, quiet=True)
+    again = local.resume(result.folder, watch=Watch())
     assert (again.state, len(again.stages)) == ("failed", 1)

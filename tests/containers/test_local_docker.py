@@ -23,8 +23,9 @@ from torchx.specs import AppDef, Role
 
 from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, OWN_IMAGE, REPOSITORY, host_mounts
 from tests.pipelines import regenerate
+from tests.watching import Heard
 from torchx_kfp import local, task_from_app
-from torchx_kfp.local import RunResult, remove_containers
+from torchx_kfp.local import RunResult, Watch, remove_containers
 from torchx_kfp.local.engines.docker import RUN_LABEL
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -49,7 +50,7 @@ def execute(engine: docker.DockerClient, tmp_path: Path) -> Callable[..., RunRes
     """Runs a pipeline in containers; none is left, and no connection."""
 
     def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
-        options = {"docker": True, "quiet": True, "output_dir": tmp_path / "runs", **options}
+        options = {"docker": True, "watch": Watch(), "output_dir": tmp_path / "runs", **options}
         result = local.run(pipeline, arguments, **options)
         assert containers_of(engine, result.run_id) == []
         gc.collect()
@@ -209,7 +210,7 @@ def test_limits_volumes_users_and_mounts(execute, tmp_path):
         kubernetes.set_security_context(task, run_as_user=77)
 
     events: list[Any] = []
-    result = execute(pipeline, mounts=[f"{tmp_path}/data:/data:ro"], on_event=events.append)
+    result = execute(pipeline, mounts=[f"{tmp_path}/data:/data:ro"], watch=Heard(on_event=events.append))
     result.raise_for_failure()
     assert events[0].not_applied == ()
     assert log_of(result, "shell") == f"50000 100000 {64 * 2**20} 2048 1024 mounted read-only\n77\n"
@@ -341,7 +342,7 @@ def test_a_killed_run_goes_on_in_containers(engine, tmp_path):
     runner.wait()
     assert len(running(tmp_path, engine)) == 1
     (tmp_path / "seen" / "go").touch()
-    result = local.resume(tmp_path / "runs" / run_of(tmp_path), quiet=True)
+    result = local.resume(tmp_path / "runs" / run_of(tmp_path), watch=Watch())
     result.raise_for_failure()
     assert log_of(result, "shell-2") == "first\n"
     assert (tmp_path / "shared" / "ran").read_text() == "first\n"

@@ -15,6 +15,7 @@ from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY
 from tests.containers.runner import KfpDockerRunner
 from tests.pipelines import regenerate
 from torchx_kfp import local, task_from_app
+from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.versions
@@ -60,7 +61,7 @@ def in_containers(kfp_docker_runner: KfpDockerRunner) -> Run:
 
 def as_processes(pipeline: Path, arguments: dict[str, Any], folder: Path) -> None:
     done = local.run(
-        pipeline, {"tracker_base": str(folder / "tracker"), **arguments}, output_dir=folder / "logs", quiet=True
+        pipeline, {"tracker_base": str(folder / "tracker"), **arguments}, output_dir=folder / "logs", watch=Watch()
     )
     done.raise_for_failure()
 

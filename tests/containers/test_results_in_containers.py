@@ -14,6 +14,7 @@ from torchx.specs import AppDef, Role
 from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY
 from tests.containers.runner import KfpDockerRunner
 from torchx_kfp import local, publish_results, task_from_app
+from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.versions
@@ -116,7 +117,7 @@ def test_both_runners_have_the_same_outputs(
         )
     except NotImplementedError as error:  # kfp 2.14 runs no loops
         pytest.skip(f"KFP's runner says: {error}")
-    done = local.run(compiled, arguments["processes"], output_dir=tmp_path / "processes" / "runs", quiet=True)
+    done = local.run(compiled, arguments["processes"], output_dir=tmp_path / "processes" / "runs", watch=Watch())
     done.raise_for_failure()
     assert in_containers == dict(done.outputs)
     assert reports(kfp_docker_runner.pipeline_root) == reports(done.folder)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torchx_kfp.local import RunResult, run
+from torchx_kfp.local import RunResult, Watch, run
 
 
 @pytest.fixture
@@ -37,6 +36,6 @@ def execute_failing(tmp_path: Path) -> Callable[..., RunResult]:
 
 
 def attempt(folder: Path, pipeline: Any, arguments: dict[str, Any] | None, **options: Any) -> RunResult:
-    options.setdefault("stream", io.StringIO())
+    options.setdefault("watch", Watch())
     options.setdefault("cache", False)
     return run(pipeline, arguments, output_dir=folder / "runs", **options)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.local.corpus import FAMILIES, VERSION, load_cases
 from tests.local.corpus.kfp_local import content_of, is_comparable
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 
 ROOT = Path(__file__).parents[2]
 COMPARED = {family: [case for case in load_cases(family).values() if is_comparable(case)] for family in FAMILIES}
@@ -38,7 +38,7 @@ def test_the_same_as_kfp_local(family, tmp_path, monkeypatch):
 
 def end_of(case):
     """How the pipeline ends here, in the form of ``kfp_local.run_case``."""
-    result = run(case.pipeline, case.arguments, quiet=True)
+    result = run(case.pipeline, case.arguments, watch=Watch())
     if result.state == "failed":
         return {"state": "failed"}
     return {

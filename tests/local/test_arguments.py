@@ -3,6 +3,8 @@
 # The oldest kfp that is supported knows typing's names of generic types only.
 # ruff: noqa: UP006, UP035
 
+import dataclasses
+import json
 import textwrap
 from typing import Dict, List
 
@@ -16,8 +18,10 @@ from torchx_kfp.errors import (
     LocalRunError,
     StageFailedError,
 )
-from torchx_kfp.local import describe_parameters, load_pipeline, parse_arguments, run
+from torchx_kfp.local import Watch, describe_parameters, load_pipeline, parse_arguments, run
+from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions
 from torchx_kfp.pipeline.load import pipeline_from_documents
+from torchx_kfp.runs.history import RunRecord
 
 
 @dsl.pipeline(name="train")
@@ -37,7 +41,7 @@ DESCRIBED = textwrap.dedent("""\
 
 def argument_error(arguments, pipeline=parameters):
     with pytest.raises(ArgumentError) as error:
-        run(pipeline, arguments, quiet=True)
+        run(pipeline, arguments, watch=Watch())
     return str(error.value)
 
 
@@ -95,7 +99,12 @@ def test_values_that_a_parameter_allows(tmp_path):
 def test_options_of_a_run(tmp_path):
     with pytest.raises(ArgumentError, match=says("parallelism", "0")):
         run(parameters, {"s": ""}, parallelism=0)
+    with pytest.raises(TypeError, match=r"'paralelism'.*'parallelism'"):
+        run(parameters, {"s": ""}, paralelism=3)
     for options, message in (
+        ({"docker": "shell"}, r"^docker must be True, or a list of stages' names, and is 'shell'"),
+        ({"docker": True, "mounts": "/data"}, r"^mounts must be a list"),
+        ({"mounts": [str(tmp_path)]}, r"^Mounts are for stages in containers"),
         ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, and is '3'\.$"),
         ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, and is 1\.5\.$"),
         ({"output_dir": 5}, r"^output_dir must be the path of a folder, and is 5\.$"),
@@ -113,3 +122,23 @@ def test_options_of_a_run(tmp_path):
     with pytest.raises(ArgumentError, match=says("folder", "directory")):
         run(parameters, {"s": ""}, output_dir=tmp_path / "file")
     assert issubclass(StageFailedError, LocalRunError)
+
+
+def test_every_keyword_is_an_option_with_a_default():
+    keywords = set(RunKeywords.__annotations__)
+    options = {item.name for item in dataclasses.fields(RunOptions)}
+    assert keywords == options - {"python_path", "named"}
+    assert set(ResumeKeywords.__annotations__) < keywords
+
+
+def test_options_survive_the_run_json(tmp_path):
+    options = RunOptions.of({"docker": ["train"], "mounts": [f"{tmp_path}:/data:ro"], "timeout": 5}, ["/data"])
+    again = json.loads(json.dumps(options.as_json()))
+    record = RunRecord(tmp_path, "r-1", "r", 0.0, (), is_running=False, options=again)
+    assert RunOptions.of_record(record) == options
+    assert RunOptions.of_record(record).resumed({"timeout": None, "parallelism": 7}) == dataclasses.replace(
+        options, parallelism=7
+    )
+    del again["directory"]
+    with pytest.raises(ArgumentError, match=r"cannot go on.*'directory'"):
+        RunOptions.of_record(record)

@@ -1,6 +1,5 @@
 """A tracker base that takes no results ends a run before its first stage."""
 
-import io
 import os
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.local import load_pipeline, resume, run
+from torchx_kfp.local import Watch, load_pipeline, resume, run
 from torchx_kfp.local.bases import check_bases, known_bases
 from torchx_kfp.local.engines.mounts import Mount
 
@@ -37,7 +36,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attempt(base: str) -> Any:
-    return run(one, {"tracker_base": base}, output_dir="runs", stream=io.StringIO())
+    return run(one, {"tracker_base": base}, output_dir="runs", watch=Watch())
 
 
 def test_which_bases_are_known() -> None:
@@ -92,11 +91,11 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     def fails(tracker_base: str):
         task("train", tracker_base, "false")
 
-    failed = run(fails, {"tracker_base": "base"}, output_dir="runs", stream=io.StringIO())
+    failed = run(fails, {"tracker_base": "base"}, output_dir="runs", watch=Watch())
     shutil.rmtree("base")
     (tmp_path / "base").touch()
     with pytest.raises(TrackerError, match=says("'base'", "result", "tracker base")):
-        resume(failed.folder, stream=io.StringIO())
+        resume(failed.folder, watch=Watch())
 
 
 def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path: Path) -> None:

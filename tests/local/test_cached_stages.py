@@ -1,6 +1,5 @@
 """KFP's cache: a stage that an earlier run has done is not done again."""
 
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torchx.specs import AppDef, Role
 
 from tests.local.components import shell, shell_out
 from torchx_kfp import task_from_app
-from torchx_kfp.local import RunResult, State, run
+from torchx_kfp.local import RunResult, State, Watch, run
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def states(tmp_path, monkeypatch):
 
 
 def attempt(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
-    return run(pipeline, arguments, output_dir="runs", stream=io.StringIO(), **options)
+    return run(pipeline, arguments, output_dir="runs", watch=Watch(), **options)
 
 
 @dsl.pipeline

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kfp import dsl, kubernetes
 
 from tests.local.components import shell, text_of, write
+from tests.watching import Heard
 from torchx_kfp.adapter.values.escapes import find_rewritten
 from torchx_kfp.backend.rewriting import find_change
 from torchx_kfp.local import load_pipeline, run
@@ -259,7 +260,7 @@ def test_a_run_says_what_differs(tmp_path):
         write(x=text).set_retry(1)
 
     events = []
-    run(pipeline, {"text": "a$$b"}, output_dir=tmp_path, quiet=True, on_event=events.append)
+    run(pipeline, {"text": "a$$b"}, output_dir=tmp_path, watch=Heard(on_event=events.append))
     retried, argument = events[0].differs
     assert retried.startswith("task 'write' is tried again here")
     assert argument.startswith("the argument 'text' holds 'a$$b', which arrives as 'a$b'")

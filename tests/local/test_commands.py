@@ -1,6 +1,5 @@
 """Commands of tracked stages, with the values that travel in an input: the same as what the script makes of them."""
 
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from kfp import dsl
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import container_of
 from torchx_kfp import task_from_app
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 from torchx_kfp.local.stage.commands import fill_in
 
 WORDS = st.lists(st.sampled_from([*HOSTILE, *PLAIN, "--lr", "0.1", "app.train", "a b"]), max_size=8)
@@ -62,6 +61,6 @@ def test_a_changed_module_makes_a_stage_run_again(tmp_path: Path, monkeypatch: p
     for text in ("print(1)", None, "print('another')"):
         if text is not None:
             module.write_text(text)
-        result = run(pipeline, output_dir="runs", stream=io.StringIO())
+        result = run(pipeline, output_dir="runs", watch=Watch())
         states += [str(stage.state) for stage in result.stages]
     assert states == ["succeeded", "cached", "succeeded"]

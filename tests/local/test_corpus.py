@@ -8,7 +8,7 @@ from tests.local.corpus import FAMILIES, VERSION, compiled, load_cases
 from tests.local.corpus.recorded import CASES as RECORDED
 from tests.local.corpus.recorded import CHOICES, NOT_RUN, differences
 from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.local import run
+from torchx_kfp.local import Lines, run
 
 CASES = [case for family in FAMILIES for case in load_cases(family).values()]
 
@@ -28,7 +28,7 @@ def check(case):
         assert case.name not in RECORDED or RECORDED[case.name]["state"] in ("failed", "refused")
         return
     log = io.StringIO()
-    result = run(case.pipeline, case.arguments, stream=log, cache=False)
+    result = run(case.pipeline, case.arguments, watch=Lines(log), cache=False)
     stages = {stage.name: stage for stage in result.stages}
     said = log.getvalue()
     assert result.state == case.state, said

@@ -9,8 +9,9 @@ from kfp import dsl, kubernetes
 
 from tests.facts import says
 from tests.local.components import python, shell, shell_out
+from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import RunEnding, StageFinished, StageStarted, load_pipeline, resume, run
+from torchx_kfp.local import RunEnding, StageFinished, StageStarted, Watch, load_pipeline, resume, run
 from torchx_kfp.runs.events import PipelineRetried, StageRetried, StageWaiting
 
 SLEEP = "print('ready', flush=True); import time; time.sleep(300)"
@@ -75,7 +76,7 @@ def test_the_time_limit_of_a_run(execute_failing, own):
     if own:
         loaded = dataclasses.replace(loaded, platform={"activeDeadlineSeconds": "2"})
     events = []
-    result = execute_failing(loaded, on_event=events.append, **({} if own else {"timeout": 2.0}))
+    result = execute_failing(loaded, watch=Heard(on_event=events.append), **({} if own else {"timeout": 2.0}))
     assert states(result) == {
         "python": "canceled",
         "shell": "not run",
@@ -96,7 +97,7 @@ def test_a_signal_leaves_no_stage_out(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        run(three, output_dir=tmp_path, on_event=hear, quiet=True, grace=0.1)
+        run(three, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
     ended = {event.result.name: str(event.result.state) for event in events if isinstance(event, StageFinished)}
     assert ended == {"python": "canceled", "shell": "not run", "shell-2[0]": "canceled", "shell-2[1]": "not run"}
 
@@ -126,7 +127,7 @@ def test_a_nested_pipeline_that_had_begun_is_not_listed_twice(tmp_path):
 
     hear.started = 0
     with pytest.raises(KeyboardInterrupt):
-        run(outer, output_dir=tmp_path, on_event=hear, quiet=True, grace=0.1)
+        run(outer, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
     assert sorted(ended) == [
         ("inner/python", "canceled"),
         ("inner/shell", "not run"),
@@ -147,7 +148,13 @@ def mixed(folder: str):
 
 def test_the_first_failure_ends_the_run(execute_failing, tmp_path):
     events = []
-    result = execute_failing(mixed, {"folder": str(tmp_path)}, fail_fast=True, on_event=events.append, parallelism=2)
+    result = execute_failing(
+        mixed,
+        {"folder": str(tmp_path)},
+        fail_fast=True,
+        watch=Heard(on_event=events.append),
+        parallelism=2,
+    )
     assert states(result) == {
         "python": "canceled",
         "shell-2": "not run",
@@ -269,8 +276,7 @@ def test_a_stage_that_waits_for_another_attempt_is_canceled(case, how, tmp_path)
             output_dir=tmp_path / "runs",
             fail_fast=True,
             cache=False,
-            on_event=hear,
-            quiet=True,
+            watch=Heard(on_event=hear),
             grace=0.1,
             **options,
         )
@@ -305,7 +311,7 @@ def test_a_run_that_was_ended_goes_on(execute_failing, tmp_path):
     failed = execute_failing(pipeline, {"folder": str(tmp_path)}, fail_fast=True)
     assert states(failed) == {"shell": "failed", "python": "canceled"}
     (tmp_path / "mended").touch()
-    assert states(resume(failed.folder, quiet=True)) == {"shell": "succeeded", "python": "succeeded"}
+    assert states(resume(failed.folder, watch=Watch())) == {"shell": "succeeded", "python": "succeeded"}
 
 
 @pytest.mark.parametrize("value", [0, -1, "5", float("nan")])

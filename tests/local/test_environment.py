@@ -13,6 +13,7 @@ from kfp import dsl, kubernetes
 from torchx.specs import AppDef, Role
 
 from tests.local.components import shell
+from tests.watching import Heard
 from torchx_kfp import protocol, task_from_app
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.local.engines.environment import RUN_MARK, stage_environment
@@ -109,7 +110,7 @@ def test_settings_of_kubernetes_are_named_once(execute):
             kubernetes.use_field_path_as_env(task, "NS", "metadata.namespace")
 
     events = []
-    execute(pipeline, on_event=events.append)
+    execute(pipeline, watch=Heard(on_event=events.append))
     assert events[0].not_applied == (
         "cpu, memory and accelerator limits",
         "image pull policies",
@@ -128,7 +129,7 @@ def test_only_what_the_author_has_set_is_named(execute, tmp_path):
         task_from_app(app, tracker_base=tracker_base)
 
     events = []
-    execute(pipeline, {"tracker_base": str(tmp_path / "results")}, on_event=events.append)
+    execute(pipeline, {"tracker_base": str(tmp_path / "results")}, watch=Heard(on_event=events.append))
     assert events[0].not_applied == ()
 
 
@@ -158,7 +159,7 @@ def test_settings_of_the_pipeline_itself_are_named(execute):
     loaded = load_pipeline(pipeline)
     settings = {"activeDeadlineSeconds": 1000, "resourceTtlOnSuccess": 1, "resourceTtlOnFailure": 2, "mutexName": "m"}
     events = []
-    execute(dataclasses.replace(loaded, platform=settings), on_event=events.append)
+    execute(dataclasses.replace(loaded, platform=settings), watch=Heard(on_event=events.append))
     assert events[0].not_applied == (
         "the pipeline's mutex",
         "the time for which a finished run is kept",

@@ -17,9 +17,10 @@ from torchx.specs import AppDef, Role
 
 from tests.facts import says
 from tests.local.components import produce, python, shell, text_of, write
+from tests.watching import Heard
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import ArgumentError, StageFailedError
-from torchx_kfp.local import StageRetried, StageStarted, State, load_pipeline, run
+from torchx_kfp.local import Lines, StageRetried, StageStarted, State, load_pipeline, run
 
 
 def by_name(result):
@@ -270,7 +271,7 @@ def test_each_retry_is_an_execution_of_its_own(execute, tmp_path):
         task.set_retry(3, backoff_duration="0s")
 
     events = []
-    result = execute(pipeline, on_event=events.append)
+    result = execute(pipeline, watch=Heard(on_event=events.append))
     stage = result.stages[0]
     assert (tmp_path / "tries").read_text().split() == ["shell-0", "shell-1", "shell-2"]
     assert (stage.attempts, stage.pod_name, stage.state) == (3, "shell-2", State.SUCCEEDED)
@@ -290,7 +291,7 @@ def test_retries_come_to_an_end_and_wait_in_between(execute_failing):
 
     events = []
     started = time.monotonic()
-    result = execute_failing(pipeline, on_event=events.append)
+    result = execute_failing(pipeline, watch=Heard(on_event=events.append))
     assert time.monotonic() - started >= 2.0
     assert [event.delay for event in events if isinstance(event, StageRetried)] == [1.0, 1.0]
     assert [event.attempt for event in events if isinstance(event, StageStarted)] == [1, 2, 3]
@@ -404,7 +405,7 @@ def test_a_full_disk_is_called_that(small_disk, tmp_path):
         first = copied(elsewhere=elsewhere)
         shell(script="yes | head -c 2000000; echo end").ignore_upstream_failure().after(first)
 
-    result = run(pipeline, {"elsewhere": str(tmp_path / "big")}, output_dir=small_disk, stream=stream)
+    result = run(pipeline, {"elsewhere": str(tmp_path / "big")}, output_dir=small_disk, watch=Lines(stream))
     reasons = {stage.name: stage.reason for stage in result.stages}
     assert "the disk is full" in reasons["copied"]
     assert "shell | torchx-kfp: the log ends here: the disk is full: " in stream.getvalue()

@@ -12,6 +12,7 @@ from kfp import compiler, dsl
 
 from tests.facts import says
 from tests.local.components import shell, write
+from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local import (
     RunFinished,
@@ -25,7 +26,7 @@ from torchx_kfp.local import (
 from torchx_kfp.runs.history import find_run, find_runs, read_run
 from torchx_kfp.runs.journal import Journal, is_runner, read_pid
 
-RUN = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], quiet=True)"
+RUN = "import sys; from torchx_kfp.local import Watch, run; run(sys.argv[1], output_dir=sys.argv[2], watch=Watch())"
 
 
 @dsl.pipeline(name="recorded")
@@ -49,7 +50,7 @@ def stage(name, state=State.SUCCEEDED):
 
 def test_a_run_is_recorded_whole(execute, tmp_path):
     events = []
-    result = execute(recorded, {"x": "w"}, on_event=events.append, parallelism=3, grace=2.5)
+    result = execute(recorded, {"x": "w"}, watch=Heard(on_event=events.append), parallelism=3, grace=2.5)
     record = read_run(result.folder)
     assert record.events == tuple(events)
     assert (record.run_id, record.pipeline, record.state) == (result.run_id, "recorded", "succeeded")
@@ -93,7 +94,7 @@ def test_a_run_that_goes_on(execute, tmp_path):
     def small():
         shell(script=":")
 
-    execute(small, on_event=look)
+    execute(small, watch=Heard(on_event=look))
     assert seen == [
         ("RunStarted", "running", [], 1),
         ("StageWaiting", "running", [], 2),

@@ -6,8 +6,9 @@ import pytest
 from kfp import dsl, kubernetes
 
 from tests.local.components import shell, shell_out
+from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 from torchx_kfp.local.platform.secrets import parse_given, read_keys
 
 
@@ -25,7 +26,7 @@ def test_what_the_application_may_miss_is_said(execute):
         kubernetes.use_secret_as_volume(task, "optional", "/no/optional", optional=True)
 
     events = []
-    execute(pipeline, on_event=events.append)
+    execute(pipeline, watch=Heard(on_event=events.append))
     assert events[0].not_applied == (
         "a temporary volume 'temp' (make the directory /no/temp, or use --docker)",
         "an empty directory 'scratch' (make the directory /no/scratch, or use --docker)",
@@ -50,7 +51,7 @@ def test_secrets_that_are_given(execute, monkeypatch):
 
     events = []
     secrets = {"sec": {"user": "me", "both": "a b"}, "by-parameter": {"key": "found"}}
-    result = execute(pipeline, secrets=secrets, config_maps={"conf": {"key": "c"}}, on_event=events.append)
+    result = execute(pipeline, secrets=secrets, config_maps={"conf": {"key": "c"}}, watch=Heard(on_event=events.append))
     dynamic = " found" if _takes_channels() else ""
     assert result.stages[0].last_lines() == [f"me from the environment a b c{dynamic}".rstrip()]
     assert events[0].not_applied == ()
@@ -73,7 +74,7 @@ def test_what_is_given_and_not_taken(tmp_path, given, message):
         kubernetes.use_secret_as_env(shell(script=":"), "keys", {"a": "A"})
 
     with pytest.raises(ArgumentError) as error:
-        run(pipeline, output_dir=tmp_path, quiet=True, **given)
+        run(pipeline, output_dir=tmp_path, watch=Watch(), **given)
     assert str(error.value) == message
 
 

@@ -10,7 +10,9 @@ from kfp import dsl
 
 from tests.local.components import python, shell
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local.stage.output import Log, Terminal
+from torchx_kfp.local import Lines
+from torchx_kfp.local.stage.output import Log
+from torchx_kfp.runs.watch import Terminal
 
 
 class Stream(io.StringIO):
@@ -36,7 +38,7 @@ def test_lines_have_the_stages_name_and_the_file_has_the_bytes(execute):
         shell(script="echo out; echo err >&2; echo; printf no-end")
 
     stream = Stream()
-    result = execute(pipeline, stream=stream)
+    result = execute(pipeline, watch=Lines(stream))
     assert lines(stream) == ["shell | out", "shell | err", "shell | ", "shell | no-end"]
     assert stream.getvalue().splitlines()[0] == f"Run {result.run_id}: logs and outputs are in {result.folder}"
     assert result.stages[0].log_file == result.folder / "shell-0" / "log.txt"
@@ -57,7 +59,7 @@ for i in range(200):
             python(code=code)
 
     stream = Stream()
-    execute(pipeline, stream=stream)
+    execute(pipeline, watch=Lines(stream))
     assert len(lines(stream)) == 800
     assert {line.split(" | ")[1] for line in lines(stream)} == {"begin " + "middle " * 20 + "end"}
     assert {line.split(" | ")[0] for line in lines(stream)} == {f"python[{index}]" for index in range(4)}
@@ -77,7 +79,7 @@ os.write(1, bytes(range(256)) * 1000)
         python(code=code)
 
     stream = Stream()
-    result = execute(pipeline, stream=stream)
+    result = execute(pipeline, watch=Lines(stream))
     shown = lines(stream)
     assert shown[0] == "python | \ufffd\ufffd\ufffd[2J bell\ufffd \x1b[31mred\x1b[0m tab\t."
     assert shown[1] == "python | 100%"
@@ -117,7 +119,7 @@ def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
 
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    execute(pipeline, stream=stream)
+    execute(pipeline, watch=Lines(stream))
     assert b"shell | \\xe9\n" in raw.getvalue()
 
     class Closed(Stream):
@@ -139,9 +141,9 @@ def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
             pass
 
     plain = Plain()
-    execute(pipeline, stream=plain)
+    execute(pipeline, watch=Lines(plain))
     assert "shell | é\nshell | after\n" in plain.text
-    result = execute(pipeline, stream=Closed())
+    result = execute(pipeline, watch=Lines(Closed()))
     assert result.stages[0].log_file.read_text() == "é\nafter\n"
 
 
@@ -186,7 +188,7 @@ def test_retries_are_told(execute_failing):
         shell(script="exit 5").set_retry(1, backoff_duration="0s")
 
     stream = Stream()
-    execute_failing(pipeline, stream=stream)
+    execute_failing(pipeline, watch=Lines(stream))
     assert "shell ended with exit code 5 (attempt 1); trying again.\n" in stream.getvalue()
 
 
@@ -205,7 +207,7 @@ def test_output_is_seen_while_the_stage_runs(execute, tmp_path):
                 seen.touch()
             return super().write(text)
 
-    execute(pipeline, stream=Watching())
+    execute(pipeline, watch=Lines(Watching()))
 
 
 def test_the_pieces_of_a_long_line_do_not_depend_on_how_it_came(tmp_path):

@@ -15,7 +15,7 @@ from kfp.local import config
 
 from tests.facts import says
 from torchx_kfp.errors import UnsupportedPipelineError
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 from torchx_kfp.pipeline.load import load_pipeline
 from torchx_kfp.pipeline.python_components import parse_command
 
@@ -111,7 +111,7 @@ def outputs(tmp_path_factory):
         for function, arguments in CASES.values():
             function(**arguments)
 
-    result = run(pipeline, output_dir=tmp_path_factory.mktemp("runs"), quiet=True)
+    result = run(pipeline, output_dir=tmp_path_factory.mktemp("runs"), watch=Watch())
     result.raise_for_failure()
     return {
         stage.name: {name: plain(value) for name, value in {**stage.outputs, **stage.artifacts}.items()}
@@ -343,7 +343,7 @@ def test_another_form_is_refused(tmp_path):
         odd()
 
     with pytest.raises(UnsupportedPipelineError, match=says("'odd'", "component")):
-        run(pipeline, output_dir=tmp_path, quiet=True)
+        run(pipeline, output_dir=tmp_path, watch=Watch())
 
 
 def commands_of(**options):

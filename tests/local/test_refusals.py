@@ -9,14 +9,14 @@ from tests.local.components import ir, shell, write
 from torchx_kfp.errors import (
     UnsupportedPipelineError,
 )
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 from torchx_kfp.pipeline.load import pipeline_from_documents
 
 
 def refusal(pipeline, tmp_path, why="fails on KFP"):
     """The message, without its first line; and nothing was started."""
     with pytest.raises(UnsupportedPipelineError) as error:
-        run(pipeline, output_dir=tmp_path / "runs", quiet=True)
+        run(pipeline, output_dir=tmp_path / "runs", watch=Watch())
     assert not (tmp_path / "runs").exists()
     assert error.value.exit_code == 2
     first, *lines = str(error.value).splitlines()

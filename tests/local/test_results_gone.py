@@ -1,6 +1,5 @@
 """The cache and a resumed run hand on results only where they still are: on a local directory, and on S3 over HTTP."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from torchx.specs import AppDef, Role
 
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
-from torchx_kfp.local import RunResult, resume, run
+from torchx_kfp.local import RunResult, Watch, resume, run
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.cleanup import Cleanup
 
@@ -45,7 +44,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attempt(pipeline: Any, base: str) -> RunResult:
-    return run(pipeline, {"tracker_base": base}, output_dir="runs", stream=io.StringIO())
+    return run(pipeline, {"tracker_base": base}, output_dir="runs", watch=Watch())
 
 
 def states(result: RunResult) -> dict[str, str]:
@@ -83,7 +82,7 @@ def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(base: str, tmp_pa
     assert states(failed) == {"record-0": "succeeded", "read": "failed"}
     collect(base)
     (tmp_path / "mended").touch()
-    resumed = resume(failed.folder, stream=io.StringIO())
+    resumed = resume(failed.folder, watch=Watch())
     resumed.raise_for_failure()
     assert {stage.name: stage.attempts for stage in resumed.stages} == {"record-0": 2, "read": 2}
 

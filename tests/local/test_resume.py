@@ -1,6 +1,5 @@
 """A run that has failed, was ended or was killed goes on, and repeats nothing that has succeeded."""
 
-import io
 import os
 import shutil
 import signal
@@ -16,13 +15,15 @@ from kfp import compiler, dsl, kubernetes
 from tests.facts import says
 from tests.local.components import shell, shell_out
 from tests.local.test_failures import alive
+from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import RunResult, State, resume, run
+from torchx_kfp.local import RunResult, State, Watch, resume, run
 from torchx_kfp.runs.history import read_run
 
 
 def go_on(folder: Path, **options: Any) -> RunResult:
-    return resume(folder, stream=io.StringIO(), **options)
+    options.setdefault("watch", Watch())
+    return resume(folder, **options)
 
 
 def noted(folder: Path) -> list[str]:
@@ -50,7 +51,7 @@ def test_only_what_has_not_succeeded_runs(execute_failing, tmp_path):
     assert noted(tmp_path) == ["a", "b", "c", "first", "inner"]
     (tmp_path / "mended").touch()
     events = []
-    result = go_on(failed.folder, on_event=events.append)
+    result = go_on(failed.folder, watch=Heard(on_event=events.append))
     assert result.state is State.SUCCEEDED
     assert result.run_id == failed.run_id
     assert noted(tmp_path) == ["a", "b", "b", "c", "first", "inner", "last:a", "text"]
@@ -101,7 +102,7 @@ def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
         kubernetes.use_secret_as_env(prepared, "keys", {"token": "TOKEN"})
         component(script="train.py", task="").after(prepared)
 
-    failed = run(pipeline, output_dir="runs", secrets={"keys": {"token": "x"}}, stream=io.StringIO())
+    failed = run(pipeline, output_dir="runs", secrets={"keys": {"token": "x"}}, watch=Watch())
     (tmp_path / "train.py").write_text("print('mended', file=open('notes', 'a'))\n")
     assert go_on(failed.folder).state == "succeeded"
     assert noted(tmp_path) == ["mended", "prepare", "train"]
@@ -182,7 +183,7 @@ def test_where_and_with_what_it_ran_before(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path / "there")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    failed = run(pipeline, output_dir=tmp_path / "runs", parallelism=3, stream=io.StringIO())
+    failed = run(pipeline, output_dir=tmp_path / "runs", parallelism=3, watch=Watch())
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH")
     (tmp_path / "there" / "mended").touch()

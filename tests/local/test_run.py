@@ -4,7 +4,6 @@
 # ruff: noqa: UP006, UP035, UP045
 
 import datetime
-import io
 import json
 import re
 import time
@@ -14,7 +13,8 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.local.components import produce, python, shell, shell_out, text_of, write
-from torchx_kfp.local import StageStarted, State, run
+from tests.watching import Heard
+from torchx_kfp.local import StageStarted, State, Watch, run
 
 texts = {
     "STRING": text_of(str, "text-of-str"),
@@ -451,7 +451,7 @@ def test_events_tell_what_happens(execute):
         write(x="x")
 
     events = []
-    result = execute(pipeline, on_event=events.append)
+    result = execute(pipeline, watch=Heard(on_event=events.append))
     started, waiting, stage_started, stage_finished, finished = events
     assert (started.pipeline, started.run_id, started.folder) == ("pipeline", result.run_id, result.folder)
     assert (started.not_applied, started.resumed) == ((), False)
@@ -473,16 +473,15 @@ def test_an_error_in_a_listener_ends_the_run(execute, tmp_path):
 
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"^listener$"):
-        execute(pipeline, on_event=listener)
+        execute(pipeline, watch=Heard(on_event=listener))
     assert time.monotonic() - started < 30
 
 
-def test_nothing_is_shown_of_a_quiet_run(tmp_path):
+def test_a_watch_that_does_nothing_shows_nothing(tmp_path, capfd):
     @dsl.pipeline
     def pipeline():
         shell(script="echo hello")
 
-    stream = io.StringIO()
-    result = run(pipeline, output_dir=tmp_path, stream=stream, quiet=True)
-    assert stream.getvalue() == ""
+    result = run(pipeline, output_dir=tmp_path, watch=Watch())
+    assert capfd.readouterr() == ("", "")
     assert result.stages[0].log_file.read_text() == "hello\n"

@@ -12,8 +12,9 @@ from kfp import dsl
 
 from tests.facts import says
 from tests.local.components import shell, write
+from tests.watching import Heard
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local import StageFinished, StageStarted, State, run
+from torchx_kfp.local import StageFinished, StageStarted, State, Watch, run
 
 
 def test_independent_stages_run_at_the_same_time(execute, tmp_path):
@@ -54,7 +55,7 @@ def test_parallelism_of_the_run_and_of_a_loop(execute, tmp_path, limit, parallel
             shell(script=script)
 
     events = []
-    execute(pipeline, on_event=events.append, parallelism=parallelism)
+    execute(pipeline, watch=Heard(on_event=events.append), parallelism=parallelism)
     assert _overlap(events) == expected
 
 
@@ -72,7 +73,7 @@ def test_a_task_starts_as_soon_as_its_own_inputs_are_there(execute, tmp_path):
         if isinstance(event, StageFinished) and event.result.name == "write-2":
             (tmp_path / "end").touch()
 
-    result = execute(pipeline, parallelism=2, on_event=hear)
+    result = execute(pipeline, parallelism=2, watch=Heard(on_event=hear))
     ended = [event.result.name for event in events if isinstance(event, StageFinished)]
     assert ended == ["write", "write-2", "shell"]
     # What is reported has the pipeline's order, whatever ended first.
@@ -94,7 +95,7 @@ def test_a_run_in_another_thread(tmp_path):
         write(x="x")
 
     results = []
-    thread = threading.Thread(target=lambda: results.append(run(pipeline, output_dir=tmp_path, quiet=True)))
+    thread = threading.Thread(target=lambda: results.append(run(pipeline, output_dir=tmp_path, watch=Watch())))
     thread.start()
     thread.join()
     assert results[0].state is State.SUCCEEDED

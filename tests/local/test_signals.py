@@ -19,7 +19,7 @@ from tests.local.components import python, shell
 from tests.local.test_failures import alive
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import LocalRunError
-from torchx_kfp.local import run
+from torchx_kfp.local import Watch, run
 from torchx_kfp.local.signals import ending_signals
 
 #: Seconds after which a runner hangs. It takes one, or ten on a machine that has ten processes for each CPU.
@@ -232,7 +232,7 @@ def test_a_process_that_ignores_the_ends_of_its_children(execute_failing, tmp_pa
 
     def in_a_thread():
         with pytest.raises(LocalRunError, match=says("SIGCHLD")):
-            run(pipeline, output_dir=tmp_path / "thread", quiet=True)
+            run(pipeline, output_dir=tmp_path / "thread", watch=Watch())
         failures.append("refused")
 
     previous = signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -10,13 +10,14 @@ import pytest
 from kfp import dsl
 
 from tests.local.components import python, shell, write
+from tests.watching import Heard
 from torchx_kfp.errors import StageFailedError
-from torchx_kfp.local import RunEnding, RunFinished, StageFinished, StageRetried, StageStarted, resume, run
+from torchx_kfp.local import Lines, RunEnding, RunFinished, StageFinished, StageRetried, StageStarted, resume, run
 from torchx_kfp.runs.events import decode, encode
 from torchx_kfp.runs.messages import messages
 
 
-def test_lines_come_with_the_stages_name_also_where_nothing_is_shown(execute):
+def test_lines_come_with_the_stages_name(execute):
     @dsl.pipeline
     def pipeline():
         python(code=r"import os; os.write(1, b'a\x1b[2J\nb\n\n10%\r20%')")
@@ -27,10 +28,8 @@ def test_lines_come_with_the_stages_name_also_where_nothing_is_shown(execute):
         heard.append((stage, line))
         threads.add(threading.current_thread())
 
-    stream = io.StringIO()
-    execute(pipeline, on_line=hear, stream=stream, quiet=True)
+    execute(pipeline, watch=Heard(on_line=hear))
     assert heard == [("python", "a\ufffd[2J"), ("python", "b"), ("python", ""), ("python", "20%")]
-    assert stream.getvalue() == ""
     assert threading.main_thread() not in threads
 
 
@@ -46,7 +45,7 @@ def test_a_listener_for_lines_that_raises_does_not_hold_up_the_stages(tmp_path):
         raise LookupError("mine")
 
     with pytest.raises(LookupError, match="mine"):
-        run(pipeline, output_dir=tmp_path / "runs", on_line=hear, stream=io.StringIO())
+        run(pipeline, output_dir=tmp_path / "runs", watch=Heard(on_line=hear))
     assert calls == ["a"]
     assert (tmp_path / "done").exists()
     assert [path.read_text() for path in tmp_path.glob("runs/*/*/log.txt")] == ["a\nb\nc\n"]
@@ -71,7 +70,12 @@ def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        run(pipeline, output_dir=tmp_path, on_event=events.append, on_line=hear, stream=stream, grace=20)
+        run(
+            pipeline,
+            output_dir=tmp_path,
+            watch=Heard(on_event=events.append, on_line=hear, stream=stream),
+            grace=20,
+        )
     ending, ended, _ = events[-3:]
     assert [type(event) for event in events[-3:]] == [RunEnding, StageFinished, RunFinished]
     assert (ended.result.state, ended.result.reason) == ("canceled", "was ended with the run")
@@ -101,7 +105,7 @@ def test_what_runs_or_waits_for_another_attempt_is_canceled_with_the_run(tmp_pat
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        run(pipeline, output_dir=tmp_path, on_event=hear, quiet=True, grace=0.1)
+        run(pipeline, output_dir=tmp_path, watch=Heard(on_event=hear), grace=0.1)
     ended = {event.result.name: event.result for event in events if isinstance(event, StageFinished)}
     assert ended["write"].state == "succeeded"
     assert ended["python"].state == ended["shell"].state == "canceled"
@@ -124,7 +128,7 @@ def test_a_listener_that_raises_again_and_again(tmp_path):
             raise LookupError(event.result.name)
 
     with pytest.raises(LookupError, match=r"^'?shell'?$"):
-        run(pipeline, output_dir=tmp_path, on_event=hear, quiet=True)
+        run(pipeline, output_dir=tmp_path, watch=Heard(on_event=hear))
 
 
 def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
@@ -136,7 +140,7 @@ def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
     failed = execute_failing(pipeline, {"folder": str(tmp_path)})
     (tmp_path / "mended").touch()
     stream = io.StringIO()
-    resume(failed.folder, stream=stream)
+    resume(failed.folder, watch=Lines(stream))
     assert stream.getvalue().splitlines()[1] == "shell is kept: it has succeeded before."
     assert re.fullmatch(r"shell-2 succeeded \([\d.]+s\)\.", stream.getvalue().splitlines()[2])
 
@@ -149,7 +153,7 @@ def test_verbose_messages_have_inputs_and_outputs(execute):
 
     def told(verbose):
         events = []
-        execute(pipeline, {"text": "a\nb"}, on_event=events.append, parallelism=1)
+        execute(pipeline, {"text": "a\nb"}, watch=Heard(on_event=events.append), parallelism=1)
         lines = [line for event in events for line in messages(event, verbose=verbose)]
         return [line.rpartition(" (")[0] or line for line in lines][1:]
 
@@ -182,7 +186,7 @@ def test_a_line_without_an_end_is_heard_as_it_grows(execute, tmp_path):
         heard.append((stage, line))
         seen.touch()
 
-    execute(pipeline, on_unfinished=hear, on_line=lambda *line: lines.append(line))
+    execute(pipeline, watch=Heard(on_unfinished=hear, on_line=lambda *line: lines.append(line)))
     # It is a line when it has an end; until then, it has nothing of what was written over.
     assert heard == [("python", " 50%"), ("python", "")]
     assert lines == [("python", " 50%")]

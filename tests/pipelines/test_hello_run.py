@@ -8,6 +8,7 @@ import pytest
 
 from tests.pipelines import regenerate
 from torchx_kfp import local
+from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -18,7 +19,7 @@ def test_the_second_stage_reads_what_the_first_recorded(message: str, tmp_path: 
         pipeline,
         {"tracker_base": str(tmp_path / "tracker"), "message": message},
         output_dir=tmp_path / "logs",
-        quiet=True,
+        watch=Watch(),
     )
     done.raise_for_failure()
     stages = {stage.name: stage for stage in done.stages}

@@ -10,6 +10,7 @@ import yaml
 
 from tests.pipelines import regenerate
 from torchx_kfp import local
+from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -21,7 +22,7 @@ def _repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(name: str, folder: Path, **arguments: object) -> local.RunResult:
     pipeline = regenerate.load_pipeline(regenerate.REPOSITORY / "pipelines" / f"{name}.py")
     arguments["tracker_base"] = str(folder / "tracker")
-    done = local.run(pipeline, arguments, output_dir=folder / "logs", quiet=True)
+    done = local.run(pipeline, arguments, output_dir=folder / "logs", watch=Watch())
     done.raise_for_failure()
     return done
 

@@ -1,6 +1,5 @@
 """Folders of runs: of pipelines that run, and of events that are made up."""
 
-import io
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -9,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from torchx_kfp.local import RunResult, StageResult, State, run
+from torchx_kfp.local import RunResult, StageResult, State, Watch, run
 from torchx_kfp.runs.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, StageWaiting, encode
 
 #: In names, parameters, results and logs, where a page would run it.
@@ -18,7 +17,7 @@ EVIL = "<script>document.title='broken'</script><img src=x onerror=\"document.ti
 
 def record(pipeline: Any, arguments: dict[str, Any], runs: Path, **options: Any) -> tuple[Path, RunResult]:
     """Runs a pipeline in the folder of runs."""
-    result = run(pipeline, arguments, output_dir=runs, stream=io.StringIO(), cache=False, **options)
+    result = run(pipeline, arguments, output_dir=runs, watch=Watch(), cache=False, **options)
     return result.folder, result
 
 

@@ -16,7 +16,7 @@ require("pipelines", __name__)
 from torchx_kfp.local.check import check_supported
 from torchx_kfp.local.engines.docker import remove_containers
 from torchx_kfp.local.engines.mounts import Mount
-from torchx_kfp.local.options import default_parallelism
+from torchx_kfp.local.options import RunOptions, default_parallelism
 from torchx_kfp.local.runner import OUTPUT_DIR, resume, run
 from torchx_kfp.pipeline.arguments import describe_parameters, parse_arguments
 from torchx_kfp.pipeline.artifacts import Artifact
@@ -35,17 +35,20 @@ from torchx_kfp.runs.events import (
     StageWaiting,
 )
 from torchx_kfp.runs.result import RunResult, StageResult, State
+from torchx_kfp.runs.watch import Lines, Watch
 
 __all__ = [
     "OUTPUT_DIR",
     "Artifact",
     "Event",
+    "Lines",
     "LoopStarted",
     "Mount",
     "Pipeline",
     "PipelineRetried",
     "RunEnding",
     "RunFinished",
+    "RunOptions",
     "RunResult",
     "RunStarted",
     "StageFinished",
@@ -54,6 +57,7 @@ __all__ = [
     "StageStarted",
     "StageWaiting",
     "State",
+    "Watch",
     "check_supported",
     "default_parallelism",
     "describe_parameters",

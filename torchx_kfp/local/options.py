@@ -1,85 +1,196 @@
-"""How a run is run, and what is said about wrong options."""
+"""The options of a run: what they are, what they may be, and how a resumed run has them again.
+
+A new option has its place in one of the keywords, with its type, and in ``RunOptions``, with its default.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local.engines.mounts import Mount, parse_mount
+from torchx_kfp.pipeline.conditions import LONGEST
 from torchx_kfp.runs.history import RunRecord
-from torchx_kfp.text import shown
+from torchx_kfp.text import did_you_mean, shown
 
-#: Items that all loops of a run have at most, unless told otherwise: each is kept in memory.
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:  # annotations are never evaluated here, so that Python 3.10 needs no typing_extensions
+    from typing_extensions import Unpack
+
+__all__ = ["GRACE", "ResumeKeywords", "RunKeywords", "RunOptions", "Unpack", "default_parallelism"]
+
+#: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
+GRACE = 10.0
+#: Items that all loops of a run may have: each is kept in memory.
 MAX_ITEMS = 10_000
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a run is run; a resumed one has them again.
-
-    ``grace``, ``timeout`` and ``condition_time`` are in seconds, ``directory`` is where stages run.
-    """
-
-    parallelism: int
-    grace: float
-    timeout: float | None
-    fail_fast: bool
-    max_items: int
-    condition_time: float
-    directory: str
-    workspace: str
-    python_path: str
-    cache: bool
-    docker: bool | Sequence[str]
-    mounts: Sequence[str]
-    #: Paths of this machine that arguments name.
-    named: Sequence[str]
-
-
 def default_parallelism() -> int:
-    """How many stages run at once unless told otherwise: two for each CPU that this process may use, at least four.
+    """Return how many stages run at once by default: two for each CPU that this process may use, at least four.
 
-    Stages wait for files and for each other's results much of the time; those that use every CPU by themselves
-    (training) are best limited with ``parallelism``.
+    Stages wait for files and for each other's results much of the time. Limit those that use every CPU by themselves,
+    such as training, with ``parallelism``.
     """
     return max(4, 2 * len(os.sched_getaffinity(0)))
 
 
-def options_of(record: RunRecord) -> Options:
-    """The options that the run had."""
-    try:
-        return Options(**{item.name: record.options[item.name] for item in dataclasses.fields(Options)})
-    except KeyError as error:
-        raise ArgumentError(
-            f"The run {record.run_id} cannot go on: {str(record.folder)!r} does not say with which {error.args[0]!r} "
-            "it was run. Start a new run."
-        ) from None
+class ResumeKeywords(TypedDict, total=False):
+    """The options that a run may have others of when it is resumed: see ``RunOptions``. None is the default."""
+
+    parallelism: int | None
+    cache: bool | None
+    grace: float | None
+    timeout: float | None
+    fail_fast: bool | None
+    max_items: int | None
+    condition_time: float | None
 
 
-def verify_limits(max_items: Any, condition_time: Any) -> None:
-    """Raises ArgumentError for limits that make no sense; None is none."""
-    if max_items is not None and (not isinstance(max_items, int) or max_items < 1):
-        raise ArgumentError(f"max_items must be an int, 1 or more, and is {shown(max_items)}.")
-    is_time = isinstance(condition_time, (int, float)) and 0 < condition_time <= threading.TIMEOUT_MAX
-    if condition_time is not None and not is_time:
-        raise ArgumentError(f"condition_time must be a number of seconds, more than 0, and is {shown(condition_time)}.")
+class RunKeywords(ResumeKeywords, total=False):
+    """The options of a run: see ``RunOptions``. None is the default."""
+
+    docker: bool | Collection[str] | None
+    mounts: Sequence[str | Mount] | None
+    directory: str | os.PathLike[str] | None
+    workspace: str | os.PathLike[str] | None
 
 
-def verify_options(arguments: Any, output_dir: Any, parallelism: Any, grace: Any, timeout: Any) -> None:
-    """Raises ArgumentError for a value of another type, or one that makes no sense."""
-    if arguments is not None and not isinstance(arguments, Mapping):
-        raise ArgumentError(
-            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, and is {shown(arguments)}."
-        )
-    if output_dir is not None and not isinstance(output_dir, (str, os.PathLike)):
-        raise ArgumentError(f"output_dir must be the path of a folder, and is {shown(output_dir)}.")
-    if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
-        raise ArgumentError(f"parallelism must be an int, 1 or more, and is {shown(parallelism)}.")
-    if not isinstance(grace, (int, float)) or not 0 <= grace <= threading.TIMEOUT_MAX:
-        raise ArgumentError(f"grace must be a number of seconds, 0 or more, and is {shown(grace)}.")
-    if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 < timeout <= threading.TIMEOUT_MAX):
-        raise ArgumentError(f"timeout must be a number of seconds, more than 0, and is {shown(timeout)}.")
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is run.
+
+    Attributes:
+        parallelism: how many stages run at once. Default: ``default_parallelism()``.
+        cache: whether outputs of earlier runs in the same output folder are used again (see ``cache``) for tasks that
+            KFP would cache.
+        grace: seconds that processes have to end after a signal before they are killed.
+        timeout: seconds after which the run is ended and has failed. Default: the pipeline's own limit, if any.
+        fail_fast: whether the first failure of a stage ends the run; exit tasks and tasks that ignore failures run.
+        max_items: how many items all loops of the run may have together.
+        condition_time: seconds that the evaluation of a condition may take.
+        docker: the stages that run in their images with Docker or Podman: all of them, or some by name (``train``,
+            ``inner/train``).
+        mounts: what those containers see of this machine, as ``SRC[:DST][:ro]``, beside what they make, what they read
+            from other stages, and paths that are arguments (such as a tracker base).
+        directory: the folder in which stages run and find their scripts. Default: the current directory.
+        workspace: the folder that stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
+        python_path: PYTHONPATH at the start of the run; no keyword.
+        named: the paths of this machine that arguments of the run name; no keyword.
+    """
+
+    parallelism: int = field(default_factory=default_parallelism)
+    cache: bool = True
+    grace: float = GRACE
+    timeout: float | None = None
+    fail_fast: bool = False
+    max_items: int = MAX_ITEMS
+    condition_time: float = LONGEST
+    docker: bool | tuple[str, ...] = False
+    mounts: tuple[Mount, ...] = ()
+    directory: str = field(default_factory=os.getcwd)
+    workspace: str = ""
+    python_path: str = field(default_factory=lambda: os.environ.get("PYTHONPATH", ""))
+    named: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ArgumentError for a value of another type, or one that makes no sense."""
+        _verify_count("parallelism", self.parallelism)
+        _verify_count("max_items", self.max_items)
+        _verify_seconds("grace", self.grace, may_be_zero=True)
+        _verify_seconds("condition_time", self.condition_time)
+        if self.timeout is not None:
+            _verify_seconds("timeout", self.timeout)
+        if self.mounts and not self.docker:
+            raise ArgumentError(
+                "Mounts are for stages in containers, and there are none: processes see all of this machine. Add "
+                "--docker (docker=True), or leave the mounts out."
+            )
+
+    @classmethod
+    def of(cls, keywords: RunKeywords, named: Sequence[str] = ()) -> RunOptions:
+        """Return the options that these keywords ask for.
+
+        Args:
+            keywords: of ``run``.
+            named: paths of this machine that arguments of the run name.
+
+        Raises:
+            ArgumentError: an option has another type, or makes no sense.
+            TypeError: there is no such option.
+        """
+        given = _known(keywords, RunKeywords)
+        directory = given.get("directory") or os.curdir
+        if not os.path.isdir(directory):
+            raise ArgumentError(f"directory must be a folder, in which stages run, and is {str(directory)!r}.")
+        return cls(**_converted(given), named=tuple(named))
+
+    @classmethod
+    def of_record(cls, record: RunRecord) -> RunOptions:
+        """Return the options that a run had.
+
+        Raises:
+            ArgumentError: its folder does not say them all.
+        """
+        try:
+            return cls(**_converted({item.name: record.options[item.name] for item in dataclasses.fields(cls)}))
+        except KeyError as error:
+            raise ArgumentError(
+                f"The run {record.run_id} cannot go on: {str(record.folder)!r} does not say with which "
+                f"{error.args[0]!r} it was run. Start a new run."
+            ) from None
+
+    def resumed(self, keywords: ResumeKeywords) -> RunOptions:
+        """Return these options with what the keywords of ``resume`` change; the exceptions are those of ``of``."""
+        return dataclasses.replace(self, **_converted(_known(keywords, ResumeKeywords)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the options as ``run.json`` has them, from where ``of_record`` reads them."""
+        return {**vars(self), "mounts": [str(mount) for mount in self.mounts]}
+
+    def workspace_of(self, folder: str | os.PathLike[str]) -> str:
+        """Return the workspace of the run in this folder."""
+        return self.workspace or os.path.join(folder, "workspace")
+
+
+def _known(keywords: Any, kind: type[Any]) -> dict[str, Any]:
+    for name in keywords.keys() - kind.__annotations__.keys():
+        raise TypeError(f"There is no option {name!r}.{did_you_mean(name, kind.__annotations__)}")
+    return dict(keywords)
+
+
+def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are given, in the types that ``RunOptions`` has."""
+    options = {name: value for name, value in given.items() if value is not None}
+    for name in ("directory", "workspace"):
+        if options.get(name):
+            options[name] = os.path.abspath(options[name])
+    if (docker := options.get("docker")) is not None and not isinstance(docker, bool):
+        if isinstance(docker, (str, bytes)) or not isinstance(docker, Collection):
+            raise ArgumentError(f"docker must be True, or a list of stages' names, and is {docker!r}.")
+        options["docker"] = tuple(docker)
+    if (mounts := options.get("mounts")) is not None:
+        if isinstance(mounts, (str, bytes)) or not isinstance(mounts, Sequence):
+            raise ArgumentError(f"mounts must be a list such as ['/data:/data:ro'], and is {mounts!r}.")
+        options["mounts"] = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
+    if "named" in options:
+        options["named"] = tuple(options["named"])
+    return options
+
+
+def _verify_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ArgumentError(f"{name} must be an int, 1 or more, and is {shown(value)}.")
+
+
+def _verify_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
+    is_time = isinstance(value, (int, float)) and 0 <= value <= threading.TIMEOUT_MAX
+    if not is_time or (value == 0 and not may_be_zero):
+        least = "0 or more" if may_be_zero else "more than 0"
+        raise ArgumentError(f"{name} must be a number of seconds, {least}, and is {shown(value)}.")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.local.cache.recall import Memory
-from torchx_kfp.local.platform.kubernetes import volume_outputs, volume_task
+from torchx_kfp.local.platform.kubernetes import time_limit, volume_outputs, volume_task
 from torchx_kfp.local.scopes import (
     LoopProgress,
     Node,
@@ -79,6 +79,8 @@ class Scheduler:
         """``earlier`` are attempts at stages, by their names, before the run was resumed."""
         self._pipeline = pipeline
         self._settings = settings
+        self._options = options = settings.options
+        self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
         self._listener = listener
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         #: Whether nothing more shall begin: what takes long looks at it.
@@ -109,8 +111,8 @@ class Scheduler:
         """
         root = Scope(self._pipeline, self._pipeline.root, arguments, StageNames())
         self._open(root)
-        if self._settings.time_limit is not None:
-            self._later(self._settings.time_limit, self._expire)
+        if self._time_limit is not None:
+            self._later(self._time_limit, self._expire)
         try:
             while True:
                 self._advance()
@@ -157,14 +159,14 @@ class Scheduler:
             heapq.heappop(self._timers)[2]()
 
     def _expire(self) -> None:
-        self.reason = f"the time limit of {self._settings.time_limit:g} s is over"
+        self.reason = f"the time limit of {self._time_limit:g} s is over"
         self._end(f"T{self.reason[1:]}", f"was ended with the run: {self.reason}")
         raise _TimeIsOver
 
     def _end(self, reason: str, told: str) -> None:
         """Ends all stages, and says which have not begun; ``told`` is what is said of those that have."""
         why = "the run was ended"
-        self._listener(RunEnding(reason, self._settings.grace))
+        self._listener(RunEnding(reason, self._options.grace))
         self._stages.cancel(told, f"was not run: {why}", why)
         for scope in self._scopes:
             for node in scope.nodes.values():
@@ -183,7 +185,7 @@ class Scheduler:
     def _fail_fast(self, failed: Node) -> None:
         """Ends what the failure of this stage makes useless; what runs after failures goes on, such as exit tasks."""
         self._stopping = f"{failed.name} failed, which ends the run"
-        self._listener(RunEnding(f"{failed.name} failed", self._settings.grace))
+        self._listener(RunEnding(f"{failed.name} failed", self._options.grace))
         why = f"{failed.name} failed"
         for node, state in self._stages.cancel(
             f"was ended: {why}", f"was not run: {self._stopping}", why, _runs_always
@@ -284,9 +286,9 @@ class Scheduler:
 
     def _count(self, items: Sequence[Any]) -> None:
         self._items += len(items)
-        if self._items > self._settings.max_items:
+        if self._items > self._options.max_items:
             raise ValueError(
-                f"loops over {len(items):,} items, and all loops of a run may have {self._settings.max_items:,}. Let "
+                f"loops over {len(items):,} items, and all loops of a run may have {self._options.max_items:,}. Let "
                 "them have more with --max-items (max_items), or let one stage do several items"
             )
 
@@ -294,7 +296,7 @@ class Scheduler:
         condition = node.task.condition or ""
         try:
             parameters = parameters_of(with_defaults(node.component, node.inputs))
-            return holds(condition, parameters, self._settings.condition_time, lambda: not self._is_interrupted)
+            return holds(condition, parameters, self._options.condition_time, lambda: not self._is_interrupted)
         except ValueError as error:
             raise ValueError(f"has the condition {condition!r}, which {error}") from None
 
@@ -353,7 +355,7 @@ class Scheduler:
         # KFP calls a run succeeded whose exit task fails: that is a hook, and no part of the graph.
         failed = state is State.FAILED and not node.task.runs_always
         scope.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
-        if self._settings.fail_fast and failed and not _may_be_retried(scope):
+        if self._options.fail_fast and failed and not _may_be_retried(scope):
             self._failure = self._failure or node
         scope.kept &= node.kept
         scope.remaining -= 1

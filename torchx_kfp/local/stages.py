@@ -110,7 +110,7 @@ class Stages:
         self._later = later
         self._ended = ended
         self._processes = Processes()
-        self._code = CodeFiles(settings.directory)
+        self._code = CodeFiles(Path(settings.options.directory))
         self._pod_names = PodNames({event.pod_name: name for name, events in earlier.items() for event in events})
         self._attempts = Counter({name: len(events) for name, events in earlier.items()})
         self._startable: deque[_Stage] = deque()
@@ -177,7 +177,7 @@ class Stages:
 
     def start_next(self) -> bool:
         """Starts the next stage, or finds that it need not run; False where there is none, or no room."""
-        if not self._startable or len(self._running) >= self._settings.parallelism:
+        if not self._startable or len(self._running) >= self._settings.options.parallelism:
             return False
         stage = self._startable.popleft()
         node = stage.node
@@ -227,9 +227,9 @@ class Stages:
         self._startable = deque(stage for stage in self._startable if spared(stage.node))
         ending = {execution for execution, stage in self._running.items() if not spared(stage.node)}
         for execution in ending:
-            execution.terminate(self._settings.grace)
+            execution.terminate(self._settings.options.grace)
         canceled = []
-        for seconds, until_signal in ((self._settings.grace, True), (_LEAVE, False)):
+        for seconds, until_signal in ((self._settings.options.grace, True), (_LEAVE, False)):
             for stage in self._ends(ending, seconds, until_signal=until_signal):
                 canceled.append(self._canceled(stage, reason))
             for execution in ending:
@@ -310,7 +310,9 @@ class Stages:
         stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
         stage.tracker_base, stage.inputs = attempt.tracker_base, attempt.inputs
         engine = self._settings.engine if attempt.container is not None else self._processes
-        execution = Execution(attempt, engine, self._pump, lambda *end: self._happenings.put(end))
+        execution = Execution(
+            attempt, engine, self._pump, lambda *end: self._happenings.put(end), self._settings.options.grace
+        )
         # First: a runner that is killed now has told of the attempt's folder.
         self._listener(
             StageStarted(

@@ -125,7 +125,7 @@ class RunFinished:
     duration: float
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: Why it failed, if no stage did.
+    #: Why it ended, if no stage's failure is why: a signal's name, or a clause about the time limit.
     reason: str = ""
     time: float = field(default_factory=time.time)
 

@@ -10,11 +10,13 @@ from torchx_kfp.runs.events import (
     Event,
     PipelineRetried,
     RunEnding,
+    RunFinished,
     RunStarted,
     StageFinished,
     StageRetried,
     StageStarted,
 )
+from torchx_kfp.runs.result import State
 from torchx_kfp.text import duration, shown
 
 
@@ -35,6 +37,8 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
         return _finished(event, verbose)
     if isinstance(event, RunEnding):
         return [f"{event.reason}: the running stages have {event.grace:g} s to end; a signal kills them."]
+    if isinstance(event, RunFinished) and event.state is State.CANCELED:
+        return [f"Run {event.run_id} was ended by {event.reason}."]
     return []
 
 

@@ -65,7 +65,7 @@ def _end_left(record: RunRecord) -> None:
 
 
 def _grace(record: RunRecord) -> float:
-    from torchx_kfp.local.engines.process import GRACE
+    from torchx_kfp.local.options import GRACE
 
     grace = record.options.get("grace")
     return float(grace) if isinstance(grace, int | float) else GRACE

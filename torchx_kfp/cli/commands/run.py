@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
+    from torchx_kfp.cli.display.watch import Shown
     from torchx_kfp.local import Pipeline
+    from torchx_kfp.local.options import ResumeKeywords
 
 #: What --secret takes.
 KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its manifest"
@@ -93,7 +96,6 @@ def run_command(
     A terminal shows the stages while they run, and anything else gets the lines that they print.
     """
     from torchx_kfp.cli.display.summary import summarize
-    from torchx_kfp.cli.display.watch import choose_watch
     from torchx_kfp.cli.pipelines import load_target, split_words
     from torchx_kfp.local import OUTPUT_DIR, load_pipeline, parse_arguments, resume, run
     from torchx_kfp.local.platform.secrets import parse_given
@@ -101,22 +103,24 @@ def run_command(
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose ask for the opposite. Give one of them.")
-    options: dict[str, Any] = {
+    given = parse_given(secrets, "--secret")
+    given_maps = parse_given(config_maps, "--config-map")
+    # None leaves an option as it is: a new run has the default, a resumed one what it had before.
+    limits: ResumeKeywords = {
         "parallelism": parallelism,
-        "secrets": parse_given(secrets, "--secret"),
-        "config_maps": parse_given(config_maps, "--config-map"),
+        "cache": False if no_cache else None,
         "timeout": timeout,
-        "quiet": True,
+        "fail_fast": fail_fast or None,
+        "max_items": max_items,
+        "condition_time": condition_time,
     }
-    limits = {"max_items": max_items, "condition_time": condition_time}
-    options |= {name: value for name, value in limits.items() if value is not None}
     if resumed is not None:
         started_with = {"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace}
         started_with["--directory"] = directory
         _refuse_with_resume({**started_with, "--docker": stages, "--mount": mounts})
         folder = find_run(output_dir or OUTPUT_DIR, resumed)
         pipeline = load_pipeline(read_run(folder).pipeline_file)
-        start = partial(resume, folder, cache=False if no_cache else None, fail_fast=fail_fast or None, **options)
+        start = partial(resume, folder, secrets=given, config_maps=given_maps, **limits)
     elif target is None:
         raise click.UsageError("Missing argument 'FILE[:NAME]|YAML', or --resume RUN.")
     else:
@@ -126,13 +130,44 @@ def run_command(
         if tracker_base is not None or not stages:
             # Containers get folders that the user has named, and not the pipeline.
             arguments.update(base)
-        options |= {"output_dir": output_dir, "workspace": workspace, "cache": not no_cache}
-        options |= {"fail_fast": fail_fast, "directory": directory}
-        options |= {"docker": chosen_stages(stages), "mounts": mounts}
-        start = partial(run, pipeline, arguments, **options)
-    watch = choose_watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
+        start = partial(
+            run,
+            pipeline,
+            arguments,
+            output_dir=output_dir,
+            directory=directory,
+            workspace=workspace,
+            docker=chosen_stages(stages),
+            mounts=mounts,
+            secrets=given,
+            config_maps=given_maps,
+            **limits,
+        )
+    watch = _watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
     with summarize(watch.progress, _resume(output_dir), quiet=quiet, as_json=as_json), watch.shown():
-        start(on_event=watch.on_event, on_line=watch.on_line, on_unfinished=watch.on_unfinished)
+        start(watch=watch)
+
+
+def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> Shown:
+    """Return what these options, and the terminal, ask for."""
+    from torchx_kfp.cli.display.output import is_capable, wants_colors
+    from torchx_kfp.cli.display.progress import Progress
+    from torchx_kfp.cli.display.watch import Json, Shown, ShownLines
+    from torchx_kfp.pipeline.walk import walk
+    from torchx_kfp.runs.watch import Terminal
+
+    progress = Progress({place.name: place.looped for place in walk(pipeline) if place.is_stage})
+    watch: Shown
+    if quiet:
+        watch = Shown(progress)
+    elif not (verbose or as_json) and is_capable(sys.stderr):
+        from torchx_kfp.cli.display.live import LiveView, size_of_stderr
+
+        is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
+        watch = LiveView(progress, Terminal(sys.stderr), size_of_stderr, colors=wants_colors(), ascii_only=not is_utf8)
+    else:
+        watch = ShownLines(progress, verbose=verbose)
+    return Json(watch) if as_json else watch
 
 
 def _resume(output_dir: str | None) -> Callable[[str], str]:

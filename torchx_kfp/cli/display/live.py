@@ -22,9 +22,10 @@ from rich.text import Text
 
 from torchx_kfp.cli.display.frame import frame
 from torchx_kfp.cli.display.progress import Progress
-from torchx_kfp.local.stage.output import Terminal
+from torchx_kfp.cli.display.watch import Shown
 from torchx_kfp.runs.events import Event, PipelineRetried, RunStarted
 from torchx_kfp.runs.messages import messages
+from torchx_kfp.runs.watch import Terminal
 from torchx_kfp.text import clean
 
 #: Seconds between two pictures while something happens, and while nothing does but time.
@@ -75,11 +76,11 @@ class Screen:
         return sum(max(1, -(-width // columns)) for width in self._widths)
 
 
-class LiveView:
+class LiveView(Shown):
     """A run as a picture that changes; to be entered before the run, and left after it."""
 
     def __init__(self, progress: Progress, terminal: Terminal, size: Size, *, colors: bool, ascii_only: bool) -> None:
-        self.progress = progress
+        super().__init__(progress)
         self._size = size
         self._ascii_only = ascii_only
         self._screen = Screen(terminal, size)
@@ -107,10 +108,11 @@ class LiveView:
         if isinstance(event, RunStarted | PipelineRetried):
             self.say("".join(f"{line}\n" for line in messages(event)))
 
-    def on_line(self, stage: str, line: str) -> None:
-        """Takes a line of a stage's output."""
+    def on_lines(self, stage: str, lines: Sequence[str]) -> None:
+        """Takes lines of a stage's output."""
         with self._lock:
-            self.progress.on_line(stage, line)
+            for line in lines:
+                self.progress.on_line(stage, line)
             self._changed = True
 
     def on_unfinished(self, stage: str, line: str) -> None:

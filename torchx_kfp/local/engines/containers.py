@@ -14,7 +14,6 @@ from torchx_kfp.local.engines.mounts import (
     combine,
     copied_mounts,
     holds,
-    parse_mount,
     source_of,
     tracker_bases,
 )
@@ -187,35 +186,23 @@ def _written_folders(base: Path, run_id: str) -> list[Path]:
 
 
 def choose_containers(
-    pipeline: Pipeline,
-    docker: bool | Collection[str],
-    mounts: Sequence[str | Mount] = (),
-    named: Iterable[str] = (),
+    pipeline: Pipeline, docker: bool | Collection[str], mounts: Iterable[Mount] = (), named: Iterable[str] = ()
 ) -> Containers:
-    """The stages that shall run in containers.
+    """Return the stages that run in containers.
 
     Args:
+        pipeline: the pipeline.
         docker: all of them, or some by name: a task's (``train``), with those of its nested pipelines where it is not
             in one alone (``inner/train``).
-        mounts: what their containers see of this machine, as ``SRC[:DST][:ro]``.
+        mounts: what their containers see of this machine.
         named: paths of this machine that the user has named otherwise.
 
     Raises:
-        ArgumentError: there is no stage of such a name, or a mount is wrong.
+        ArgumentError: there is no stage of such a name.
     """
-    if not isinstance(docker, bool) and (isinstance(docker, (str, bytes)) or not isinstance(docker, Collection)):
-        raise ArgumentError(f"docker must be True, or a list of stages' names, and is {docker!r}.")
-    if isinstance(mounts, (str, bytes)) or not isinstance(mounts, Sequence):
-        raise ArgumentError(f"mounts must be a list such as ['/data:/data:ro'], and is {mounts!r}.")
-    given = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
-    if given and not docker:
-        raise ArgumentError(
-            "Mounts are for stages in containers, and there are none: processes see all of this machine. Add --docker "
-            "(docker=True), or leave the mounts out."
-        )
     known = [place.name for place in walk(pipeline) if place.component.container is not None]
     if isinstance(docker, bool):
-        return Containers(frozenset(known if docker else ()), given, frozenset(named))
+        return Containers(frozenset(known if docker else ()), tuple(mounts), frozenset(named))
     chosen: set[str] = set()
     for wanted in docker:
         found = [name for name in known if name == wanted or name.rpartition("/")[2] == wanted]
@@ -225,4 +212,4 @@ def choose_containers(
                 f"{did_you_mean(wanted, known)} Name one without the indices of loops: {listed(known)}."
             )
         chosen.update(found)
-    return Containers(frozenset(chosen), given, frozenset(named))
+    return Containers(frozenset(chosen), tuple(mounts), frozenset(named))

@@ -30,8 +30,6 @@ from torchx_kfp.local.stage.commands import fill_in
 from torchx_kfp.pipeline.conditions import starting
 from torchx_kfp.runs.result import describe_exit
 
-#: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
-GRACE = 10.0
 # Seconds for which killing is repeated, for processes that were being started meanwhile. One that was killed needs the
 # CPU once more, for which it waits on a busy machine; one that the kernel holds (a dead NFS server) never ends.
 _PATIENCE = 5.0
@@ -95,7 +93,7 @@ class StageProcess:
         with self._lock:
             return self._process.wait()
 
-    def terminate(self, grace: float = GRACE) -> None:
+    def terminate(self, grace: float) -> None:
         """Asks all processes of the stage to end; they should within ``grace`` seconds."""
         self._stop_at = time.monotonic() + grace
         self._signal(signal.SIGTERM)

@@ -24,7 +24,7 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.platform.secrets import Given
 from torchx_kfp.pipeline.names import plain
 from torchx_kfp.pipeline.resources import parse_quantity
-from torchx_kfp.pipeline.spec import Component
+from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.text import did_you_mean, joined
 
 RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
@@ -275,9 +275,9 @@ def pipeline_not_applied(platform: Mapping[str, Any]) -> list[str]:
     return [text for key, text in _PIPELINE_NOT_APPLIED.items() if platform.get(key)]
 
 
-def has_workspace(platform: Mapping[str, Any]) -> bool:
+def has_workspace(pipeline: Pipeline) -> bool:
     """Whether the pipeline has a folder that its stages share."""
-    return _WORKSPACE in platform
+    return _WORKSPACE in pipeline.platform
 
 
 def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:

@@ -59,9 +59,8 @@ class Attempt:
     installs: Sequence[Sequence[str]] = ()
     #: Of a stage that runs in a container.
     container: ContainerPlan | None = None
-    #: Seconds that it may take, and those that it has to end by itself then.
+    #: Seconds that it may take.
     time_limit: float | None = None
-    grace: float = 0.0
 
     @property
     def log_file(self) -> Path:
@@ -106,9 +105,16 @@ class Execution:
     """An attempt that runs in a thread of its own, and can be ended from outside."""
 
     def __init__(
-        self, attempt: Attempt, engine: Engine, pump: LogPump, done: Callable[[Execution, Outcome], None]
+        self,
+        attempt: Attempt,
+        engine: Engine,
+        pump: LogPump,
+        done: Callable[[Execution, Outcome], None],
+        grace: float = 0.0,
     ) -> None:
+        """``grace``: seconds that the stage has to end by itself when its time limit is over."""
         self.attempt = attempt
+        self._grace = grace
         self._engine = engine
         self._pump = pump
         self._done = done
@@ -229,7 +235,7 @@ class Execution:
             self._running = running = engine.start(attempt)
         log = Log(running.pipe, attempt.log_file, attempt.stage)
         self._pump.add(log)
-        limit = TimeLimit(running, attempt.time_limit, attempt.grace)
+        limit = TimeLimit(running, attempt.time_limit, self._grace)
         try:
             with limit:
                 code = running.wait(log.closed)

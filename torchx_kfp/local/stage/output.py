@@ -1,21 +1,19 @@
-"""What stages print: into their log files byte for byte, and line by line to the terminal."""
+"""What stages print: into their log files byte for byte, and line by line to those who watch."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import select
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TextIO, TypeAlias
+from typing import BinaryIO
 
 from torchx_kfp.errors import explain
-from torchx_kfp.text import clean, clean_line
+from torchx_kfp.runs.watch import Watch
+from torchx_kfp.text import clean_line
 
 #: A longer line is shown in pieces of this many bytes.
 _LINE_LIMIT = 1 << 16
@@ -23,67 +21,6 @@ _READ_SIZE = 1 << 16
 
 #: Bytes of a line without an end that a listener gets.
 _UNFINISHED = 1 << 10
-
-#: Is called with a stage's name and a line that it has printed, as a terminal may show it.
-LineListener: TypeAlias = Callable[[str, str], None]
-
-
-class Terminal:
-    """A text stream for whole lines. A stream that is closed meanwhile is left alone, and the run goes on."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-        self._descriptor = None if stream is None else _descriptor(stream)
-        self._lock = threading.Lock()
-        #: What went wrong when the stream was given up.
-        self.error: OSError | ValueError | None = None
-
-    def write_lines(self, lines: list[str]) -> None:
-        """Writes them in one piece, so that lines never mix, without what could do something to a terminal."""
-        self.write("".join(f"{clean(line, colours=True)}\n" for line in lines))
-
-    def write(self, text: str) -> None:
-        """Writes the text in one piece."""
-        with self._lock:
-            if self._stream is None or not text:
-                return
-            try:
-                self._write(self._stream, text)
-            except (OSError, ValueError) as error:
-                self._stream, self.error = None, error
-
-    def _write(self, stream: TextIO, text: str) -> None:
-        encoding = getattr(stream, "encoding", None) or "ascii"
-        if self._descriptor is not None:
-            stream.flush()
-            _write_all(self._descriptor, text.encode(encoding, "backslashreplace"))
-            return
-        try:
-            stream.write(text)
-        except UnicodeEncodeError:
-            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-
-
-def _descriptor(stream: TextIO) -> int | None:
-    """The file descriptor that the stream writes to, if it is one of Python's own streams on a file."""
-    # Others may have one too, and yet do something with the text (a notebook's, a test's).
-    if type(stream) is not io.TextIOWrapper:
-        return None
-    raw = getattr(stream.buffer, "raw", stream.buffer)
-    return raw.fileno() if type(raw) is io.FileIO and not raw.closed else None
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of it, also to a pipe that does not block: a text stream would lose what finds no place there."""
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLOUT)
-            poll.poll()
 
 
 class Log:
@@ -141,15 +78,13 @@ def _pieces(line: bytes) -> list[bytes]:
 
 
 class LogPump:
-    """One thread that reads all pipes, and calls ``show`` with a stage's name and its new lines.
+    """One thread that reads the output of all stages, and shows it to somebody who watches the run.
 
-    ``on_unfinished`` is called with the line that has no end yet, whenever it changes. If one of them raises, nothing
-    is shown any more, the stages go on, and ``error`` has the exception.
+    If the watch raises an exception, it is not called again, the stages go on, and ``error`` has the exception.
     """
 
-    def __init__(self, show: Callable[[str, list[str]], None], on_unfinished: LineListener | None = None) -> None:
-        self._show_lines = show
-        self._on_unfinished = on_unfinished
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
         self.error: Exception | None = None
         self._selector = selectors.DefaultSelector()
         self._requests: deque[tuple[str, Log]] = deque()
@@ -229,8 +164,7 @@ class LogPump:
             return
         try:
             if lines:
-                self._show_lines(log.stage, lines)
-            if self._on_unfinished is not None:
-                self._on_unfinished(log.stage, log.unfinished)
+                self._watch.on_lines(log.stage, lines)
+            self._watch.on_unfinished(log.stage, log.unfinished)
         except Exception as error:  # without this thread, the stages would wait for ever
             self.error = error

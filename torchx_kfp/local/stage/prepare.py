@@ -14,6 +14,7 @@ from torchx_kfp.local.cache.keys import cache_key
 from torchx_kfp.local.engines.containers import MADE, NO_CONTAINERS, Containers
 from torchx_kfp.local.engines.engine import Engine, Processes
 from torchx_kfp.local.engines.environment import RUN_MARK, stage_mark
+from torchx_kfp.local.options import RunOptions
 from torchx_kfp.local.platform.kubernetes import (
     GivenKeys,
     field_values,
@@ -35,23 +36,13 @@ from torchx_kfp.protocol import IMAGE, POD_NAME
 
 @dataclass(frozen=True)
 class Settings:
-    """What all stages of a run have in common. ``constants`` are placeholders, ``grace`` is in seconds."""
+    """What all stages of a run have in common; ``constants`` are placeholders."""
 
     run_id: str
     folder: Path
     environ: Mapping[str, str]
     constants: Mapping[str, str]
-    parallelism: int
-    grace: float
-    #: Seconds that the run may take.
-    time_limit: float | None
-    #: Whether the first failure ends the run.
-    fail_fast: bool
-    #: Of all loops; and seconds for one condition.
-    max_items: int
-    condition_time: float
-    #: In which stages run.
-    directory: Path
+    options: RunOptions
     given: GivenKeys = field(default_factory=GivenKeys)
     #: The stages that are containers, and what runs them.
     containers: Containers = NO_CONTAINERS
@@ -90,7 +81,7 @@ def cache_key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
             files = code.of(fill_in(words), path)
         except TooManyFiles:
             return ""
-        surroundings = ["process", str(settings.directory), sys.prefix, sys.version, files, installed]
+        surroundings = ["process", settings.options.directory, sys.prefix, sys.version, files, installed]
     return cache_key(node.task, component, inputs, environ=environ, surroundings=surroundings)
 
 
@@ -150,7 +141,7 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         stage=node.name,
         pod_name=pod_name,
         folder=folder,
-        directory=settings.directory,
+        directory=Path(settings.options.directory),
         command=command,
         environ={**settings.environ, **pod, **own},
         output_types=component.outputs,
@@ -165,5 +156,4 @@ def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
         installs=python.installs if python is not None and not in_container else (),
         container=plan,
         time_limit=time_limit(component.platform),
-        grace=settings.grace,
     )
