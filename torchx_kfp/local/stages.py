@@ -15,10 +15,10 @@ from torchx_kfp.local.cache.code import CodeFiles
 from torchx_kfp.local.cache.keys import input_key
 from torchx_kfp.local.cache.recall import Memory
 from torchx_kfp.local.engines.engine import Processes
-from torchx_kfp.local.scopes import Node, with_defaults
+from torchx_kfp.local.scopes import Node
 from torchx_kfp.local.stage.execution import Execution, Outcome
 from torchx_kfp.local.stage.output import LogPump
-from torchx_kfp.local.stage.prepare import Settings, cache_key_of, prepare_attempt
+from torchx_kfp.local.stage.prepare import Preparation, Settings
 from torchx_kfp.pipeline.names import PodNames, is_execution
 from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import StageResult, State
@@ -182,13 +182,15 @@ class Stages:
         stage = self._startable.popleft()
         node = stage.node
         try:
-            stage.key = input_key(with_defaults(node.component, node.inputs))
-            stage.cache_key = cache_key_of(node, self._settings, self._code) if self._memory.has_cache else ""
+            pod_name = self._pod_names.make(node.name, self._attempts[node.name] + 1)
+            prepared = Preparation(node, self._settings, pod_name)
+            stage.key = input_key(prepared.inputs)
+            stage.cache_key = prepared.cache_key(self._code) if self._memory.has_cache else ""
         except Exception as error:
             self.fail(node, error)
             return True
         if stage.tries or not self._recall(stage):
-            self._start(stage)
+            self._start(stage, prepared)
         return True
 
     def take(self, execution: Execution, outcome: Outcome) -> None:
@@ -295,7 +297,7 @@ class Stages:
         self._ended(node, known.state, {**known.outputs, **known.artifacts})
         return True
 
-    def _start(self, stage: _Stage) -> None:
+    def _start(self, stage: _Stage, prepared: Preparation) -> None:
         node = stage.node
         node.kept = False
         self._attempts[node.name] += 1
@@ -303,7 +305,7 @@ class Stages:
         if stage.started_at is None:
             stage.started, stage.started_at = time.monotonic(), time.time()
         try:
-            attempt = prepare_attempt(node, self._settings, self._pod_names.make(node.name, stage.attempt))
+            attempt = prepared.attempt()
         except Exception as error:
             self.fail(node, error)
             return

@@ -19,7 +19,7 @@ from torchx_kfp.local.engines.mounts import (
 )
 from torchx_kfp.local.platform.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
 from torchx_kfp.pipeline.names import without_indices
-from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_text
+from torchx_kfp.pipeline.placeholders import Facts
 from torchx_kfp.pipeline.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.pipeline.walk import walk
@@ -77,6 +77,8 @@ class Containers:
     def plan(
         self,
         component: Component,
+        image: str,
+        words: tuple[Sequence[str], Sequence[str]],
         facts: Facts,
         folder: Path,
         environ: Mapping[str, str],
@@ -86,6 +88,10 @@ class Containers:
         """What an engine is asked for.
 
         Args:
+            component: of the stage.
+            image: its image.
+            words: its command and its args, their placeholders filled in.
+            facts: from which they are filled in.
             folder: of the attempt, inside of the run's folder.
             environ: what the stage has from its pod. This machine's variables are added only where the pipeline
                 takes them from a secret or a config map.
@@ -97,7 +103,7 @@ class Containers:
         """
         container, platform = component.container, component.platform
         assert container is not None
-        command, args = resolve_command(container.command, facts), resolve_command(container.args, facts)
+        command, args = words
         bases = tracker_bases((*command, *args), facts.parameters, self.named, self.mounts)
         runs = str(folder.parent.parent)
         for base in bases:
@@ -121,7 +127,7 @@ class Containers:
         ]
         hidden = [place for mount in self.mounts if (place := _place_of(runs, mount)) is not None]
         return ContainerPlan(
-            image=resolve_text(container.image, facts),
+            image=image,
             command=command,
             args=args,
             environ=environ,

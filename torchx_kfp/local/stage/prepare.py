@@ -1,10 +1,10 @@
-"""What is to be started for one attempt at a stage: its folder, its command and its environment."""
+"""What one attempt at a stage is given: its folder, its command and its environment."""
 
 from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from torchx_kfp.local.stage.commands import fill_in
 from torchx_kfp.local.stage.execution import Attempt
 from torchx_kfp.local.stage.requirements import local_state
 from torchx_kfp.local.stage.transfer import with_copies
-from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.pipeline.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.protocol import IMAGE, POD_NAME
@@ -49,111 +49,133 @@ class Settings:
     engine: Engine = field(default_factory=Processes)
 
 
-def cache_key_of(node: Node, settings: Settings, code: CodeFiles) -> str:
-    """The key of this stage in the cache (see ``keys``); empty where it may not be taken from there.
-
-    That is where its author says so, for exit tasks (which clean up), where it uses the workspace, which is another in
-    each run, and where there is more code than can be looked at.
-    """
-    component, container = node.component, node.component.container
-    assert container is not None
-    if not node.task.caches or node.task.runs_always:
-        return ""
-    inputs = with_defaults(component, node.inputs)
-    given = given_values(component, settings.given, node.scope.inputs)
-    environ = {**variables(component.platform, settings.environ), **dict(container.env), **given}
-    command = (*container.command, *container.args)
-    placed, _ = with_copies(inputs, command, settings.folder, takes_all=False)
-    words = resolve_command(command, Facts(parameters=placed))
-    workspace = (WORKSPACE, settings.constants["workspace_path"])
-    if any(path in text for path in workspace for text in (*words, *map(str, parameters_of(inputs).values()))):
-        return ""
-    surroundings: list[Any]
-    if node.name in settings.containers:
-        image = settings.engine.image_id(resolve_text(container.image, Facts(parameters=placed)))
-        secret_files = given_files(component, settings.given, node.scope.inputs)
-        surroundings = ["container", image, sorted(map(str, settings.containers.mounts)), secret_files]
-    else:
-        python = parse_command(words)
-        installed = [local_state(install) for install in python.installs] if python is not None else []
-        path = {**settings.environ, **environ}.get("PYTHONPATH", "")
-        try:
-            files = code.of(fill_in(words), path)
-        except TooManyFiles:
-            return ""
-        surroundings = ["process", settings.options.directory, sys.prefix, sys.version, files, installed]
-    return cache_key(node.task, component, inputs, environ=environ, surroundings=surroundings)
-
-
-def prepare_attempt(node: Node, settings: Settings, pod_name: str) -> Attempt:
-    """The attempt at this stage that has this pod name.
+class Preparation:
+    """What an attempt at a stage is given, derived once: its key in the cache and its start are made from it.
 
     Raises:
         ValueError: the stage cannot be given an input.
     """
-    component = node.component
-    container = component.container
-    assert container is not None
-    folder = settings.folder / pod_name
-    made = folder / MADE
-    output_files = {name: str(made / "outputs" / name) for name in component.outputs}
-    artifacts = {
-        name: Artifact(name, kind, str(made / "artifacts" / name)) for name, kind in component.artifact_outputs.items()
-    }
-    in_container = node.name in settings.containers
-    words = (*container.command, *container.args)
-    takes_all = parse_command(words) is not None
-    inputs, copies = with_copies(with_defaults(component, node.inputs), words, folder / "inputs", takes_all=takes_all)
-    report = str(made / "executor_output.json")
-    facts = Facts(
-        parameters=inputs,
-        workspace=settings.constants["workspace_path"],
-        unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(inputs),
-        output_files=output_files,
-        output_artifacts=artifacts,
-        executor_output=report,
-    )
-    fields = field_values(component, settings.run_id, pod_name, str(uuid.uuid4()))
-    keys = given_values(component, settings.given, node.scope.inputs)
-    pod = {**dict(container.env), **keys, **fields, POD_NAME: pod_name}
-    plan = None
-    if in_container:
-        from_here = variables(component.platform, settings.environ)
-        plan = settings.containers.plan(
-            component,
-            facts,
-            folder,
-            {**from_here, IMAGE: resolve_text(container.image, facts), **pod},
-            given_files(component, settings.given, node.scope.inputs),
-            copies,
+
+    def __init__(self, node: Node, settings: Settings, pod_name: str) -> None:
+        """Derive it; nothing is made on the disk."""
+        component = node.component
+        container = component.container
+        assert container is not None
+        self._node = node
+        self._settings = settings
+        self._pod_name = pod_name
+        self._folder = settings.folder / pod_name
+        self._in_container = node.name in settings.containers
+        #: The values of all inputs, artifacts included.
+        self.inputs = with_defaults(component, node.inputs)
+        self._variables = variables(component.platform, settings.environ)
+        self._keys = given_values(component, settings.given, node.scope.inputs)
+        self._secret_files = given_files(component, settings.given, node.scope.inputs)
+        words = (*container.command, *container.args)
+        takes_all = parse_command(words) is not None
+        placed, self._copies = with_copies(self.inputs, words, self._folder / "inputs", takes_all=takes_all)
+        made = self._folder / MADE
+        self._facts = facts = Facts(
+            parameters=placed,
+            workspace=settings.constants["workspace_path"],
+            unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(placed),
+            output_files={name: str(made / "outputs" / name) for name in component.outputs},
+            output_artifacts={
+                name: Artifact(name, kind, str(made / "artifacts" / name))
+                for name, kind in component.artifact_outputs.items()
+            },
+            executor_output=str(made / "executor_output.json"),
         )
-    own = {RUN_MARK: stage_mark(settings.environ, settings.run_id, pod_name)}
-    command = resolve_command(words, facts)
-    python, source = parse_command(command), None
-    # In an image, KFP's own command does it all.
-    if python is not None and not in_container:
-        own[RUNTIME_MARK] = "true"
-        # Not in a temporary folder: tracebacks name the file, and a debugger finds it.
-        source_file = str(folder / "program" / "ephemeral_component.py")
-        command = python.command(source_file, copies)
-        source = None if python.source is None else (source_file, python.source)
-    return Attempt(
-        stage=node.name,
-        pod_name=pod_name,
-        folder=folder,
-        directory=Path(settings.options.directory),
-        command=command,
-        environ={**settings.environ, **pod, **own},
-        output_types=component.outputs,
-        output_files=output_files,
-        artifacts=artifacts,
-        report=report,
-        inputs=parameters_of(inputs),
-        function=python.function if python is not None else "",
-        source=source,
-        copies=copies,
-        workspace=settings.constants["workspace_path"],
-        installs=python.installs if python is not None and not in_container else (),
-        container=plan,
-        time_limit=time_limit(component.platform),
-    )
+        self._image = resolve_text(container.image, facts)
+        self._command, self._args = resolve_command(container.command, facts), resolve_command(container.args, facts)
+        self._words = [*self._command, *self._args]
+        self._python = parse_command(self._words)
+
+    def cache_key(self, code: CodeFiles) -> str:
+        """Return the stage's key in the cache (see ``keys``); empty if the stage may not be taken from there.
+
+        That is so where its author says so, for exit tasks (which clean up), where the stage uses the workspace, which
+        is another one in each run, and where there is more code than can be looked at.
+        """
+        task, component = self._node.task, self._node.component
+        container = component.container
+        assert container is not None
+        if not task.caches or task.runs_always or self._uses_workspace():
+            return ""
+        environ = {**self._variables, **dict(container.env), **self._keys}
+        surroundings: list[Any]
+        if self._in_container:
+            image = self._settings.engine.image_id(self._image)
+            mounts = sorted(map(str, self._settings.containers.mounts))
+            surroundings = ["container", image, mounts, self._secret_files]
+        else:
+            installed = [local_state(install) for install in self._python.installs] if self._python is not None else []
+            path = {**self._settings.environ, **environ}.get("PYTHONPATH", "")
+            try:
+                files = code.of(fill_in(self._words), path)
+            except TooManyFiles:
+                return ""
+            directory = self._settings.options.directory
+            surroundings = ["process", directory, sys.prefix, sys.version, files, installed]
+        return cache_key(task, component, self.inputs, environ=environ, surroundings=surroundings)
+
+    def attempt(self) -> Attempt:
+        """Return what is to be started.
+
+        Raises:
+            ValueError: a container cannot be given what the stage asks for.
+        """
+        component, settings, facts = self._node.component, self._settings, self._facts
+        container = component.container
+        assert container is not None
+        fields = field_values(component, settings.run_id, self._pod_name, str(uuid.uuid4()))
+        pod = {**dict(container.env), **self._keys, **fields, POD_NAME: self._pod_name}
+        own = {RUN_MARK: stage_mark(settings.environ, settings.run_id, self._pod_name)}
+        plan, command, source = None, self._words, None
+        installs: Sequence[Sequence[str]] = ()
+        if self._in_container:
+            # KFP's own command of a Python component does it all.
+            plan = settings.containers.plan(
+                component,
+                self._image,
+                (self._command, self._args),
+                facts,
+                self._folder,
+                {**self._variables, IMAGE: self._image, **pod},
+                self._secret_files,
+                self._copies,
+            )
+        elif self._python is not None:
+            own[RUNTIME_MARK] = "true"
+            # Not in a temporary folder: tracebacks name the file, and a debugger finds it.
+            source_file = str(self._folder / "program" / "ephemeral_component.py")
+            command = self._python.command(source_file, self._copies)
+            source = None if self._python.source is None else (source_file, self._python.source)
+            installs = self._python.installs
+        return Attempt(
+            stage=self._node.name,
+            pod_name=self._pod_name,
+            folder=self._folder,
+            directory=Path(settings.options.directory),
+            command=command,
+            environ={**settings.environ, **pod, **own},
+            output_types=component.outputs,
+            output_files=facts.output_files,
+            artifacts=facts.output_artifacts,
+            report=facts.executor_output,
+            inputs=parameters_of(self.inputs),
+            function=self._python.function if self._python is not None else "",
+            source=source,
+            copies=self._copies,
+            workspace=facts.workspace,
+            installs=installs,
+            container=plan,
+            time_limit=time_limit(component.platform),
+        )
+
+    def _uses_workspace(self) -> bool:
+        container = self._node.component.container
+        assert container is not None
+        paths = [item.path for value in self._facts.input_artifacts.values() for item in artifacts_in(value)]
+        texts = (*container.command, *container.args, *map(str, parameters_of(self.inputs).values()), *paths)
+        return any(path in text for path in (WORKSPACE, self._facts.workspace) for text in texts)
