@@ -13,7 +13,7 @@ from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import container_of
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
-from torchx_kfp.local.stage.commands import fill_in
+from torchx_kfp.pipeline.commands import fill_in
 
 WORDS = st.lists(st.sampled_from([*HOSTILE, *PLAIN, "--lr", "0.1", "app.train", "a b"]), max_size=8)
 

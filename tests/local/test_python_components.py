@@ -16,8 +16,8 @@ from kfp.local import config
 from tests.facts import says
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import Watch, run
+from torchx_kfp.pipeline.commands import parse_command
 from torchx_kfp.pipeline.load import load_pipeline
-from torchx_kfp.pipeline.python_components import parse_command
 
 pytestmark = pytest.mark.versions
 

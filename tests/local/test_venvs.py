@@ -16,8 +16,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.facts import says
-from torchx_kfp.local.stage.requirements import are_satisfied
-from torchx_kfp.local.stage.venvs import InstallError, cache_folder, provide_environment
+from torchx_kfp.local.stage.packages import InstallError, are_satisfied, cache_folder, provide_environment
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:

@@ -12,10 +12,10 @@ from torchx_kfp.backend import checks as backend
 from torchx_kfp.local.engines.containers import NO_CONTAINERS, Containers
 from torchx_kfp.local.platform import kubernetes
 from torchx_kfp.local.platform.kubernetes import GivenKeys
+from torchx_kfp.pipeline.commands import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.conditions import is_field_selector
 from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.pipeline.load import reading
-from torchx_kfp.pipeline.python_components import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
 from torchx_kfp.pipeline.values import TYPE_NAMES
 from torchx_kfp.pipeline.walk import Place, walk

@@ -29,7 +29,7 @@ from torchx_kfp.local.platform.kubernetes import GivenKeys, has_workspace, verif
 from torchx_kfp.local.platform.secrets import Given
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
-from torchx_kfp.local.stage.output import LogPump
+from torchx_kfp.local.stage.logs import LogPump
 from torchx_kfp.local.stage.prepare import Settings
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.artifacts import is_artifact

@@ -28,7 +28,7 @@ from torchx_kfp.local.scopes import (
     task_inputs,
     with_defaults,
 )
-from torchx_kfp.local.stage.output import LogPump
+from torchx_kfp.local.stage.logs import LogPump
 from torchx_kfp.local.stage.prepare import Settings
 from torchx_kfp.local.stages import Happening, Stages
 from torchx_kfp.pipeline.artifacts import Artifact

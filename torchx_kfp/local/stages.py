@@ -17,7 +17,7 @@ from torchx_kfp.local.cache.recall import Memory
 from torchx_kfp.local.engines.engine import Processes
 from torchx_kfp.local.scopes import Node
 from torchx_kfp.local.stage.execution import Execution, Outcome
-from torchx_kfp.local.stage.output import LogPump
+from torchx_kfp.local.stage.logs import LogPump
 from torchx_kfp.local.stage.prepare import Preparation, Settings
 from torchx_kfp.pipeline.names import PodNames, is_execution
 from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting

@@ -19,6 +19,8 @@ _CUSTOM_PATH = ("customPath", "custom_path")
 _STORES = ("gs://", "minio://", "s3://", "oci://")
 _ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
 
+#: Schemes of storage that is not this machine's.
+_REMOTE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "hdfs", "hf", "http", "https", "minio", "oci", "oss", "s3", "s3a"}
 #: The entry of the metadata that ``publisher`` makes for what is elsewhere.
 _LOCATION = "location"
 #: Above it six decimals do not change a number by one part in a thousand.
@@ -70,6 +72,11 @@ class Artifact:
             "metadata": {key: _as_kept(value) for key, value in self.metadata.items()},
         }
         return {**message, "customPath": self.custom_path} if self.custom_path else message
+
+
+def is_remote(url: str) -> bool:
+    """Whether a URL leads to storage elsewhere for certain: fsspec has names for this machine's files, too."""
+    return "::" not in url and url.partition("://")[0] in _REMOTE
 
 
 def _number(value: Any) -> Any:

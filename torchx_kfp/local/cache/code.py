@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchx_kfp.local.cache.stamps import Stamp, stamp_of
+from torchx_kfp.local.cache.keys import Stamp, stamp_of
 
 #: Of more files than that, nothing is said.
 MOST_FILES = 2000

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.local.cache.stamps import stamp_of
+from torchx_kfp.local.cache.keys import stamp_of
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.runs.events import StageFinished, decode, encode
 from torchx_kfp.runs.result import StageResult, State

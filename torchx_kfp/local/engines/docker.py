@@ -11,15 +11,15 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import ContainerEngineError
+from torchx_kfp.local.engines.beneath import make_folder
 from torchx_kfp.local.engines.docker_stage import ContainerStage, explain
 from torchx_kfp.local.engines.engine import RunningStage, StartError
 from torchx_kfp.local.engines.mounts import share
-from torchx_kfp.local.stage.beneath import make_folder
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-    from torchx_kfp.local.stage.execution import Attempt
+    from torchx_kfp.local.engines.attempt import Attempt
 
 #: Labels of all containers.
 RUN_LABEL = "torchx-kfp.run"

@@ -9,14 +9,14 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp.local.engines.beneath import UnfitFileError
 from torchx_kfp.local.engines.engine import StartError
-from torchx_kfp.local.stage.beneath import UnfitFileError
 from torchx_kfp.runs.result import describe_exit
 
 if TYPE_CHECKING:
+    from torchx_kfp.local.engines.attempt import Attempt
     from torchx_kfp.local.engines.containers import ContainerPlan
     from torchx_kfp.local.engines.docker import DockerEngine
-    from torchx_kfp.local.stage.execution import Attempt
 
 # Docker and Podman call it so where it is not installed.
 _INITS = ("docker-init", "catatonit", "container-init")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from torchx_kfp.local.engines.process import StageProcess
 
 if TYPE_CHECKING:
-    from torchx_kfp.local.stage.execution import Attempt
+    from torchx_kfp.local.engines.attempt import Attempt
 
 
 class StartError(Exception):

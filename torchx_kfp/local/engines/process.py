@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torchx_kfp.local.engines.environment import RUN_MARK
-from torchx_kfp.local.stage.commands import fill_in
+from torchx_kfp.pipeline.commands import fill_in
 from torchx_kfp.pipeline.conditions import starting
 from torchx_kfp.runs.result import describe_exit
 

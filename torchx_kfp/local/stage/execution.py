@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError, explain
-from torchx_kfp.local.engines.containers import MADE, ContainerPlan
+from torchx_kfp.local.engines.attempt import Attempt
 from torchx_kfp.local.engines.engine import Engine, Processes, RunningStage, StartError, TimeLimit
-from torchx_kfp.local.stage.left import read_outputs, read_run_id
-from torchx_kfp.local.stage.output import Log, LogPump
-from torchx_kfp.local.stage.recorded import describe_missing
+from torchx_kfp.local.stage.logs import Log, LogPump
+from torchx_kfp.local.stage.outputs import describe_missing, read_outputs, read_run_id
+from torchx_kfp.local.stage.packages import InstallError, activate, provide_environment
 from torchx_kfp.local.stage.transfer import UnavailableError, copy_here
-from torchx_kfp.local.stage.venvs import InstallError, activate, provide_environment
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -28,64 +26,6 @@ from torchx_kfp.tracking import FsspecResultTracker
 _OUTPUT_PATIENCE = 2.0
 # Seconds for which reading a stage's results is tried again.
 _RESULTS_PATIENCE = 5.0
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What is to be started."""
-
-    stage: str
-    pod_name: str
-    folder: Path
-    #: In which it runs.
-    directory: Path
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    #: Output parameters: their types, and the files in which the stage leaves them.
-    output_types: Mapping[str, str]
-    output_files: Mapping[str, str]
-    #: Output artifacts as the stage is told them, and the file in which it may report otherwise.
-    artifacts: Mapping[str, Artifact]
-    report: str
-    #: Input parameters, for those who watch.
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    #: Of a Python component: its function, the file that gets its source, and what it has pip install.
-    function: str = ""
-    source: tuple[str, str] | None = None
-    #: Files on other storage, by their URLs, and where the stage finds copies of them.
-    copies: Mapping[str, str] = field(default_factory=dict)
-    #: The folder of the run that all stages share.
-    workspace: str = ""
-    installs: Sequence[Sequence[str]] = ()
-    #: Of a stage that runs in a container.
-    container: ContainerPlan | None = None
-    #: Seconds that it may take.
-    time_limit: float | None = None
-
-    @property
-    def log_file(self) -> Path:
-        return self.folder / "log.txt"
-
-    def copies_root(self, path: str) -> str:
-        """The folder that a copy has to be in: the attempt's own, or the workspace."""
-        own = str(self.folder)
-        return own if path.startswith(os.path.join(own, "")) else self.workspace
-
-    @property
-    def tracker_base(self) -> str | None:
-        """The tracker base that the command of a tracked stage sets."""
-        name = f"{protocol.TRACKER_BASE}="
-        return next((word.removeprefix(name) for word in self.command if word.startswith(name)), None)
-
-    @property
-    def made(self) -> str:
-        """The folder in which the stage leaves its outputs: all of this machine that a container may write to."""
-        return str(self.folder / MADE)
-
-    @property
-    def root(self) -> str | None:
-        """The folder that everything which the stage has left must be in; None: it has the runner's own rights."""
-        return self.made if self.container is not None else None
 
 
 @dataclass(frozen=True)

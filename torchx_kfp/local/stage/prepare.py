@@ -11,6 +11,7 @@ from typing import Any
 
 from torchx_kfp.local.cache.code import CodeFiles, TooManyFiles
 from torchx_kfp.local.cache.keys import cache_key
+from torchx_kfp.local.engines.attempt import Attempt
 from torchx_kfp.local.engines.containers import MADE, NO_CONTAINERS, Containers
 from torchx_kfp.local.engines.engine import Engine, Processes
 from torchx_kfp.local.engines.environment import RUN_MARK, stage_mark
@@ -24,13 +25,11 @@ from torchx_kfp.local.platform.kubernetes import (
     variables,
 )
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
-from torchx_kfp.local.stage.commands import fill_in
-from torchx_kfp.local.stage.execution import Attempt
-from torchx_kfp.local.stage.requirements import local_state
+from torchx_kfp.local.stage.packages import local_state
 from torchx_kfp.local.stage.transfer import with_copies
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
+from torchx_kfp.pipeline.commands import RUNTIME_MARK, fill_in, parse_command
 from torchx_kfp.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
-from torchx_kfp.pipeline.python_components import RUNTIME_MARK, parse_command
 from torchx_kfp.protocol import IMAGE, POD_NAME
 
 

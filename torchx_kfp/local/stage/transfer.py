@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.local.stage import beneath
+from torchx_kfp.local.engines import beneath
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 
 
@@ -20,8 +20,6 @@ class UnavailableError(Exception):
     """A file on other storage that cannot be had."""
 
 
-# Schemes of storage that is not this machine's.
-_REMOTE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "hdfs", "hf", "http", "https", "minio", "oci", "oss", "s3", "s3a"}
 _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
 
 
@@ -53,11 +51,6 @@ def _with_place(artifact: Artifact, folder: Path) -> Artifact:
         return artifact
     name = os.path.basename(artifact.uri.rstrip("/"))
     return dataclasses.replace(artifact, custom_path=str(folder / (name if name.strip(".") else "file")))
-
-
-def is_remote(url: str) -> bool:
-    """Whether a URL leads to storage elsewhere for certain: fsspec has names for this machine's files, too."""
-    return "::" not in url and url.partition("://")[0] in _REMOTE
 
 
 def copy_here(url: str, path: str, root: str, folder: str) -> None:

@@ -1,9 +1,11 @@
-"""Python components (``dsl.component``) as KFP compiles them: what they install, and what they run.
+"""Commands that compilers make: KFP's of Python components (``dsl.component``), and this project's of tracked stages.
 
-Their command is a chain of shell programs: one that installs packages with pip into the image's own environment, KFP
-among them; one that writes the function's source into a temporary folder and starts KFP's executor on it; then the
-source and the executor's arguments. On this machine pip must not touch the environment that the user works in, and
-the KFP that runs here is the one that executes the function, whatever version has compiled it.
+A Python component's command is a chain of shell programs: one that installs packages with pip into the image's own
+environment, KFP among them; one that writes the function's source into a temporary folder and starts KFP's executor on
+it; then the source and the executor's arguments. On this machine pip must not touch the environment that the user works
+in, and the KFP that runs here is the one that executes the function, whatever version has compiled it.
+
+A tracked stage's command is a script (``torchx_kfp.adapter.stage.command``) that puts values into the words after it.
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ _PIP = re.compile(r"\bpython3? -m pip install\b")
 _UNUSED = ("--quiet", "--no-warn-script-location")
 # KFP itself, from elsewhere than an index (``kfp_package_path``).
 _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|tar\.gz|zip)$|/sdk/python/?$")
+
+
+# An octal escape of printf's, in a constant of a tracked stage.
+_OCTAL = re.compile(rb"\\0([0-7]{1,3})")
 
 
 @dataclass(frozen=True)
@@ -132,3 +138,41 @@ def _is_kfp(words: tuple[str, ...]) -> bool:
     packages = [word for before, word in zip(("", *words), words, strict=False) if not before.startswith("--")]
     packages = [word for word in packages if not word.startswith("-")]
     return len(packages) == 1 and _KFP_SOURCE.search(packages[0]) is not None
+
+
+def fill_in(words: Sequence[str]) -> list[str]:
+    """Return a command's words as a tracked stage's script makes them, without running it.
+
+    The values are those that travel in the input ``stage``.
+
+    Args:
+        words: a stage's command, its placeholders filled in; any other command comes back as it is.
+    """
+    filled = list(words)
+    start = words.index("-ec") if "-ec" in words else len(words)
+    script, name = (*words[start + 1 : start + 3], "", "")[:2]
+    if not name.startswith("torchx-kfp-") or "_v=$2" not in script:
+        return filled
+    filled[start + 4], *values = words[start + 4].split(" ")
+    at = start + 5
+    if "_j=" in script:
+        # Constant text of the stages that are read and run ids in turn; an empty name is the next value.
+        while True:
+            del values[: words[at].count('""')]
+            if words[at].endswith("}"):
+                break
+            at += 2
+        at += 1
+    at += 2 if 'printf %b "$2"' in script else 0
+    if "_m=$1" not in script:
+        return filled
+    for place, kind in enumerate(words[at], at + 1):
+        if kind == "v":
+            filled[place] += values.pop(0)
+        if kind in "bv":
+            filled[place] = _decode(filled[place])
+    return filled
+
+
+def _decode(text: str) -> str:
+    return _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), text.encode()).decode(errors="replace")

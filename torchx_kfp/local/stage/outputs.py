@@ -1,4 +1,4 @@
-"""What an attempt at a stage has left behind: its report, its output parameters and its artifacts.
+"""What an attempt at a stage has left: its report, its output parameters, its artifacts, and the results it recorded.
 
 A stage in a container may have left anything. It is read beneath the one folder that its container could write to,
 and an artifact of it lies there, or on other storage (see ``beneath``).
@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import explain
-from torchx_kfp.local.stage import beneath
-from torchx_kfp.local.stage.transfer import is_remote
-from torchx_kfp.pipeline.artifacts import Artifact, check_places, read_report
+from torchx_kfp.local.engines import beneath
+from torchx_kfp.pipeline.artifacts import Artifact, check_places, is_remote, read_report
 from torchx_kfp.pipeline.values import convert, from_output
+from torchx_kfp.publisher import missing
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.statements.artifacts import read_artifacts
+from torchx_kfp.tracking.values import Result
 
 if TYPE_CHECKING:
-    from torchx_kfp.local.stage.execution import Attempt
+    from torchx_kfp.local.engines.attempt import Attempt
 
+#: KFP's types of outputs by the names under which stages declare them.
+_KINDS = {"NUMBER_DOUBLE": "float", "NUMBER_INTEGER": "int", "BOOLEAN": "bool", "STRING": "str"}
 #: Bytes of an output parameter, and of a report. KFP's database takes less.
 _LONGEST_OUTPUT = 16 << 20
 _LONGEST_REPORT = 64 << 20
@@ -120,3 +125,37 @@ def _copy_custom(attempt: Attempt, path: str, target: str) -> None:
     mount, source = found
     with contextlib.suppress(FileNotFoundError):
         beneath.copy(source, target, source_root=mount.source, target_root=attempt.root)
+
+
+def describe_missing(attempt: Attempt, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]) -> str:
+    """What is said of a stage whose application succeeded, and which failed since it has not recorded what it declares.
+
+    Empty where that is not so: the stage's publisher reports what there is when the application is done.
+
+    Args:
+        attempt: the attempt, which has ended.
+        tracker: of the stage's results.
+        run_id: the stage's run id.
+        results: what it has recorded.
+
+    Raises:
+        TrackerError: the store failed.
+    """
+    if not os.path.isfile(attempt.report):
+        return ""
+    text = ""
+    for sentence in _missing(attempt, tracker, run_id, results):
+        text += f"{' It ' if text.endswith('?') else '. It ' if text else ''}{sentence}"
+    return text
+
+
+def _missing(
+    attempt: Attempt, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]
+) -> Iterator[str]:
+    for name, kind in attempt.output_types.items():
+        if not os.path.exists(attempt.output_files[name]):
+            yield missing("result", name, results, _KINDS.get(kind, kind))
+    lost = [name for name, artifact in attempt.artifacts.items() if not os.path.exists(artifact.path)]
+    registered = read_artifacts(tracker.store, run_id) if lost else {}
+    for name in lost:
+        yield missing("artifact", name, registered)
