@@ -41,6 +41,8 @@ VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRAC
 
 #: The pipeline's run id, set by the engine. The stage builds its own run id from it; applications do not read it.
 PIPELINE_RUN = "KFP_RUN_ID"
+#: The field of a pod that has it on KFP's backend.
+RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
 #: Set on every pod by KFP's backend. If it is set, it is the last part of the run id.
 POD_NAME = "KFP_POD_NAME"
 #: The image of a stage that runs in a container, for the record of its start. The local runner sets it.

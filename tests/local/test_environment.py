@@ -137,18 +137,12 @@ def test_every_setting_of_the_installed_kfp_kubernetes_is_known():
     from kfp.kubernetes import kubernetes_executor_config_pb2
     from kfp.pipeline_spec import pipeline_spec_pb2
 
-    from torchx_kfp.local.platform.kubernetes import (
-        _NOT_APPLIED,
-        _PIPELINE_NOT_APPLIED,
-        _TIME_LIMIT,
-        _VARIABLES,
-        _VOLUMES,
-    )
+    from torchx_kfp.local.platform.settings import KNOWN, KNOWN_OF_PIPELINES
 
     names = {field.json_name for field in kubernetes_executor_config_pb2.KubernetesExecutorConfig.DESCRIPTOR.fields}
-    assert names <= {"fieldPathAsEnv", _TIME_LIMIT, *_NOT_APPLIED, *_VOLUMES, *_VARIABLES}
+    assert names <= KNOWN
     names = {field.json_name for field in pipeline_spec_pb2.PipelineConfig.DESCRIPTOR.fields}
-    assert names <= {"workspace", _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
+    assert names <= KNOWN_OF_PIPELINES
 
 
 def test_settings_of_the_pipeline_itself_are_named(execute):

@@ -17,11 +17,12 @@ from torchx_kfp.local.check import check_supported
 from torchx_kfp.local.engines.docker import remove_containers
 from torchx_kfp.local.engines.mounts import Mount
 from torchx_kfp.local.options import RunOptions, default_parallelism
-from torchx_kfp.local.runner import OUTPUT_DIR, resume, run
+from torchx_kfp.local.runner import resume, run
 from torchx_kfp.pipeline.arguments import describe_parameters, parse_arguments
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.load import load_pipeline
 from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.runs.events import (
     Event,
     LoopStarted,

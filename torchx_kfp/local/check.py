@@ -10,8 +10,8 @@ from typing import Any
 
 from torchx_kfp.backend import checks as backend
 from torchx_kfp.local.engines.containers import NO_CONTAINERS, Containers
-from torchx_kfp.local.platform import kubernetes
-from torchx_kfp.local.platform.kubernetes import GivenKeys
+from torchx_kfp.local.platform import settings, volumes
+from torchx_kfp.local.platform.secrets import GivenKeys, missing_variables
 from torchx_kfp.pipeline.commands import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.conditions import is_field_selector
 from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
@@ -39,7 +39,7 @@ def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -
     found: list[Finding] = []
     with reading(f"The pipeline {pipeline.name!r}"):
         found += backend.of_pipeline(pipeline)
-        refused = kubernetes.pipeline_refusals(pipeline.platform)
+        refused = settings.pipeline_refusals(pipeline.platform)
         found += [Finding(Kind.NOT_HERE, "the pipeline", text) for text in refused]
         for place in walk(pipeline):
             found += backend.of_task(pipeline, place)
@@ -88,17 +88,17 @@ def _not_applied(
     containers: Containers,
     environ: Mapping[str, str],
 ) -> set[str]:
-    kinds = set(kubernetes.pipeline_not_applied(pipeline.platform))
+    kinds = set(settings.pipeline_not_applied(pipeline.platform))
     for place in walk(pipeline):
         component = place.component
-        kinds.update(kubernetes.missing_variables(component, given, arguments, environ))
+        kinds.update(missing_variables(component, given, arguments, environ))
         if place.name in containers:
             mounted = [mount.target for mount in containers.mounts]
-            kinds.update(kubernetes.not_applied_in_container(component, has_gpus=containers.has_gpus))
-            kinds.update(kubernetes.missing_mounts(component, given, arguments, mounted))
+            kinds.update(settings.not_applied_in_container(component, has_gpus=containers.has_gpus))
+            kinds.update(volumes.missing_mounts(component, given, arguments, mounted))
         else:
-            kinds.update(kubernetes.not_applied(component))
-            kinds.update(kubernetes.missing_folders(component, arguments))
+            kinds.update(settings.not_applied(component))
+            kinds.update(volumes.missing_folders(component, arguments))
     return kinds
 
 
@@ -122,7 +122,7 @@ def _task_problems(place: Place, in_container: bool) -> Iterator[str]:
         yield from _loop_problems(place)
     if component.container is not None:
         yield from _container_problems(component, in_container)
-        yield from kubernetes.refusals(component)
+        yield from settings.refusals(component)
 
 
 def _loop_problems(place: Place) -> Iterator[str]:
@@ -153,7 +153,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
             f"is a Python component (dsl.component) in a form that is not known here. {_ON_KFP}, or compile it with "
             "kfp 2.14 or newer"
         )
-    elif not container.command and not in_container and not kubernetes.volume_task(component):
+    elif not container.command and not in_container and not volumes.volume_task(component):
         yield (
             f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
             "here. Give the component a command, or run the stage in its image (--docker)"

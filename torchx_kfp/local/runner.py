@@ -19,14 +19,15 @@ from torchx_kfp.local.cache.entries import Cache
 from torchx_kfp.local.cache.recall import Memory
 from torchx_kfp.local.check import check_arguments, check_supported, find_not_applied
 from torchx_kfp.local.engines.containers import Containers, choose_containers, verify_private
-from torchx_kfp.local.engines.docker import DockerEngine, connect
+from torchx_kfp.local.engines.docker import connect
+from torchx_kfp.local.engines.docker_stage import DockerEngine
 from torchx_kfp.local.engines.engine import Processes
 from torchx_kfp.local.engines.environment import stage_environment
 from torchx_kfp.local.engines.mounts import named_paths
 from torchx_kfp.local.engines.process import kill_marked
 from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions, Unpack
-from torchx_kfp.local.platform.kubernetes import GivenKeys, has_workspace, verify_given
-from torchx_kfp.local.platform.secrets import Given
+from torchx_kfp.local.platform.secrets import Given, GivenKeys, verify_given
+from torchx_kfp.local.platform.settings import has_workspace
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.local.stage.logs import LogPump
@@ -38,15 +39,13 @@ from torchx_kfp.pipeline.load import PipelineLike, load_pipeline, reading
 from torchx_kfp.pipeline.names import indices_of, make_run_name, without_indices
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.pipeline.walk import positions
+from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.runs.events import Event, RunFinished, RunStarted
 from torchx_kfp.runs.history import RunRecord, read_run
 from torchx_kfp.runs.journal import Journal
 from torchx_kfp.runs.result import RunResult, StageResult, State
 from torchx_kfp.runs.watch import Lines, Watch
 from torchx_kfp.text import shown
-
-#: Where runs leave their logs and outputs, each in a folder of its run id; below the current directory.
-OUTPUT_DIR = "local_outputs"
 
 
 def run(
@@ -68,7 +67,7 @@ def run(
     Args:
         pipeline: path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
-        output_dir: folder in which the run's folder, named by its run id, is made. Default: ``local_outputs``.
+        output_dir: folder in which the run's folder, named by its run id, is made. Default: ``OUTPUT_DIR``.
         watch: is told what happens. Default: ``Lines()``, which writes to stderr; ``Watch()`` keeps silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
         config_maps: those of config maps.

@@ -17,6 +17,7 @@ from torchx_kfp.report.model import RunView
 from torchx_kfp.report.readers import by_task, find_reads
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
+from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.text import counted, duration, moment, shorten
 from torchx_kfp.tracking.stores.atomic import write_file
 
@@ -113,4 +114,4 @@ def resume_command(run: RunView) -> str:
         return ""
     words = ["torchx-kfp", "run", "--resume", run.run_id]
     parent = run.folder.parent
-    return shlex.join([*words, *([] if parent == Path("local_outputs").resolve() else ["--output-dir", str(parent)])])
+    return shlex.join([*words, *([] if parent == Path(OUTPUT_DIR).resolve() else ["--output-dir", str(parent)])])

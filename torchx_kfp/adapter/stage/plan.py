@@ -25,9 +25,6 @@ from torchx_kfp.adapter.values.channels import parse_checked
 from torchx_kfp.adapter.values.references import Reference
 from torchx_kfp.errors import AppDefError
 
-#: The label that KFP's backend puts on every pod of a run.
-_RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
-
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -118,7 +115,7 @@ def plan_stage(
             publisher=publisher_words(settings.publication, inline=settings.inline) if settings.publication else (),
             ui_metadata=ui_metadata,
         )
-        field_paths[protocol.PIPELINE_RUN] = _RUN_ID_LABEL
+        field_paths[protocol.PIPELINE_RUN] = protocol.RUN_ID_LABEL
     return StagePlan(
         alias=alias,
         stage=names.stage_name(alias),

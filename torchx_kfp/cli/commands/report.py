@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from torchx_kfp.cli.display.output import print_text
+from torchx_kfp.runs import OUTPUT_DIR
 
 
 @click.command("report")
 @click.argument("run")
 @click.option("-o", "--output", metavar="FILE", help="The page.  [default: report.html in the run's folder]")
-@click.option("--output-dir", metavar="DIR", default="local_outputs", show_default=True, help="Where runs are.")
+@click.option("--output-dir", metavar="DIR", default=OUTPUT_DIR, show_default=True, help="Where runs are.")
 def report_command(run: str, output: str | None, output_dir: str) -> None:
     """Write RUN, a run on this machine, as one page of HTML that opens offline.
 

@@ -15,6 +15,7 @@ from torchx_kfp.cli.display.output import this_command
 from torchx_kfp.cli.duration import Duration
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
     from torchx_kfp.cli.display.watch import Shown
@@ -29,7 +30,7 @@ KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its man
 @click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
 @click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
 @click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
-@click.option("--output-dir", metavar="DIR", help="Where the run's logs and outputs go.  [default: local_outputs]")
+@click.option("--output-dir", metavar="DIR", help=f"Where the run's logs and outputs go.  [default: {OUTPUT_DIR}]")
 @click.option(
     "--parallelism",
     metavar="N",
@@ -97,7 +98,7 @@ def run_command(
     """
     from torchx_kfp.cli.display.summary import summarize
     from torchx_kfp.cli.pipelines import load_target, split_words
-    from torchx_kfp.local import OUTPUT_DIR, load_pipeline, parse_arguments, resume, run
+    from torchx_kfp.local import load_pipeline, parse_arguments, resume, run
     from torchx_kfp.local.platform.secrets import parse_given
     from torchx_kfp.runs.history import find_run, read_run
 

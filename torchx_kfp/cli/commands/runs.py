@@ -10,6 +10,7 @@ import click
 
 from torchx_kfp.cli.display.output import print_json, print_message, terminal_width
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.text import duration
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 output_dir_option: Callable[[Any], Any] = click.option(
     "--output-dir",
     metavar="DIR",
-    default="local_outputs",
+    default=OUTPUT_DIR,
     show_default=True,
     help="The folder that 'run' was given.",
 )

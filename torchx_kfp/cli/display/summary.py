@@ -13,6 +13,7 @@ from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.cli.display.watch import for_stderr
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.runs.result import RunResult, StageResult, State, describe_failure
 from torchx_kfp.text import counted, duration, listed
 
@@ -33,8 +34,6 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
     Raises:
         StageFailedError: a stage failed.
     """
-    from torchx_kfp.local.runner import OUTPUT_DIR
-
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as ending:

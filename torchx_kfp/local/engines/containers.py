@@ -17,7 +17,8 @@ from torchx_kfp.local.engines.mounts import (
     source_of,
     tracker_bases,
 )
-from torchx_kfp.local.platform.kubernetes import memory_folders, pod_user, shared_memory, temporary_folders
+from torchx_kfp.local.platform.settings import pod_user
+from torchx_kfp.local.platform.volumes import memory_folders, shared_memory, temporary_folders
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.pipeline.placeholders import Facts
 from torchx_kfp.pipeline.resources import NO_LIMITS, Limits, read_limits

@@ -1,4 +1,4 @@
-"""Stages as containers of an engine that speaks Docker's API: Docker itself, or Podman's service."""
+"""An engine that speaks Docker's API, Docker itself or Podman's service: finding it, its images, and its containers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchx_kfp.errors import ContainerEngineError
 from torchx_kfp.local.engines.beneath import make_folder
-from torchx_kfp.local.engines.docker_stage import ContainerStage, explain
-from torchx_kfp.local.engines.engine import RunningStage, StartError
+from torchx_kfp.local.engines.engine import StartError
 from torchx_kfp.local.engines.mounts import share
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ _CONNECTIONS = 64
 _NVIDIA_DEVICE = "/dev/nvidiactl"
 
 
-class DockerEngine:
-    """Runs the attempts of one run. ``close`` removes what is left of it."""
+class Host:
+    """The machine that runs the containers of one run. ``close`` removes what is left of them."""
 
     def __init__(self, client: APIClient, run_id: str) -> None:
         self.client = client
@@ -50,10 +49,6 @@ class DockerEngine:
         self.has_gpus = has_gpus(client)
         self._images = _Images(client)
 
-    def start(self, attempt: Attempt) -> RunningStage:
-        """The attempt's container, which ``wait`` makes and starts: images may have to be fetched."""
-        return ContainerStage(self, attempt)
-
     def image_id(self, image: str) -> str:
         """The id of the image that has this name now: one that is built again under it has another."""
         from docker.errors import DockerException
@@ -63,13 +58,13 @@ class DockerEngine:
         except (DockerException, OSError, KeyError):
             return ""
 
-    def provide_image(self, stage: ContainerStage, image: str, policy: str) -> dict[str, Any]:
+    def provide_image(self, puller: Puller, image: str, policy: str) -> dict[str, Any]:
         """What the engine says of the image, which is fetched if it is not there.
 
         Raises:
             StartError: it cannot be had, or the stage was ended meanwhile.
         """
-        return self._images.provide(stage, image, policy)
+        return self._images.provide(puller, image, policy)
 
     def share_folders(self, attempt: Attempt, image_user: str) -> None:
         """Lets the container's user and this process's write beside each other, where these are not both root.
@@ -104,6 +99,16 @@ class DockerEngine:
             self.client.close()
 
 
+class Puller(Protocol):
+    """Somebody who needs an image: a stage, while its container is being made."""
+
+    def say(self, line: str) -> None:
+        """Write a line into the stage's log."""
+
+    def wait_for(self, future: Future[None]) -> None:
+        """Wait until it is done, and raise its exception; StartError if the stage is ended before."""
+
+
 class _Images:
     """Images are fetched once, however many stages wait for one."""
 
@@ -112,7 +117,7 @@ class _Images:
         self._lock = threading.Lock()
         self._pulls: dict[str, Future[None]] = {}
 
-    def provide(self, stage: ContainerStage, image: str, policy: str) -> dict[str, Any]:
+    def provide(self, puller: Puller, image: str, policy: str) -> dict[str, Any]:
         from docker.errors import APIError, ImageNotFound
 
         found = None
@@ -125,7 +130,7 @@ class _Images:
             )
         if policy == "Always" or found is None:
             try:
-                self._pull(stage, image)
+                self._pull(puller, image)
                 found = self._inspect(image)
             except (APIError, _PullError) as error:
                 raise StartError(
@@ -139,16 +144,16 @@ class _Images:
         answer: dict[str, Any] = self._client.inspect_image(image)
         return answer
 
-    def _pull(self, stage: ContainerStage, image: str) -> None:
+    def _pull(self, puller: Puller, image: str) -> None:
         with self._lock:
             pull = self._pulls.get(image)
             is_done = pull is not None and pull.done() and pull.exception() is None
             if not is_done:
-                stage.say(f"Pulling the image {image}.")
+                puller.say(f"Pulling the image {image}.")
             if pull is None or (pull.done() and not is_done):
                 pull = self._pulls[image] = Future()
                 threading.Thread(target=self._fetch, args=(image, pull), name=f"pull {image}", daemon=True).start()
-        stage.wait_for(pull)
+        puller.wait_for(pull)
 
     def _fetch(self, image: str, pull: Future[None]) -> None:
         from docker.utils import parse_repository_tag
@@ -167,6 +172,12 @@ class _Images:
 
 class _PullError(Exception):
     """The engine's reason."""
+
+
+def explain(error: Exception) -> str:
+    """What the engine says."""
+    text = str(getattr(error, "explanation", None) or error).strip().rstrip(".")
+    return " ".join(text.split())
 
 
 def connect() -> APIClient:

@@ -1,4 +1,4 @@
-"""One container: from its image to its removal."""
+"""Stages as containers: one container from its image to its removal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.local.engines.beneath import UnfitFileError
-from torchx_kfp.local.engines.engine import StartError
+from torchx_kfp.local.engines.docker import Host, explain
+from torchx_kfp.local.engines.engine import RunningStage, StartError
 from torchx_kfp.runs.result import describe_exit
 
 if TYPE_CHECKING:
     from torchx_kfp.local.engines.attempt import Attempt
     from torchx_kfp.local.engines.containers import ContainerPlan
-    from torchx_kfp.local.engines.docker import DockerEngine
 
 # Docker and Podman call it so where it is not installed.
 _INITS = ("docker-init", "catatonit", "container-init")
@@ -28,13 +28,21 @@ _NEEDS = "an image needs sh, env and mkdir, and what the application calls"
 _LEAST_MEMORY = 6 * 1024**2
 
 
+class DockerEngine(Host):
+    """Runs attempts as containers."""
+
+    def start(self, attempt: Attempt) -> RunningStage:
+        """Return the attempt's container, which ``wait`` makes and starts: its image may have to be pulled."""
+        return ContainerStage(self, attempt)
+
+
 class ContainerStage:
     """A container that ``wait`` makes, starts, and removes when it has ended. ``pipe`` gives its output."""
 
-    def __init__(self, engine: DockerEngine, attempt: Attempt) -> None:
+    def __init__(self, host: Host, attempt: Attempt) -> None:
         assert attempt.container is not None
-        self._engine = engine
-        self._client = engine.client
+        self._host = host
+        self._client = host.client
         self._attempt = attempt
         self._plan: ContainerPlan = attempt.container
         self.pipe, self._write_end = os.pipe()
@@ -56,8 +64,8 @@ class ContainerStage:
 
         identifier = None
         try:
-            image = self._engine.provide_image(self, self._plan.image, self._plan.pull)
-            self._engine.share_folders(self._attempt, (image.get("Config") or {}).get("User") or "")
+            image = self._host.provide_image(self, self._plan.image, self._plan.pull)
+            self._host.share_folders(self._attempt, (image.get("Config") or {}).get("User") or "")
             identifier = self._launch()
             return self._follow(identifier)
         except UnfitFileError as error:
@@ -107,12 +115,12 @@ class ContainerStage:
         from docker.errors import APIError
 
         while True:
-            has_init = self._engine.has_init
+            has_init = self._host.has_init
             try:
                 return self._start(has_init)
             except APIError as error:
                 if has_init and any(name in str(error) for name in _INITS):
-                    self._engine.has_init = False
+                    self._host.has_init = False
                     continue
                 code = _shell_code(error)
                 why = f"{explain(error)}; {_NEEDS}" if code == _NOT_FOUND else explain(error)
@@ -126,7 +134,7 @@ class ContainerStage:
             command=list(plan.args) or None,
             environment=dict(plan.environ),
             user=plan.user,
-            labels=self._engine.labels(self._attempt),
+            labels=self._host.labels(self._attempt),
             host_config=self._host_config(has_init),
         )["Id"]
         try:
@@ -166,12 +174,12 @@ class ContainerStage:
         plan, limits = self._plan, self._plan.limits
         options: dict[str, Any] = {}
         if limits.cpus:
-            cpus = min(limits.cpus, self._engine.cpus) if self._engine.cpus else limits.cpus
+            cpus = min(limits.cpus, self._host.cpus) if self._host.cpus else limits.cpus
             options["nano_cpus"] = int(cpus * 10**9)
         if limits.memory:
             # The same with swap: Kubernetes has none.
             options["mem_limit"] = options["memswap_limit"] = max(limits.memory, _LEAST_MEMORY)
-        if limits.accelerators and self._engine.has_gpus:
+        if limits.accelerators and self._host.has_gpus:
             options["device_requests"] = [DeviceRequest(count=limits.accelerators, capabilities=[["gpu"]])]
         mounts = [Mount(mount.target, mount.source, type="bind", read_only=mount.read_only) for mount in plan.mounts]
         mounts += [
@@ -222,12 +230,6 @@ class ContainerStage:
         # What is left here the engine removes when the run has ended.
         with contextlib.suppress(DockerException, OSError):
             self._client.remove_container(identifier, force=True, v=True)
-
-
-def explain(error: Exception) -> str:
-    """What the engine says."""
-    text = str(getattr(error, "explanation", None) or error).strip().rstrip(".")
-    return " ".join(text.split())
 
 
 def _ended() -> StartError:

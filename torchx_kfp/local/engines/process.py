@@ -27,7 +27,7 @@ from pathlib import Path
 
 from torchx_kfp.local.engines.environment import RUN_MARK
 from torchx_kfp.pipeline.commands import fill_in
-from torchx_kfp.pipeline.conditions import starting
+from torchx_kfp.pipeline.evaluator import starting
 from torchx_kfp.runs.result import describe_exit
 
 # Seconds for which killing is repeated, for processes that were being started meanwhile. One that was killed needs the

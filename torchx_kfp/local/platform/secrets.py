@@ -1,21 +1,47 @@
-"""Kubernetes secrets and config maps that the user gives: a folder, a file of variables, or a manifest."""
+"""Kubernetes secrets and config maps: those that the user gives, and the stages that take them.
+
+A stage has their keys as variables or as files. The user gives a folder, a file of variables, or a manifest; variables
+may also be set in the environment of the run.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.pipeline.spec import Component
+from torchx_kfp.text import did_you_mean, joined
 
 _MANIFESTS = (".yaml", ".yml", ".json")
-_KINDS = ("Secret", "ConfigMap")
+_MANIFEST_KINDS = ("Secret", "ConfigMap")
+
+#: Settings of the platform spec that mount one as files.
+FILES = ("secretAsVolume", "configMapAsVolume")
+#: Settings that make variables of one: what it is called, and the option that gives it.
+VARIABLES = {"secretAsEnv": ("secret", "--secret"), "configMapAsEnv": ("config map", "--config-map")}
+_KINDS = {"secret": "secret", "configMap": "config map"}
 
 #: Keys of secrets, or of config maps, by their names.
 Given = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class GivenKeys:
+    """The secrets and config maps that the user gives."""
+
+    secrets: Given = field(default_factory=dict)
+    config_maps: Given = field(default_factory=dict)
+
+    def of(self, setting: str) -> Given:
+        """Those that a setting of the platform spec takes its values from."""
+        return self.secrets if setting.startswith("secret") else self.config_maps
 
 
 def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
@@ -78,7 +104,7 @@ def _lines(path: Path, text: str, option: str) -> dict[str, str]:
 def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
     try:
         manifest: Any = yaml.safe_load(text)
-        if manifest["kind"] not in _KINDS:
+        if manifest["kind"] not in _MANIFEST_KINDS:
             raise ValueError(f"its kind is {manifest['kind']}")
         data = manifest.get("data") or {}
         if manifest["kind"] == "Secret":
@@ -91,3 +117,109 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
             f"{option}: {str(path)!r} is no manifest of a Secret or ConfigMap{reason}. Take what `kubectl get secret "
             "NAME -o yaml` prints."
         ) from None
+
+
+def verify_given(
+    components: Iterable[Component], given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Raises ArgumentError if nobody takes a secret or config map that is given, or if it lacks a key that is taken."""
+    taken: dict[str, set[str]] = {"secret": set(), "configMap": set()}
+    for component in components:
+        for setting in (*VARIABLES, *FILES):
+            kind = "secret" if setting.startswith("secret") else "configMap"
+            for item in component.platform.get(setting) or ():
+                name = name_of(item, inputs)
+                taken[kind].add(name)
+                keys = given.of(setting).get(name)
+                wanted = [
+                    pair.get("secretKey") or pair.get("configMapKey")
+                    for pair in item.get("keyToEnv") or ()
+                    if pair["envVar"] not in environ
+                ]
+                missing = [key for key in wanted if keys is not None and key not in keys]
+                if missing and not item.get("optional"):
+                    raise ArgumentError(
+                        f"The {_KINDS[kind]} {name!r} as it is given lacks {joined(missing)}; it has: "
+                        f"{', '.join(sorted(keys or ())) or 'nothing'}."
+                    )
+    for kind, there in taken.items():
+        for name in given.of(kind):
+            # A name may be an input that is known while the pipeline runs.
+            if name not in there and "" not in there:
+                names = ", ".join(sorted(there)) or "none"
+                raise ArgumentError(
+                    f"No stage takes the {_KINDS[kind]} {name!r}.{did_you_mean(name, there)} Taken are: {names}."
+                )
+
+
+def variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the stage takes from secrets and config maps, as they are in this environment."""
+    items = [item for key in VARIABLES for item in platform.get(key) or ()]
+    names = [pair["envVar"] for item in items for pair in item.get("keyToEnv") or ()]
+    return {name: environ[name] for name in names if name in environ}
+
+
+def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that the stage takes from secrets and config maps that the user gives.
+
+    ``inputs`` are those of the scope: the name of a secret may be one of them.
+    """
+    values = {}
+    for setting in VARIABLES:
+        for item in component.platform.get(setting) or ():
+            keys = given.of(setting).get(name_of(item, inputs), {})
+            for pair in item.get("keyToEnv") or ():
+                key = pair.get("secretKey") or pair.get("configMapKey")
+                if key in keys:
+                    values[pair["envVar"]] = keys[key]
+    return values
+
+
+def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """Secrets and config maps that the user gives, by the paths at which the stage has them as files."""
+    return {
+        os.path.normpath(mount.get("mountPath", "")): given.of(key)[name]
+        for key in FILES
+        for mount in component.platform.get(key) or ()
+        if (name := name_of(mount, inputs)) in given.of(key)
+    }
+
+
+def missing_variables(
+    component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Variables of this component from secrets and config maps that nobody gives."""
+    there = {*environ, *given_values(component, given, inputs)}
+    for setting, (what, option) in VARIABLES.items():
+        for item in component.platform.get(setting) or ():
+            names = [pair["envVar"] for pair in item.get("keyToEnv") or ()]
+            missing = [name for name in names if name not in there]
+            if missing and not item.get("optional"):
+                name = name_of(item, inputs)
+                yield (
+                    f"the {what} {name!r} (set {' and '.join(missing)}, or give {option} {name or 'NAME'}=FILE with "
+                    f"{_keys(item, missing)})"
+                )
+
+
+def _keys(item: Mapping[str, Any], variables: list[str]) -> str:
+    keys = [
+        pair.get("secretKey") or pair.get("configMapKey")
+        for pair in item.get("keyToEnv") or ()
+        if pair["envVar"] in variables
+    ]
+    return f"the key{'' if len(keys) == 1 else 's'} {' and '.join(map(str, keys))}"
+
+
+def name_of(item: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """Return the name of a secret, config map or volume: a constant, or an input of the scope."""
+    for key in ("secretName", "configMapName", "constant", "volumeName"):
+        if item.get(key):
+            return str(item[key])
+    for key in ("secretNameParameter", "configMapNameParameter", "pvcNameParameter"):
+        source = item.get(key) or {}
+        if "constant" in (source.get("runtimeValue") or {}):
+            return str(source["runtimeValue"]["constant"])
+        if name := source.get("componentInputParameter"):
+            return str(inputs.get(name, ""))
+    return ""

@@ -16,14 +16,8 @@ from torchx_kfp.local.engines.containers import MADE, NO_CONTAINERS, Containers
 from torchx_kfp.local.engines.engine import Engine, Processes
 from torchx_kfp.local.engines.environment import RUN_MARK, stage_mark
 from torchx_kfp.local.options import RunOptions
-from torchx_kfp.local.platform.kubernetes import (
-    GivenKeys,
-    field_values,
-    given_files,
-    given_values,
-    time_limit,
-    variables,
-)
+from torchx_kfp.local.platform.secrets import GivenKeys, given_files, given_values, variables
+from torchx_kfp.local.platform.settings import field_values, time_limit
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.local.stage.packages import local_state
 from torchx_kfp.local.stage.transfer import with_copies

@@ -1,0 +1,118 @@
+"""Volumes of a pipeline's stages, and what they are on this machine.
+
+A process finds a volume where a folder of that path exists. A container gets new folders for empty directories and
+temporary volumes, and what the user mounts at the path of any other. Volume claims are neither made nor deleted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torchx_kfp.local.platform.secrets import FILES, GivenKeys, given_files, name_of
+from torchx_kfp.pipeline.names import plain
+from torchx_kfp.pipeline.resources import parse_quantity
+from torchx_kfp.pipeline.spec import Component
+
+#: Settings of the platform spec that mount a volume, and what that is called.
+VOLUMES = {
+    "pvcMount": "the volume claim",
+    "secretAsVolume": "the secret",
+    "configMapAsVolume": "the config map",
+    "emptyDirMounts": "an empty directory",
+    "genericEphemeralVolume": "a temporary volume",
+}
+#: What containers get a new folder for.
+_TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
+_SHM = "/dev/shm"
+# kfp-kubernetes has tasks that are no containers, with images of these names.
+_MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
+
+
+def volume_task(component: Component) -> str | None:
+    """What a task does that is no container: ``makes`` or ``deletes`` a volume claim; None for all others."""
+    image = component.container.image if component.container is not None else ""
+    if image.startswith(_MAKES_VOLUME):
+        return "makes"
+    return "deletes" if image.startswith(_DELETES_VOLUME) else None
+
+
+def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    """The name of the claim that the task would have made: its only output. It is not made."""
+    suffix = inputs.get("pvc_name_suffix") or ""
+    name = inputs.get("pvc_name") or f"{run_id}{suffix}"
+    return dict.fromkeys(component.outputs, name)
+
+
+def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
+    """Volumes that are empty at first: where they are mounted, by their names."""
+    volumes = [volume for key in _TEMPORARY for volume in platform.get(key) or () if not _is_memory(volume)]
+    return {
+        plain(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
+        for index, volume in enumerate(volumes)
+    }
+
+
+def memory_folders(platform: Mapping[str, Any]) -> dict[str, int | None]:
+    """Empty directories in memory: their sizes in bytes, by where they are mounted. None: no limit."""
+    return {
+        path: math.ceil(parse_quantity(volume["sizeLimit"])) if volume.get("sizeLimit") else None
+        for volume in platform.get("emptyDirMounts") or ()
+        if _is_memory(volume) and (path := os.path.normpath(volume["mountPath"])) != _SHM
+    }
+
+
+def shared_memory(platform: Mapping[str, Any]) -> int | None:
+    """The size of ``/dev/shm`` in bytes; None where the pipeline does not care."""
+    volumes = platform.get("emptyDirMounts") or ()
+    sizes = [volume.get("sizeLimit") for volume in volumes if os.path.normpath(volume["mountPath"]) == _SHM]
+    if shared := platform.get("enabledSharedMemory"):
+        sizes.append(shared.get("size"))
+    if not sizes:
+        return None
+    # Kubernetes refuses a pod with two volumes at one path, so that there is one size. Without a size it takes half of
+    # the node's memory.
+    size = sizes[-1]
+    return math.ceil(parse_quantity(size)) if size else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def missing_folders(component: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
+    """Volumes of this component that a process does not find: there is no directory where they are mounted."""
+    for key, mount in _mounts(component):
+        path = mount.get("mountPath", "")
+        if not os.path.isdir(path):
+            yield f"{_volume(key, mount, inputs)} (make the directory {path}, or use --docker)"
+
+
+def missing_mounts(
+    component: Component, given: GivenKeys, inputs: Mapping[str, Any], mounted: Collection[str]
+) -> Iterator[str]:
+    """Volumes of this component that a container does not find, unless the user mounts something there.
+
+    ``mounted``: the paths that the user mounts something at.
+    """
+    files = given_files(component, given, inputs)
+    for key, mount in _mounts(component):
+        path = os.path.normpath(mount.get("mountPath", ""))
+        if key not in _TEMPORARY and path not in mounted and path not in files:
+            option = "--config-map" if key == "configMapAsVolume" else "--secret"
+            give = f", or give {option} {name_of(mount, inputs) or 'NAME'}=FILE" if key in FILES else ""
+            yield f"{_volume(key, mount, inputs)} (give --mount FOLDER:{path}{give})"
+
+
+def _mounts(component: Component) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for key in VOLUMES:
+        for mount in component.platform.get(key) or ():
+            if not mount.get("optional"):
+                yield key, mount
+
+
+def _volume(key: str, mount: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    name = name_of(mount, inputs)
+    return f"{VOLUMES[key]} {name!r}" if name else VOLUMES[key]
+
+
+def _is_memory(volume: Mapping[str, Any]) -> bool:
+    return volume.get("medium") == "Memory"
