@@ -31,7 +31,7 @@ from torchx_kfp.local.platform.settings import has_workspace
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.local.stage.logs import LogPump
-from torchx_kfp.local.stage.prepare import Settings
+from torchx_kfp.local.stage.prepare import RunContext
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.artifacts import is_artifact
 from torchx_kfp.pipeline.findings import Finding
@@ -209,7 +209,7 @@ def _execute(
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if options.python_path:
         environ["PYTHONPATH"] = options.python_path
-    settings = Settings(
+    context = RunContext(
         run_id=run_id,
         folder=folder,
         environ=stage_environment(folder, run_id, environ),
@@ -230,7 +230,7 @@ def _execute(
     memory = Memory(run_id, earlier.finished if earlier else {}, cache)
     started = time.monotonic()
     with LogPump(watch) as pump:
-        scheduler = Scheduler(pipeline, settings, pump, listener, memory, earlier.attempts if earlier else {})
+        scheduler = Scheduler(pipeline, context, pump, listener, memory, earlier.attempts if earlier else {})
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
                 listener(

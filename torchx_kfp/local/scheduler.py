@@ -30,7 +30,7 @@ from torchx_kfp.local.scopes import (
     with_defaults,
 )
 from torchx_kfp.local.stage.logs import LogPump
-from torchx_kfp.local.stage.prepare import Settings
+from torchx_kfp.local.stage.prepare import RunContext
 from torchx_kfp.local.stages import Happening, Stages
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.conditions import holds
@@ -71,7 +71,7 @@ class Scheduler:
     def __init__(
         self,
         pipeline: Pipeline,
-        settings: Settings,
+        context: RunContext,
         pump: LogPump,
         listener: Listener,
         memory: Memory,
@@ -79,8 +79,8 @@ class Scheduler:
     ) -> None:
         """``earlier`` are attempts at stages, by their names, before the run was resumed."""
         self._pipeline = pipeline
-        self._settings = settings
-        self._options = options = settings.options
+        self._context = context
+        self._options = options = context.options
         self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
         self._listener = listener
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
@@ -101,7 +101,7 @@ class Scheduler:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_order = itertools.count()
         self._stages = Stages(
-            settings, pump, listener, memory, earlier, self._happenings, later=self._later, ended=self._finish
+            context, pump, listener, memory, earlier, self._happenings, later=self._later, ended=self._finish
         )
 
     def run(self, arguments: Mapping[str, Any]) -> Scope:
@@ -228,7 +228,7 @@ class Scheduler:
             self._pass_over(node, State.SKIPPED, f"was skipped: KFP runs {rival!r} in its place")
             return
         try:
-            node.inputs = task_inputs(node, self._settings.constants)
+            node.inputs = task_inputs(node, self._context.constants)
             if node.task.condition is not None and not self._holds(node):
                 self._pass_over(node, State.SKIPPED, "was skipped: its condition is false")
                 return
@@ -248,7 +248,7 @@ class Scheduler:
         elif node.component.importer is not None:
             self._import(node, node.component.importer)
         elif volume_task(node.component):
-            self._made(node, outputs=volume_outputs(node.component, node.inputs, self._settings.run_id))
+            self._made(node, outputs=volume_outputs(node.component, node.inputs, self._context.run_id))
         else:
             self._stages.add(node)
 
@@ -261,7 +261,7 @@ class Scheduler:
     def _import(self, node: Node, importer: Importer) -> None:
         """The artifact is there already: nothing is run."""
         try:
-            workspace = self._settings.constants["workspace_path"]
+            workspace = self._context.constants["workspace_path"]
             names = node.component.artifact_outputs
             artifacts = {name: import_artifact(name, importer, node.inputs, workspace) for name in names}
         except ValueError as error:

@@ -22,8 +22,8 @@ from torchx_kfp.pipeline.spec import (
     FromInput,
     FromTask,
     Importer,
+    Origin,
     Pipeline,
-    Source,
     Task,
 )
 from torchx_kfp.pipeline.values import convert
@@ -318,7 +318,7 @@ def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool
     return task.is_group and _is_collected(pipeline.component_of(task), inner, pipeline)
 
 
-def _lookup(source: Source, node: Node, constants: Mapping[str, str]) -> Any:
+def _lookup(source: Origin, node: Node, constants: Mapping[str, str]) -> Any:
     if isinstance(source, FromInput):
         if source.name not in node.scope.inputs:
             raise _Unset(f"{source.name!r} was not set")

@@ -18,7 +18,7 @@ from torchx_kfp.local.engines.engine import Processes
 from torchx_kfp.local.scopes import Node
 from torchx_kfp.local.stage.execution import Execution, Outcome
 from torchx_kfp.local.stage.logs import LogPump
-from torchx_kfp.local.stage.prepare import Preparation, Settings
+from torchx_kfp.local.stage.prepare import Preparation, RunContext
 from torchx_kfp.pipeline.names import PodNames, is_execution
 from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import StageResult, State
@@ -81,7 +81,7 @@ class Stages:
     """Runs stages as there is room for them, and says how they end.
 
     Args:
-        settings: of the run.
+        context: of the run.
         pump: reads their output.
         listener: gets their events.
         memory: knows which need not run.
@@ -93,7 +93,7 @@ class Stages:
 
     def __init__(
         self,
-        settings: Settings,
+        context: RunContext,
         pump: LogPump,
         listener: Listener,
         memory: Memory,
@@ -102,7 +102,7 @@ class Stages:
         later: Later,
         ended: Ended,
     ) -> None:
-        self._settings = settings
+        self._context = context
         self._pump = pump
         self._listener = listener
         self._memory = memory
@@ -110,7 +110,7 @@ class Stages:
         self._later = later
         self._ended = ended
         self._processes = Processes()
-        self._code = CodeFiles(Path(settings.options.directory))
+        self._code = CodeFiles(Path(context.options.directory))
         self._pod_names = PodNames({event.pod_name: name for name, events in earlier.items() for event in events})
         self._attempts = Counter({name: len(events) for name, events in earlier.items()})
         self._startable: deque[_Stage] = deque()
@@ -177,13 +177,13 @@ class Stages:
 
     def start_next(self) -> bool:
         """Starts the next stage, or finds that it need not run; False where there is none, or no room."""
-        if not self._startable or len(self._running) >= self._settings.options.parallelism:
+        if not self._startable or len(self._running) >= self._context.options.parallelism:
             return False
         stage = self._startable.popleft()
         node = stage.node
         try:
             pod_name = self._pod_names.make(node.name, self._attempts[node.name] + 1)
-            prepared = Preparation(node, self._settings, pod_name)
+            prepared = Preparation(node, self._context, pod_name)
             stage.key = input_key(prepared.inputs)
             stage.cache_key = prepared.cache_key(self._code) if self._memory.has_cache else ""
         except Exception as error:
@@ -229,9 +229,9 @@ class Stages:
         self._startable = deque(stage for stage in self._startable if spared(stage.node))
         ending = {execution for execution, stage in self._running.items() if not spared(stage.node)}
         for execution in ending:
-            execution.terminate(self._settings.options.grace)
+            execution.terminate(self._context.options.grace)
         canceled = []
-        for seconds, until_signal in ((self._settings.options.grace, True), (_LEAVE, False)):
+        for seconds, until_signal in ((self._context.options.grace, True), (_LEAVE, False)):
             for stage in self._ends(ending, seconds, until_signal=until_signal):
                 canceled.append(self._canceled(stage, reason))
             for execution in ending:
@@ -311,9 +311,9 @@ class Stages:
             return
         stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
         stage.tracker_base, stage.inputs = attempt.tracker_base, attempt.inputs
-        engine = self._settings.engine if attempt.container is not None else self._processes
+        engine = self._context.engine if attempt.container is not None else self._processes
         execution = Execution(
-            attempt, engine, self._pump, lambda *end: self._happenings.put(end), self._settings.options.grace
+            attempt, engine, self._pump, lambda *end: self._happenings.put(end), self._context.options.grace
         )
         # First: a runner that is killed now has told of the attempt's folder.
         self._listener(

@@ -17,10 +17,10 @@ LATEST = "latest"
 
 def make_run_name(pipeline: str) -> str:
     """A run id that says what and when: ``<pipeline>-<date>-<time>-<6 hexadecimal digits>``."""
-    return f"{plain(pipeline)[:_LONGEST]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return f"{safe_name(pipeline)[:_LONGEST]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def plain(text: str) -> str:
+def safe_name(text: str) -> str:
     """The text in the characters that tracker keys and file names take everywhere: A-Z a-z 0-9 . -"""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
 
@@ -64,9 +64,9 @@ class PodNames:
         return f"{self._stage_part(stage)}-{attempt - 1}"
 
     def _stage_part(self, stage: str) -> str:
-        name = plain(stage)
+        name = safe_name(stage)
         # train[2] and train-2 would share a name: the one that comes second gets a hash, as long names do.
         while len(name) > _LONGEST or self._stages.setdefault(name, stage) != stage:
             digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
-            name = f"{plain(stage)[: _LONGEST - 9]}-{digest}"
+            name = f"{safe_name(stage)[: _LONGEST - 9]}-{digest}"
         return name

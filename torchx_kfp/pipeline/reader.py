@@ -18,12 +18,12 @@ from torchx_kfp.pipeline.spec import (
     FromTask,
     Importer,
     Loop,
+    Origin,
     Other,
     Parameter,
     Pipeline,
     Retry,
     Selector,
-    Source,
     Task,
 )
 
@@ -205,7 +205,7 @@ def _task(name: str, spec: dict[str, Any]) -> Task:
     )
 
 
-def _source(spec: dict[str, Any]) -> Source:
+def _source(spec: dict[str, Any]) -> Origin:
     selector = spec.get("parameterExpressionSelector") or ""
     if "constant" in (spec.get("runtimeValue") or {}):
         return Constant(spec["runtimeValue"]["constant"])
@@ -219,7 +219,7 @@ def _source(spec: dict[str, Any]) -> Source:
     return Other(next(iter(spec), "empty"))
 
 
-def _artifact_source(spec: dict[str, Any]) -> Source:
+def _artifact_source(spec: dict[str, Any]) -> Origin:
     if "componentInputArtifact" in spec:
         return FromInput(spec["componentInputArtifact"])
     if "taskOutputArtifact" in spec:

@@ -74,7 +74,7 @@ class Other:
     kind: str
 
 
-Source: TypeAlias = Constant | FromInput | FromTask | FinalStatus | Other
+Origin: TypeAlias = Constant | FromInput | FromTask | FinalStatus | Other
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Task:
     name: str
     display_name: str
     component: str
-    inputs: Mapping[str, Source] = field(default_factory=dict)
+    inputs: Mapping[str, Origin] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     condition: str | None = None
     #: Whether it runs whatever became of the tasks before it: ``ignore_upstream_failure``, and exit tasks.
@@ -122,7 +122,7 @@ class Task:
     loop: Loop | None = None
     retry: Retry | None = None
     #: Where its input artifacts come from.
-    artifacts: Mapping[str, Source] = field(default_factory=dict)
+    artifacts: Mapping[str, Origin] = field(default_factory=dict)
     #: Whether what an earlier run has made may be taken, and a key that the author has chosen for that.
     caches: bool = False
     cache_key: str = ""

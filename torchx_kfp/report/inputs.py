@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Source
+from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.protocol import TRACKER_BASE
 
@@ -56,7 +56,7 @@ def named(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
     return found
 
 
-def _names(inputs: Mapping[str, Source], tracked: bool) -> Names:
+def _names(inputs: Mapping[str, Origin], tracked: bool) -> Names:
     # KFP hands a field of an item into a group inside of the loop only where the item goes along.
     carried = {
         source.name for name, source in inputs.items() if name.startswith("inner_") and isinstance(source, FromInput)
@@ -74,7 +74,7 @@ def _names(inputs: Mapping[str, Source], tracked: bool) -> Names:
     return names
 
 
-def _origin(source: Source) -> tuple[str, str]:
+def _origin(source: Origin) -> tuple[str, str]:
     """The name that the adapter derives for this source, and the one to be shown."""
     if isinstance(source, FromTask):
         name = f"{source.task}_{source.output}"

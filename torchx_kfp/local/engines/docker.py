@@ -135,7 +135,7 @@ class _Images:
             except (APIError, _PullError) as error:
                 raise StartError(
                     f"could not be started: the image {image!r} "
-                    f"{'is not here and ' if found is None else ''}cannot be pulled: {explain(error)}. Build it, or "
+                    f"{'is not here and ' if found is None else ''}cannot be pulled: {reason_of(error)}. Build it, or "
                     "mend its name"
                 ) from None
         return found
@@ -174,7 +174,7 @@ class _PullError(Exception):
     """The engine's reason."""
 
 
-def explain(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What the engine says."""
     text = str(getattr(error, "explanation", None) or error).strip().rstrip(".")
     return " ".join(text.split())
@@ -196,7 +196,7 @@ def connect() -> APIClient:
                 version="auto", timeout=_TIMEOUT, max_pool_size=_CONNECTIONS, num_pools=_CONNECTIONS, **options
             )
         except (docker.errors.DockerException, OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or explain(error)
+            reason = getattr(error, "strerror", None) or reason_of(error)
             tried.append(f"- {where}: {reason}")
     raise ContainerEngineError(
         "Stages in containers need an engine that speaks Docker's API, and none answers. Tried:\n"

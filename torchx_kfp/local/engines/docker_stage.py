@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.local.engines.beneath import UnfitFileError
-from torchx_kfp.local.engines.docker import Host, explain
+from torchx_kfp.local.engines.docker import Host, reason_of
 from torchx_kfp.local.engines.engine import RunningStage, StartError
 from torchx_kfp.runs.result import describe_exit
 
@@ -72,7 +72,7 @@ class ContainerStage:
             raise StartError(f"could not be started: {error}") from None
         except (DockerException, OSError) as error:
             what = "could not be started" if identifier is None else "was lost"
-            raise StartError(f"{what}: the container engine says: {explain(error)}") from None
+            raise StartError(f"{what}: the container engine says: {reason_of(error)}") from None
         finally:
             os.close(self._write_end)
 
@@ -123,7 +123,7 @@ class ContainerStage:
                     self._host.has_init = False
                     continue
                 code = _shell_code(error)
-                why = f"{explain(error)}; {_NEEDS}" if code == _NOT_FOUND else explain(error)
+                why = f"{reason_of(error)}; {_NEEDS}" if code == _NOT_FOUND else reason_of(error)
                 raise StartError(f"could not be started in the image {self._plan.image!r}: {why}", code) from None
 
     def _start(self, has_init: bool) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.local.platform.secrets import FILES, GivenKeys, given_files, name_of
-from torchx_kfp.pipeline.names import plain
+from torchx_kfp.pipeline.names import safe_name
 from torchx_kfp.pipeline.resources import parse_quantity
 from torchx_kfp.pipeline.spec import Component
 
@@ -50,7 +50,7 @@ def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
     """Volumes that are empty at first: where they are mounted, by their names."""
     volumes = [volume for key in _TEMPORARY for volume in platform.get(key) or () if not _is_memory(volume)]
     return {
-        plain(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
+        safe_name(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
         for index, volume in enumerate(volumes)
     }
 

@@ -28,8 +28,8 @@ from torchx_kfp.protocol import IMAGE, POD_NAME
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What all stages of a run have in common; ``constants`` are placeholders."""
+class RunContext:
+    """The facts that all stages of a run share; ``constants`` are the values of placeholders."""
 
     run_id: str
     folder: Path
@@ -49,28 +49,28 @@ class Preparation:
         ValueError: the stage cannot be given an input.
     """
 
-    def __init__(self, node: Node, settings: Settings, pod_name: str) -> None:
+    def __init__(self, node: Node, context: RunContext, pod_name: str) -> None:
         """Derive it; nothing is made on the disk."""
         component = node.component
         container = component.container
         assert container is not None
         self._node = node
-        self._settings = settings
+        self._context = context
         self._pod_name = pod_name
-        self._folder = settings.folder / pod_name
-        self._in_container = node.name in settings.containers
+        self._folder = context.folder / pod_name
+        self._in_container = node.name in context.containers
         #: The values of all inputs, artifacts included.
         self.inputs = with_defaults(component, node.inputs)
-        self._variables = variables(component.platform, settings.environ)
-        self._keys = given_values(component, settings.given, node.scope.inputs)
-        self._secret_files = given_files(component, settings.given, node.scope.inputs)
+        self._variables = variables(component.platform, context.environ)
+        self._keys = given_values(component, context.given, node.scope.inputs)
+        self._secret_files = given_files(component, context.given, node.scope.inputs)
         words = (*container.command, *container.args)
         takes_all = parse_command(words) is not None
         placed, self._copies = with_copies(self.inputs, words, self._folder / "inputs", takes_all=takes_all)
         made = self._folder / MADE
         self._facts = facts = Facts(
             parameters=placed,
-            workspace=settings.constants["workspace_path"],
+            workspace=context.constants["workspace_path"],
             unset=frozenset((*component.inputs, *component.artifact_inputs)) - frozenset(placed),
             output_files={name: str(made / "outputs" / name) for name in component.outputs},
             output_artifacts={
@@ -98,17 +98,17 @@ class Preparation:
         environ = {**self._variables, **dict(container.env), **self._keys}
         surroundings: list[Any]
         if self._in_container:
-            image = self._settings.engine.image_id(self._image)
-            mounts = sorted(map(str, self._settings.containers.mounts))
+            image = self._context.engine.image_id(self._image)
+            mounts = sorted(map(str, self._context.containers.mounts))
             surroundings = ["container", image, mounts, self._secret_files]
         else:
             installed = [local_state(install) for install in self._python.installs] if self._python is not None else []
-            path = {**self._settings.environ, **environ}.get("PYTHONPATH", "")
+            path = {**self._context.environ, **environ}.get("PYTHONPATH", "")
             try:
                 files = code.of(fill_in(self._words), path)
             except TooManyFiles:
                 return ""
-            directory = self._settings.options.directory
+            directory = self._context.options.directory
             surroundings = ["process", directory, sys.prefix, sys.version, files, installed]
         return cache_key(task, component, self.inputs, environ=environ, surroundings=surroundings)
 
@@ -118,17 +118,17 @@ class Preparation:
         Raises:
             ValueError: a container cannot be given what the stage asks for.
         """
-        component, settings, facts = self._node.component, self._settings, self._facts
+        component, context, facts = self._node.component, self._context, self._facts
         container = component.container
         assert container is not None
-        fields = field_values(component, settings.run_id, self._pod_name, str(uuid.uuid4()))
+        fields = field_values(component, context.run_id, self._pod_name, str(uuid.uuid4()))
         pod = {**dict(container.env), **self._keys, **fields, POD_NAME: self._pod_name}
-        own = {RUN_MARK: stage_mark(settings.environ, settings.run_id, self._pod_name)}
+        own = {RUN_MARK: stage_mark(context.environ, context.run_id, self._pod_name)}
         plan, command, source = None, self._words, None
         installs: Sequence[Sequence[str]] = ()
         if self._in_container:
             # KFP's own command of a Python component does it all.
-            plan = settings.containers.plan(
+            plan = context.containers.plan(
                 component,
                 self._image,
                 (self._command, self._args),
@@ -149,9 +149,9 @@ class Preparation:
             stage=self._node.name,
             pod_name=self._pod_name,
             folder=self._folder,
-            directory=Path(settings.options.directory),
+            directory=Path(context.options.directory),
             command=command,
-            environ={**settings.environ, **pod, **own},
+            environ={**context.environ, **pod, **own},
             output_types=component.outputs,
             output_files=facts.output_files,
             artifacts=facts.output_artifacts,
