@@ -1,4 +1,4 @@
-"""What KFP's backend makes of a pipeline that its author may not expect: seen on KFP 2.17.0, or read in its source.
+"""Behaviour of KFP's backend that a pipeline's author may not expect: seen on KFP 2.17.0, or read in its source.
 
 The pipelines of ``tests/local/corpus`` were run there; ``docs/why/differences.md`` has the table.
 """
@@ -33,7 +33,7 @@ _UTF8 = (
 
 
 def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
-    """The findings about the pipeline as a whole."""
+    """Yield the findings about the pipeline as a whole."""
     if names := [name for name in pipeline.root.artifact_inputs if name not in pipeline.root.optional_artifacts]:
         yield Finding(
             Kind.FAILS,
@@ -44,7 +44,7 @@ def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
 
 
 def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
-    """The findings about the arguments of a run."""
+    """Yield the findings about the arguments of a run."""
     for name, value in arguments.items():
         place, text = f"the argument {name!r}", _as_text(value)
         if large := large_character(text):
@@ -54,7 +54,7 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:
-    """The findings about a task."""
+    """Yield the findings about a task."""
     task, component = place.task, place.component
 
     def finding(kind: Kind, text: str) -> Finding:
@@ -147,7 +147,7 @@ def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
 def _collected(
     pipeline: Pipeline, scope: Component, name: str, task_name: str, output: str, *, in_loop: bool = False
 ) -> Iterator[tuple[Kind, str]]:
-    """Follows what an input takes through nested pipelines, branches and loops to the stage that makes it."""
+    """Follow an input through nested pipelines, branches and loops to the stage that makes it."""
     task = scope.as_dag().tasks[task_name]
     component = pipeline.component_of(task)
     if component.dag is None:
@@ -176,7 +176,7 @@ def _collected(
 
 
 def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
-    """What runs whatever became of the tasks before it is an exit hook of each of these, and no task of the graph."""
+    """Find tasks that run even after failures: KFP runs them as exit hooks of the tasks before them."""
     tasks = place.scope.as_dag().tasks
     if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
         yield (
@@ -277,7 +277,7 @@ def _arrives(text: str) -> str:
 
 
 def _channels_left(text: str) -> Iterator[tuple[Kind, str]]:
-    """Channels that KFP's compiler has left in a text, as it does in variables and items of loops."""
+    """Find channels that KFP's compiler has left in a text, as it does in variables and items of loops."""
     if match := _CHANNEL.search(text):
         producer, name = match.groups()
         channel = f"{producer}.{name}" if producer else name

@@ -1,4 +1,4 @@
-"""What Argo and the kubelet make of text on its way to a stage.
+"""The changes that Argo and the kubelet make to text on its way to a stage.
 
 All that a stage is given is text of its pod: its command and variables, and its inputs, which KFP's launcher gets as
 an argument. The kubelet expands that (``torchx_kfp.backend.kubelet``), and Argo fills its own variables in.
@@ -22,7 +22,7 @@ _AROUND = 12
 
 
 def variables_of(component: Component) -> dict[str, str]:
-    """The variables that the pipeline sets in the component's container; what is known there alone is in ``<>``."""
+    """Return the variables of the component's container; values that only the cluster knows are in ``<>``."""
     values = dict(component.container.env) if component.container is not None else {}
     for setting in ("secretAsEnv", "configMapAsEnv"):
         for item in component.platform.get(setting) or ():
@@ -33,7 +33,7 @@ def variables_of(component: Component) -> dict[str, str]:
 
 
 def find_change(text: str, variables: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """The first piece of the text that is changed, with a little around it, and what arrives in its place.
+    """Return the first piece of a text that is changed, with some context, and what arrives in its place.
 
     Args:
         text: what the pipeline holds.
@@ -59,6 +59,6 @@ def _arriving(found: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def large_character(text: str) -> str:
-    """The first character above U+FFFF, as it is shown in a message; empty where there is none."""
+    """Return the first character above U+FFFF, as a message shows it; empty if there is none."""
     found = _LARGE.search(text)
     return f"{found.group()!r} (U+{ord(found.group()):X})" if found else ""

@@ -40,7 +40,7 @@ _LABEL = 428
 
 @dataclass(frozen=True)
 class Size:
-    """What a pipeline takes: how many stages run, and bytes.
+    """The size of a pipeline: the number of stages, and bytes.
 
     ``workflow`` is there when it starts, ``state`` comes on top until it ends. ``level`` is the description of the
     largest DAG, with ``tasks`` tasks. A loop whose items are known at run time only counts as one iteration.
@@ -54,12 +54,12 @@ class Size:
 
     @property
     def share(self) -> float:
-        """The part of Argo's limit that the run needs to its end."""
+        """The part of Argo's limit that the run needs by its end."""
         return (self.workflow + self.state) / LIMIT
 
 
 def describe(size: Size) -> list[str]:
-    """What is worth saying of a pipeline's size: nothing of one that takes less than half of what there is."""
+    """Describe a pipeline's size if it takes half of the limit or more; otherwise nothing."""
     said = []
     stages = f"{size.stages} stage{'s' if size.stages > 1 else ''}"
     if size.share > 1:
@@ -79,7 +79,7 @@ def describe(size: Size) -> list[str]:
 
 
 def measure(compiled: str) -> Size:
-    """The size of the workflow that KFP makes of a compiled pipeline, the text of a YAML file."""
+    """Measure the workflow that KFP makes from a compiled pipeline, given as the text of a YAML file."""
     documents = [document for document in yaml.load_all(compiled, _LOADER) if document]
     spec = documents[0]
     platform = (documents[1] if len(documents) > 1 else {}).get("platforms", {}).get("kubernetes", {})
@@ -118,7 +118,7 @@ class _Workflow:
         return Size(self._stages, workflow, self._state, level, tasks)
 
     def _runs(self, name: str) -> tuple[int, int]:
-        """How many stages of the component run, and the bytes of state that they leave."""
+        """Return how many stages of the component run, and the bytes of their state."""
         dag = self._components[name].get("dag")
         if dag is None:
             return 1, STATE
@@ -131,7 +131,7 @@ class _Workflow:
         return stages, state
 
     def _visit(self, name: str) -> None:
-        """Add the DAG of this name, and all that it leads to."""
+        """Add the DAG of this name, and everything that it leads to."""
         if f"components-{name}" in self._parameters:
             return
         component = self._components[name]
@@ -144,7 +144,7 @@ class _Workflow:
         self._templates.append(_template(name, inputs, made))
 
     def _tasks(self, name: str, task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The Argo tasks of a task."""
+        """Return the Argo tasks of a task."""
         component = self._components[task["componentRef"]["name"]]
         if "parameterIterator" in task or "artifactIterator" in task:
             yield from self._loop(name, task)
@@ -237,6 +237,6 @@ def _depends(task: Mapping[str, Any]) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON as Go writes it."""
+    """Return JSON as Go writes it."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")

@@ -1,4 +1,4 @@
-"""The tracker bases of a run: which its stages will have, and whether they take results, before anything is started."""
+"""The tracker bases of a run, which are checked before anything is started."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str
 
 
 def _lacks_credentials(error: BaseException | None) -> bool:
-    """Whether the store's driver found no credentials at all: botocore's and google-auth's words for it."""
+    """Tell whether the store's driver found no credentials at all, by the exceptions of botocore and google-auth."""
     while error is not None:
         if type(error).__name__ in ("NoCredentialsError", "DefaultCredentialsError"):
             return True
@@ -62,7 +62,7 @@ def _lacks_credentials(error: BaseException | None) -> bool:
 
 
 def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """The tracker bases of the pipeline's stages, as far as parameters and constants tell."""
+    """Return the tracker bases of the pipeline's stages that parameters and constants determine."""
     name = f"{protocol.TRACKER_BASE}="
     inputs: dict[str, Mapping[str, Any]] = {}
     for place in walk(pipeline):
@@ -76,7 +76,7 @@ def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[st
 
 
 def _known_inputs(task: Task, component: Component, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of the task that are known before the run; ``scope``: those of the pipeline around it."""
+    """Return the inputs of a task that are known before the run; ``scope`` has those of the pipeline around it."""
     known = {name: input.default for name, input in component.inputs.items() if input.has_default}
     constants = {}
     for name, source in task.inputs.items():

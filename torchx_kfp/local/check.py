@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline, found before anything is started: here, and on KFP's backend (``backend``)."""
+"""Problems of a pipeline that can be found before anything is started, on this machine and on KFP (``backend``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONGEST_NAME = 100
 
 
 def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
-    """Return everything that is worth knowing about a pipeline before it is started.
+    """Return all findings about a pipeline.
 
     Args:
         pipeline: the pipeline.
@@ -49,17 +49,17 @@ def check_pipeline(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> list[Finding]:
-    """Return what is worth knowing about the arguments of a run."""
+    """Return the findings about the arguments of a run."""
     return list(backend.of_arguments(arguments))
 
 
 def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments of a run that is given none."""
+    """Return the arguments of a run to which none are passed."""
     return {name: item.default for name, item in pipeline.root.inputs.items() if item.has_default}
 
 
 def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
-    """Return what is worth knowing about a pipeline that can run; the arguments are those of ``check_pipeline``.
+    """Return the findings about a pipeline that can run here; the arguments are those of ``check_pipeline``.
 
     Raises:
         UnsupportedPipelineError: it cannot run on this machine, or fails on KFP's backend.
@@ -76,7 +76,7 @@ def find_not_applied(
     containers: Containers = NO_CONTAINERS,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, ...]:
-    """What the pipeline asks of Kubernetes that has no effect on this machine, each kind named once."""
+    """Return the kinds of Kubernetes settings in the pipeline that have no effect on this machine."""
     with reading(f"The pipeline {pipeline.name!r}"):
         return tuple(sorted(_not_applied(pipeline, arguments or {}, given or GivenKeys(), containers, environ)))
 

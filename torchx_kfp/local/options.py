@@ -1,4 +1,4 @@
-"""The options of a run: what they are, what they may be, and how a resumed run has them again.
+"""The options of a run: their types, their checks, and how they are stored for a run that is resumed.
 
 A new option has its place in one of the keywords, with its type, and in ``RunOptions``, with its default.
 """
@@ -42,7 +42,7 @@ def default_parallelism() -> int:
 
 
 class ResumeKeywords(TypedDict, total=False):
-    """The options that a run may have others of when it is resumed: see ``RunOptions``. None is the default."""
+    """The options that may change when a run is resumed: see ``RunOptions``. None keeps the value or default."""
 
     parallelism: int | None
     cache: bool | None
@@ -54,7 +54,7 @@ class ResumeKeywords(TypedDict, total=False):
 
 
 class RunKeywords(ResumeKeywords, total=False):
-    """The options of a run: see ``RunOptions``. None is the default."""
+    """The options of a run: see ``RunOptions``. None means the default."""
 
     docker: bool | Collection[str] | None
     mounts: Sequence[str | Mount] | None
@@ -147,11 +147,11 @@ class RunOptions:
             ) from None
 
     def resumed(self, keywords: ResumeKeywords) -> RunOptions:
-        """Return these options with what the keywords of ``resume`` change; the exceptions are those of ``of``."""
+        """Return these options, changed by the keywords of ``resume``. It raises the same exceptions as ``of``."""
         return dataclasses.replace(self, **_converted(_known(keywords, ResumeKeywords)))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the options as ``run.json`` has them, from where ``of_record`` reads them."""
+        """Return the options as ``run.json`` stores them for ``of_record``."""
         return {**vars(self), "mounts": [str(mount) for mount in self.mounts]}
 
     def workspace_of(self, folder: str | os.PathLike[str]) -> str:
@@ -166,7 +166,7 @@ def _known(keywords: Any, kind: type[Any]) -> dict[str, Any]:
 
 
 def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are given, in the types that ``RunOptions`` has."""
+    """Return the options that are given, in the types that ``RunOptions`` has."""
     options = {name: value for name, value in given.items() if value is not None}
     for name in ("directory", "workspace"):
         if options.get(name):

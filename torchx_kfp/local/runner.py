@@ -1,4 +1,4 @@
-"""``run``: a compiled pipeline on this machine, its stages as processes or in containers."""
+"""``run`` and ``resume``: a compiled pipeline on this machine, with stages as processes or in containers."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _verify(arguments: Any, output_dir: Any) -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    """What a run was asked for; ``values`` are those of all parameters."""
+    """A request to run a pipeline; ``values`` are those of all parameters."""
 
     pipeline: Pipeline
     values: Mapping[str, Any]
@@ -193,7 +193,7 @@ class _Request:
 def _execute(
     asked: _Request, journal: Journal, watch: Watch, engine: DockerEngine | None, earlier: RunRecord | None = None
 ) -> RunResult:
-    """Run the pipeline in the journal's folder; ``earlier`` is what has happened there before."""
+    """Run the pipeline in the journal's folder; ``earlier`` is the run so far if it is resumed."""
     pipeline, options, folder, run_id = asked.pipeline, asked.options, journal.folder, journal.folder.name
     containers = dataclasses.replace(asked.containers, has_gpus=engine is not None and engine.has_gpus)
     workspace = options.workspace_of(folder)
@@ -273,7 +273,7 @@ def _execute(
 
 @contextlib.contextmanager
 def _engine(containers: Containers, run_id: str) -> Iterator[DockerEngine | None]:
-    """What runs the run's containers, if there are any; none is left in the end."""
+    """Connect to the engine for the run's containers, if it has any, and remove them in the end."""
     if not containers.names:
         yield None
         return

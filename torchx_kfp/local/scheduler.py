@@ -1,4 +1,4 @@
-"""Running the scopes of a pipeline: every task starts as soon as what it waits for has ended.
+"""Runs the scopes of a pipeline: a task starts as soon as the tasks before it have ended.
 
 One thread, the caller's, decides everything; processes and signals tell it what happened through a queue.
 """
@@ -62,7 +62,7 @@ class Interrupted(Exception):
 
 
 class _TimeIsOver(Exception):
-    """The run has taken as long as it may."""
+    """The time limit of the run is over."""
 
 
 class Scheduler:
@@ -77,7 +77,7 @@ class Scheduler:
         memory: Memory,
         earlier: Mapping[str, Sequence[StageStarted]],
     ) -> None:
-        """``earlier`` are attempts at stages, by their names, before the run was resumed."""
+        """Prepare a run; ``earlier`` are the attempts at stages, by their names, before the run was resumed."""
         self._pipeline = pipeline
         self._context = context
         self._options = options = context.options
@@ -105,7 +105,7 @@ class Scheduler:
         )
 
     def run(self, arguments: Mapping[str, Any]) -> Scope:
-        """Runs all tasks; the root's scope, in which they have ended.
+        """Run all tasks, and return the root's scope, in which they have ended.
 
         Raises:
             Interrupted: ``interrupt`` was called. No process of the run is left.
@@ -138,12 +138,12 @@ class Scheduler:
         return list(self._stages.results.values())
 
     def interrupt(self, number: int) -> None:
-        """Ends the run. May be called from a signal handler; a second call ends the processes at once."""
+        """End the run. A signal handler may call this; a second call kills the processes at once."""
         self._is_interrupted = True
         self._happenings.put(number)
 
     def _next(self) -> Happening | None:
-        """What happened next; None when it is time for a retry, or to see whether a signal has come."""
+        """Wait for what happens next; None when it is time for a retry, or to look for a signal."""
         timeout = min(_LOOK_UP, max(0.0, self._timers[0][0] - time.monotonic())) if self._timers else _LOOK_UP
         try:
             return self._happenings.get(timeout=timeout)
@@ -165,7 +165,7 @@ class Scheduler:
         raise _TimeIsOver
 
     def _end(self, reason: str, told: str) -> None:
-        """Ends all stages, and says which have not begun; ``told`` is what is said of those that have."""
+        """End all stages, and report those that have not begun; ``told`` describes those that have."""
         why = "the run was ended"
         self._listener(RunEnding(reason, self._options.grace))
         self._stages.cancel(told, f"was not run: {why}", why)
@@ -175,7 +175,7 @@ class Scheduler:
                     self._drop(node, why)
 
     def _drop(self, node: Node, why: str) -> None:
-        """Says of the node's stages that they do not run any more, but for those in scopes of their own."""
+        """Report that the node's stages do not run any more, except those in scopes of their own."""
         missing = [*self._stages_of(node)] if node in self._retrying or (not node.attempt and node.loop is None) else []
         if node.loop is not None:
             for index in range(node.loop.started, len(node.loop.items)):
@@ -184,7 +184,7 @@ class Scheduler:
             self._stages.drop(stage.name, stage.task.name, f"was not run: {why}", why)
 
     def _fail_fast(self, failed: Node) -> None:
-        """Ends what the failure of this stage makes useless; what runs after failures goes on, such as exit tasks."""
+        """End all stages after a failure, except those that run even after failures, such as exit tasks."""
         self._stopping = f"{failed.name} failed, which ends the run"
         self._listener(RunEnding(f"{failed.name} failed", self._options.grace))
         why = f"{failed.name} failed"
@@ -213,7 +213,7 @@ class Scheduler:
                 self._begin(self._ready.popleft())
 
     def _begin(self, node: Node) -> None:
-        """A task's upstream tasks have all ended."""
+        """Begin a task whose upstream tasks have all ended."""
         upstream = [] if node.task.runs_always else [node.scope.nodes[name] for name in node.task.depends_on]
         for state, what in _WITHOUT_OUTPUTS.items():
             for other in upstream:
@@ -253,13 +253,13 @@ class Scheduler:
             self._stages.add(node)
 
     def _enter(self, node: Node) -> None:
-        """The nested pipeline, or the branch, begins."""
+        """Begin a nested pipeline or a branch."""
         node.attempt += 1
         inputs = with_defaults(node.component, node.inputs)
         self._open(Scope(self._pipeline, node.component, inputs, node.scope.names.inside(node.task), node))
 
     def _import(self, node: Node, importer: Importer) -> None:
-        """The artifact is there already: nothing is run."""
+        """Finish an importer: its artifact exists, and nothing is run."""
         try:
             workspace = self._context.constants["workspace_path"]
             names = node.component.artifact_outputs
@@ -272,7 +272,7 @@ class Scheduler:
     def _made(
         self, node: Node, outputs: Mapping[str, Any] | None = None, artifacts: Mapping[str, Artifact] | None = None
     ) -> None:
-        """The task was done without a process."""
+        """Finish a task that needs no process."""
         result = StageResult(
             name=node.name,
             task=node.task.name,
@@ -318,7 +318,7 @@ class Scheduler:
             self._finish(node, State.FAILED if progress.failed else State.SUCCEEDED, outputs)
 
     def _close(self, scope: Scope) -> None:
-        """All tasks of the scope have ended."""
+        """Finish a scope whose tasks have all ended."""
         del self._scopes[scope]
         node = scope.owner
         if node is None:
@@ -349,7 +349,7 @@ class Scheduler:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
 
     def _finish(self, node: Node, state: State, outputs: Mapping[str, Any]) -> None:
-        """The task has ended, and those that wait for it may be next."""
+        """Record that a task has ended; those that wait for it may be next."""
         node.state = state
         node.outputs = outputs
         scope = node.scope
@@ -368,7 +368,7 @@ class Scheduler:
             self._over.append(scope)
 
     def _pass_over(self, node: Node, state: State, reason: str) -> None:
-        """The task does not run, nor does any stage inside of it."""
+        """Record that a task does not run, nor any stage inside it."""
         node.reason = reason
         ends = self._failure if state is State.NOT_RUN and self._stopping and not _runs_always(node) else None
         for stage in self._stages_of(node):
@@ -390,13 +390,13 @@ class Scheduler:
 
 
 def _runs_always(node: Node) -> bool:
-    """Whether the task runs whatever becomes of others, or is in one that does."""
+    """Tell whether the task, or one around it, runs even after failures."""
     owner = node.scope.owner
     return node.task.runs_always or (owner is not None and _runs_always(owner))
 
 
 def _may_be_retried(scope: Scope) -> bool:
-    """Whether a failure in the scope need not be one of the run: a nested pipeline around it is tried again."""
+    """Tell whether a nested pipeline around the scope is tried again, so that a failure need not be the run's."""
     node = scope.owner
     if node is None:
         return False
@@ -405,6 +405,6 @@ def _may_be_retried(scope: Scope) -> bool:
 
 
 def _failures(scope: Scope) -> str:
-    """Why a nested pipeline failed, as a part of a sentence."""
+    """Say why a nested pipeline failed, as a part of a sentence."""
     failed = [node.name for node in scope.nodes.values() if node.state is State.FAILED]
     return f"failed in {', '.join(failed)}" if failed else ""

@@ -1,4 +1,4 @@
-"""The running pipeline as a tree of scopes, and how a task's inputs come about.
+"""The running pipeline as a tree of scopes, and the inputs of its tasks.
 
 The root, a nested pipeline, a branch of ``dsl.If`` and one iteration of a loop are all scopes: tasks of one DAG,
 with the values of its inputs.
@@ -56,7 +56,7 @@ class Node:
         self.loop: LoopProgress | None = None
 
     def constants(self, run_id: str) -> dict[str, str]:
-        """Placeholders that stand for something else in each task, and for the same when the run is resumed."""
+        """Return placeholders whose values differ by task, and are the same when the run is resumed."""
         uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{self.name}"))
         return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": uid}
 
@@ -108,7 +108,7 @@ class Scope:
                 self.nodes[upstream].dependents.append(node)
 
     def outputs(self) -> dict[str, Any]:
-        """The scope's outputs, artifacts too; without those whose tasks were skipped or failed."""
+        """Return the scope's outputs, including artifacts, without those whose tasks were skipped or failed."""
         values = {}
         dag = self.component.as_dag()
         for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
@@ -119,7 +119,7 @@ class Scope:
         return values
 
     def hollow_outputs(self) -> dict[str, str]:
-        """Its outputs that a loop in it has not made in all of its iterations: see ``Node.hollow``."""
+        """Return the outputs that a loop inside did not make in all iterations: see ``Node.hollow``."""
         dag = self.component.as_dag()
         return {
             name: self.nodes[task].hollow[output]
@@ -129,7 +129,7 @@ class Scope:
         }
 
     def hook_before(self, node: Node) -> str | None:
-        """The task that KFP runs in the place of this one; None where it runs.
+        """Return the task that KFP runs in place of this one; None if it runs this one.
 
         A task that runs whatever became of those before it is an exit hook of each of these, and there is one hook
         for each task: the last one by its name.
@@ -143,7 +143,7 @@ class Scope:
 
 
 def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
-    """The values of the task's inputs.
+    """Return the values of the task's inputs.
 
     Args:
         node: a task whose upstream tasks have succeeded.
@@ -191,7 +191,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
 
 
 def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs, and the component's defaults where there is none."""
+    """Return the inputs, with the component's defaults for those that are missing."""
     defaults = {
         name: convert(parameter.default, parameter.type)
         for name, parameter in component.inputs.items()
@@ -201,12 +201,12 @@ def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, 
 
 
 def parameters_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs without the artifacts among them."""
+    """Return the inputs without the artifacts among them."""
     return {name: value for name, value in inputs.items() if not is_artifact(value)}
 
 
 def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], workspace: str) -> Artifact:
-    """The artifact that an importer gives.
+    """Return the artifact of an importer.
 
     One that goes to the workspace has its place there; the first stage that takes it copies it.
 
@@ -226,7 +226,7 @@ def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], wo
 
 
 def loop_items(node: Node) -> list[Any]:
-    """The items of the task's loop.
+    """Return the items of the task's loop.
 
     Raises:
         ValueError: they are not a list.
@@ -260,11 +260,11 @@ class _Unset(Exception):
 
 
 class _Failed(Exception):
-    """A stage has made no output, since it has failed."""
+    """A stage has failed and made no output."""
 
 
 def final_status(node: Node, run_id: str) -> dict[str, Any]:
-    """KFP's PipelineTaskFinalStatus of a task that has ended: the backend leaves the error empty, also of a failure."""
+    """Return KFP's PipelineTaskFinalStatus of a task that has ended; the backend leaves its error empty."""
     return {
         "state": _FINAL_STATES.get(node.state or State.NOT_RUN, "CANCELED"),
         "pipelineJobResourceName": run_id,
@@ -274,7 +274,7 @@ def final_status(node: Node, run_id: str) -> dict[str, Any]:
 
 
 def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
-    """The outputs of a loop: for each, the list of its iterations' in loop order; one flat list from nested loops."""
+    """Return the outputs of a loop: for each, the list of its iterations', one flat list from nested loops."""
     progress = node.loop
     if progress is None:
         raise TypeError(f"the task {node.task.name} is no loop")
@@ -291,7 +291,7 @@ def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
 
 
 def missing_outputs(node: Node) -> dict[str, str]:
-    """The outputs of a loop that not all of its iterations have made, or of one that had none; and which is so."""
+    """Return the outputs of a loop that some or all iterations did not make, and the reason."""
     progress = node.loop
     if progress is None:
         raise TypeError(f"the task {node.task.name} is no loop")
@@ -309,7 +309,7 @@ def missing_outputs(node: Node) -> dict[str, str]:
 
 
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
-    """Whether the DAG's output is itself the list of a loop's outputs, rather than one task's output."""
+    """Tell whether the DAG's output is itself the list of a loop's outputs, rather than one task's output."""
     dag = component.as_dag()
     task_name, inner = dag.outputs[output].sources[0]
     task = dag.tasks[task_name]

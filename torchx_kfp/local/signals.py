@@ -1,4 +1,4 @@
-"""Signals that end a run, and the one that tells of its processes' ends."""
+"""Signals that end a run, and SIGCHLD, which reports the ends of its processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def ending_signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """Calls ``handle`` with the number of each SIGINT, SIGTERM and SIGHUP while the block runs.
+    """Call ``handle`` with the number of each SIGINT, SIGTERM and SIGHUP while the block runs.
 
     A signal that is ignored (a background job's SIGINT, ``nohup``'s SIGHUP) stays ignored. Only a program's main
     thread may do this; in another one nothing is changed.
@@ -36,7 +36,7 @@ def ending_signals(handle: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def awaitable_processes() -> Iterator[None]:
-    """Lets this process learn how its children end, also if it was started with SIGCHLD ignored."""
+    """Let this process learn how its children end, even if it was started with SIGCHLD ignored."""
     if signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
         yield
         return
@@ -53,7 +53,7 @@ def awaitable_processes() -> Iterator[None]:
 
 
 def raise_for_signal(number: int) -> NoReturn:
-    """Ends the caller as the signal would have: KeyboardInterrupt, or SystemExit with a shell's code for it."""
+    """End the caller as the signal would: raise KeyboardInterrupt, or SystemExit with a shell's exit code."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt from None
     raise SystemExit(128 + number) from None

@@ -1,4 +1,4 @@
-"""The stages of a run while it goes on: which wait for their turn, run, are tried again, or need not run at all."""
+"""The stages of a running pipeline: they wait for their turn, run, are tried again, or need not run at all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Stage:
     cache_key: str = ""
 
     def result(self, state: State, outcome: Outcome) -> StageResult:
-        """How it ended with this outcome of its last attempt."""
+        """Return the stage's result, given the outcome of its last attempt."""
         return StageResult(
             name=self.node.name,
             task=self.node.task.name,
@@ -126,20 +126,20 @@ class Stages:
         return self._results
 
     def report(self, result: StageResult, *, kept: bool = False) -> None:
-        """Takes down how a stage has ended, or that it does not run."""
+        """Record how a stage has ended, or that it does not run."""
         result = dataclasses.replace(result, reason=clean(result.reason))
         self._results[result.name] = result
         self._failed_before.pop(result.name, None)
         self._listener(StageFinished(result, kept=kept))
 
     def expect_again(self, pipeline: str) -> None:
-        """Remembers which stages of the nested pipeline have failed: it is tried again, and so are they."""
+        """Remember which stages of a nested pipeline have failed, as it is tried again."""
         for name, result in self._results.items():
             if name.startswith(f"{pipeline}/") and result.state is State.FAILED:
                 self._failed_before[name] = result
 
     def drop(self, name: str, task: str, reason: str, why: str) -> None:
-        """Reports that a stage does not run any more, unless it has ended: one that was to be tried again is canceled.
+        """Report that a stage does not run any more, unless it has ended; if it waits for a retry, it is canceled.
 
         Args:
             name: the stage's; of one in a loop that has not begun, without the loop's index.
@@ -154,7 +154,7 @@ class Stages:
             self.report(StageResult(name, task, State.NOT_RUN, reason=reason))
 
     def _cancel_waiting(self, last: StageResult, why: str) -> None:
-        """Reports that a stage was waiting for another attempt; ``last`` is how the last one ended."""
+        """Report that a stage was waiting for another attempt; ``last`` is how the last one ended."""
         before = f"; the last one {last.reason}" if last.reason else ""
         reason = f"was canceled while it waited for another attempt: {why}{before}"
         self.report(
@@ -162,12 +162,12 @@ class Stages:
         )
 
     def add(self, node: Node) -> None:
-        """The stage's inputs are known: it gets its turn."""
+        """Queue a stage whose inputs are known."""
         self._startable.append(_Stage(node))
         self._listener(StageWaiting(node.name, node.task.name))
 
     def fail(self, node: Node, error: Exception) -> None:
-        """The task cannot be begun: what one makes must not end the others."""
+        """Record that a task cannot begin; the error must not end other tasks."""
         expected = isinstance(error, ValueError)
         reason = str(error) if expected else f"could not be prepared: {type(error).__name__}: {error}"
         node.reason = reason
@@ -176,7 +176,7 @@ class Stages:
         self._ended(node, State.FAILED, {})
 
     def start_next(self) -> bool:
-        """Starts the next stage, or finds that it need not run; False where there is none, or no room."""
+        """Start the next stage, or find that it need not run; False if there is none, or no room for it."""
         if not self._startable or len(self._running) >= self._context.options.parallelism:
             return False
         stage = self._startable.popleft()
@@ -194,7 +194,7 @@ class Stages:
         return True
 
     def take(self, execution: Execution, outcome: Outcome) -> None:
-        """An attempt has ended: the stage has, or is tried again."""
+        """Take the outcome of an attempt: the stage has ended, or is tried again."""
         stage = self._running.pop(execution)
         node, retry = stage.node, stage.node.task.retry
         node.reason = outcome.reason
@@ -212,7 +212,7 @@ class Stages:
     def cancel(
         self, reason: str, not_run: str, why: str, spared: Callable[[Node], bool] = lambda node: False
     ) -> list[tuple[Node, State]]:
-        """Ends the stages that run, or wait for another attempt; no other of those that were added starts any more.
+        """End the stages that run or wait for another attempt; stages that were added do not start any more.
 
         They are asked first, and killed after the grace or another signal.
 
@@ -252,14 +252,14 @@ class Stages:
         return canceled
 
     def kill(self) -> None:
-        """Ends the processes of all stages at once, and says nothing of it."""
+        """Kill the processes of all stages at once, without events."""
         for execution in self._running:
             execution.kill()
         for _ in self._ends(set(self._running), _LEAVE):
             pass
 
     def _ends(self, ending: set[Execution], seconds: float, *, until_signal: bool = False) -> Iterator[_Stage]:
-        """The stages of these executions as they end, for so long; what else happens stays in the queue."""
+        """Yield the stages of these executions as they end, for some seconds; other events stay in the queue."""
         deadline = time.monotonic() + seconds
         others: list[Happening] = []
         while ending:
@@ -282,7 +282,7 @@ class Stages:
         return stage.node, State.CANCELED
 
     def _recall(self, stage: _Stage) -> bool:
-        """Whether the stage need not run, since it has before."""
+        """Tell whether the stage need not run, and if so record its earlier result."""
         node = stage.node
         # What cleans up does so again, unless there is nothing new to clean up.
         upstream = [node.scope.nodes[name] for name in node.task.depends_on] if node.task.runs_always else []

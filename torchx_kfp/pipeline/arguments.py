@@ -1,4 +1,4 @@
-"""The arguments of a run: from text, from Python values, and what is said about wrong ones."""
+"""The arguments of a run: read from text or Python values, and checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchx_kfp.text import did_you_mean, shown
 
 
 def parse_arguments(pipeline: Pipeline, words: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments from text, each read as its parameter's type; LIST and STRUCT are JSON.
+    """Read arguments from text, each by its parameter's type; LIST and STRUCT are JSON.
 
     Raises:
         ArgumentError: names and types that do not fit, all in one message. Missing ones are left to the run.
@@ -21,7 +21,7 @@ def parse_arguments(pipeline: Pipeline, words: Mapping[str, str]) -> dict[str, A
 
 
 def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of all parameters: these arguments, and the defaults of the rest.
+    """Return the values of all parameters: these arguments, and defaults for the rest.
 
     Raises:
         ArgumentError: unknown, missing and wrong ones, all in one message.
@@ -41,7 +41,7 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict
 
 
 def describe_parameters(pipeline: Pipeline) -> str:
-    """One line a parameter: ``name: type = default``."""
+    """Describe the parameters in one line each: ``name: type = default``."""
     lines = []
     for name, parameter in sorted(pipeline.root.inputs.items(), key=lambda item: _may_be_missing(item[1])):
         line = f"  {name}: {TYPE_NAMES.get(parameter.type, parameter.type)}"

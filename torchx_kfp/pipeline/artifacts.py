@@ -1,4 +1,4 @@
-"""Artifacts: what a stage makes besides parameters, and its report of them."""
+"""Artifacts, which stages make besides parameters, and the reports in which stages describe them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROUNDED = 0.0005
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact as KFP hands it on: where it is, and what is said of it. ``uri`` is a path here, or a URL."""
+    """An artifact as KFP passes it on. ``uri`` is a path on this machine, or a URL."""
 
     name: str
     type: ArtifactType
@@ -43,7 +43,7 @@ class Artifact:
 
     @property
     def path(self) -> str:
-        """Where its file is on this machine."""
+        """The path of its file on this machine."""
         return self.custom_path or self.uri.removeprefix("file://")
 
     @property
@@ -53,17 +53,17 @@ class Artifact:
 
     @property
     def location(self) -> str:
-        """Where the thing itself is, of an artifact whose file names another place (``publisher``); "" of others."""
+        """The URL of the content, if the artifact's file only names it (see ``publisher``); otherwise empty."""
         place = self.metadata.get(_LOCATION)
         return place if isinstance(place, str) and "://" in place else ""
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The metadata, where a number that KFP would round, and that is text for this reason, is a number again."""
+        """The metadata, with numbers that were stored as text because KFP would round them."""
         return {name: _number(value) for name, value in self.metadata.items()}
 
     def as_message(self) -> dict[str, Any]:
-        """KFP's RuntimeArtifact."""
+        """Return KFP's RuntimeArtifact message."""
         message = {
             "name": self.name,
             "type": {"schemaTitle": self.type.title, "schemaVersion": self.type.version},
@@ -75,7 +75,7 @@ class Artifact:
 
 
 def is_remote(url: str) -> bool:
-    """Whether a URL leads to storage elsewhere for certain: fsspec has names for this machine's files, too."""
+    """Tell whether a URL certainly leads to other storage: fsspec has schemes for files of this machine as well."""
     return "::" not in url and url.partition("://")[0] in _REMOTE
 
 
@@ -89,7 +89,7 @@ def _number(value: Any) -> Any:
 
 
 def _as_kept(value: Any) -> Any:
-    """A value of an artifact's metadata as a consumer finds it, which is how ML Metadata keeps it.
+    """Return a value of an artifact's metadata as ML Metadata stores it and a consumer finds it.
 
     Lists and objects are in an object of their own, booleans are numbers, and numbers have six decimals.
     """
@@ -103,28 +103,28 @@ def _as_kept(value: Any) -> Any:
 
 
 class ArtifactList(list[Artifact]):
-    """Artifacts that are one input or output: those of a loop's iterations. (A parameter is a plain list.)"""
+    """Several artifacts that are one input or output, such as those of a loop. (A parameter is a plain list.)"""
 
 
 def is_artifact(value: object) -> bool:
-    """Whether the value of an input or output is an artifact or several, rather than a parameter."""
+    """Tell whether the value of an input or output is one or more artifacts, rather than a parameter."""
     return isinstance(value, (Artifact, ArtifactList))
 
 
 def artifacts_in(value: object) -> list[Artifact]:
-    """The artifacts that the value of an input or output is: one, several, or none where it is a parameter."""
+    """Return the artifacts in the value of an input or output: one, several, or none if it is a parameter."""
     if isinstance(value, ArtifactList):
         return list(value)
     return [value] if isinstance(value, Artifact) else []
 
 
 def as_message(value: object) -> dict[str, Any]:
-    """KFP's ArtifactList of an input or output."""
+    """Return KFP's ArtifactList message of an input or output."""
     return {"artifacts": [artifact.as_message() for artifact in artifacts_in(value)]}
 
 
 def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any], dict[str, Artifact]]:
-    """What a stage has reported as its ExecutorOutput: parameters, and all artifacts.
+    """Read a stage's report (KFP's ExecutorOutput): its parameters, and all artifacts.
 
     Args:
         text: the report; empty where there is none.
@@ -166,7 +166,7 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
 
 
 def check_places(made: Mapping[str, Artifact], given: Mapping[str, Artifact]) -> None:
-    """Raises ValueError for an artifact that a stage has put where KFP's launcher would not look for it.
+    """Raise ValueError for an artifact that a stage has put where KFP's launcher would not look for it.
 
     Args:
         made: the artifacts that the stage has reported.

@@ -51,7 +51,7 @@ _OCTAL = re.compile(rb"\\0([0-7]{1,3})")
 
 @dataclass(frozen=True)
 class PythonComponent:
-    """What the command of a Python component says.
+    """A Python component, as its command describes it.
 
     ``source`` is None for one whose code is in its image (``target_image``). ``installs`` are the words behind each
     ``pip install``, without that of KFP itself.
@@ -68,13 +68,13 @@ class PythonComponent:
         return next((value for option, value in pairs if option == "--function_to_execute"), "")
 
     def command(self, source_file: str, copies: Mapping[str, str]) -> list[str]:
-        """What runs it, where its source is in this file; ``copies`` are paths of artifacts by their URIs."""
+        """Return the command that runs it from a source file; ``copies`` are paths of artifacts by their URIs."""
         module = [] if self.source is None else ["--component_module_path", source_file]
         return ["python3", "-c", _START, json.dumps(copies), *module, *self.arguments]
 
 
 def parse_command(words: Sequence[str]) -> PythonComponent | None:
-    """The Python component that this command runs; None if KFP has not compiled it from one."""
+    """Return the Python component that a command runs; None if KFP did not compile it from one."""
     rest = tuple(words)
     installs: tuple[tuple[str, ...], ...] = ()
     if len(rest) > 3 and rest[:2] == ("sh", "-c"):
@@ -93,12 +93,12 @@ def parse_command(words: Sequence[str]) -> PythonComponent | None:
 
 
 def names_executor(words: Sequence[str]) -> bool:
-    """Whether the command has to do with KFP's executor, so that it is a Python component in whatever form."""
+    """Tell whether the command names KFP's executor, so that it is a Python component in some form."""
     return any(_EXECUTOR.search(word) for word in words)
 
 
 def find_containerized(function: str, folder: Path) -> Path | None:
-    """The file with the function of a component whose code is in its image, if it is in this folder as well.
+    """Find the file of a component whose code is in its image, if this folder has it too.
 
     KFP's executor finds it through the file that ``kfp component build`` writes next to the sources.
     """
@@ -113,7 +113,7 @@ def find_containerized(function: str, folder: Path) -> Path | None:
 
 
 def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
-    """The words behind each ``pip install`` of a shell program; None where its quotes do not match."""
+    """Return the words after each ``pip install`` in a shell program; None if its quotes do not match."""
     installs = []
     for match in _PIP.finditer(script):
         lexer = shlex.shlex(script[match.end() :], posix=True, punctuation_chars=True)
@@ -132,7 +132,7 @@ def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
 
 
 def _is_kfp(words: tuple[str, ...]) -> bool:
-    """Whether this installs KFP for the executor: those that users ask for have their dependencies."""
+    """Tell whether this installs KFP for the executor; an install that users ask for includes dependencies."""
     if "--no-deps" in words and any(re.match(r"kfp\s*==", word) for word in words):
         return True
     packages = [word for before, word in zip(("", *words), words, strict=False) if not before.startswith("--")]

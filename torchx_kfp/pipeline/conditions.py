@@ -23,7 +23,7 @@ _FIELD = re.compile(r'\["((?:[^"\\]|\\.)*)"\]')
 
 
 def verify_condition(expression: str, seconds: float = LONGEST) -> None:
-    """Raises ValueError if the expression is not CEL, or takes longer than that to read."""
+    """Raise ValueError if the expression is not CEL, or takes longer than that to read."""
     _verified(expression, seconds)
 
 
@@ -38,7 +38,7 @@ def holds(
     seconds: float = LONGEST,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Whether the condition holds for a task's inputs.
+    """Tell whether the condition holds for a task's inputs.
 
     Args:
         expression: CEL.
@@ -53,7 +53,7 @@ def holds(
 
 
 def select_field(value: Any, selector: str) -> Any:
-    """A field of a loop item: ``parseJson(string_value)["a"]``, the one form that KFP compiles.
+    """Return a field of a loop item. KFP compiles one form: ``parseJson(string_value)["a"]``.
 
     Raises:
         ValueError: the item has no such field, or the selector has another form.
@@ -77,18 +77,18 @@ def select_field(value: Any, selector: str) -> Any:
 
 
 def compares_types(expression: str) -> bool:
-    """Whether KFP compiled the condition from values of different types, which gives no expression."""
+    """Tell whether KFP compiled the condition from values of different types, which gives a wrong expression."""
     return _QUOTED_INPUT.search(expression) is not None
 
 
 def is_field_selector(selector: str) -> bool:
-    """Whether ``select_field`` takes it."""
+    """Tell whether ``select_field`` accepts the selector."""
     return _FIELDS.fullmatch(selector) is not None
 
 
 @functools.cache
 def number_operators() -> dict[str, Callable[..., Any]]:
-    """Comparisons of celpy's values as cel-go has them; ``torchx-kfp results --where`` uses them, too."""
+    """Return comparisons of celpy's values that behave as cel-go's; ``torchx-kfp results --where`` uses them too."""
     import celpy
     from celpy import celtypes
 

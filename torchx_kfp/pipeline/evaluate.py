@@ -20,7 +20,7 @@ _MEMORY = 2 << 30
 
 @functools.cache
 def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
-    """A function that tells whether the condition holds for a task's inputs.
+    """Return a function that tells whether the condition holds for a task's inputs.
 
     Raises:
         ValueError: the expression is not CEL. The function raises it where the expression has no boolean value.
@@ -74,7 +74,7 @@ def _answer(request: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers until there are no more requests, or nobody reads the answers."""
+    """Answer until there are no more requests, or nobody reads the answers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     import celpy  # noqa: F401

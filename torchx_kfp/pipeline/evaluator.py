@@ -1,4 +1,4 @@
-"""The process that evaluates conditions (``evaluate``), as its caller sees it: started, asked, and ended in time."""
+"""The caller's side of ``evaluate``: starts the process that evaluates conditions, asks it, and ends it in time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _Evaluator:
         return answer["value"]
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         process, self._process = self._process, None
         if process is not None and self._owner == os.getpid():
             process.kill()

@@ -1,4 +1,4 @@
-"""What a check of a pipeline finds: one fact each, with the way out.
+"""The findings of a check: one fact about a pipeline each, with the way out.
 
 ``run`` refuses a pipeline with findings that are ``REFUSED`` and tells the others; ``compile`` tells what KFP's backend
 would do, and ``check`` tells everything.
@@ -15,7 +15,7 @@ from torchx_kfp.text import listed
 
 
 class Kind(Enum):
-    """What a finding means; the value is how it is said."""
+    """The meaning of a finding; the value is its wording."""
 
     FAILS = "fails on KFP"
     MAY_FAIL = "may fail on KFP"
@@ -51,7 +51,7 @@ class Finding:
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings with those that say the same of several places as one."""
+    """Return the findings, with one for all places about which the same is said."""
     places: dict[tuple[Kind, str], dict[str, None]] = {}
     for finding in findings:
         places.setdefault((finding.kind, finding.text), {})[finding.place] = None
@@ -59,12 +59,12 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def about_backends(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that are true wherever the pipeline is started."""
+    """Return the findings that are true wherever the pipeline is started."""
     return [finding for finding in findings if finding.kind is not Kind.NOT_HERE]
 
 
 def refuse(name: str, findings: Iterable[Finding], consequence: str = "nothing was started") -> None:
-    """Raises UnsupportedPipelineError for the pipeline of this name if there are any findings."""
+    """Raise UnsupportedPipelineError for the pipeline of this name if there are any findings."""
     found = list(findings)
     if found:
         why = " and ".join(kind.value for kind in Kind if any(finding.kind is kind for finding in found))

@@ -1,4 +1,4 @@
-"""Reading a compiled pipeline: a YAML file, or a pipeline function that is compiled first."""
+"""Loads a compiled pipeline from a YAML file, or from a pipeline function, which is compiled first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TOO_DEEP = f"it holds lists or dicts that are nested more than {_DEEPEST} level
 
 
 def load_pipeline(pipeline: PipelineLike) -> Pipeline:
-    """The pipeline in a compiled file, or of a pipeline function.
+    """Return the pipeline in a compiled file, or of a pipeline function.
 
     Args:
         pipeline: path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
@@ -64,7 +64,7 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
 
 
 def compile_function(function: Any, name: str = "") -> Pipeline:
-    """The pipeline that KFP compiles a pipeline function to; its ``text`` is the YAML.
+    """Compile a pipeline function; ``text`` of the pipeline is the YAML.
 
     Args:
         function: decorated with ``dsl.pipeline``.
@@ -116,7 +116,7 @@ def _load_file(path: Path) -> Pipeline:
 
 
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
-    """The documents in YAML or JSON; text that KFP has just compiled needs no limits, and is read faster without."""
+    """Parse YAML or JSON; text that KFP has just compiled needs no limits, and is read faster without them."""
     # JSON is not quite YAML: PyYAML takes the number 1e-05 for text.
     if text.lstrip().startswith("{"):
         try:
@@ -146,11 +146,11 @@ def _verify_depth(value: Any) -> None:
 
 
 class _TooMuch(ValueError):
-    """A file holds more than any pipeline does; the text goes on after "is no compiled pipeline:"."""
+    """A file holds more than any pipeline; its text follows "is no compiled pipeline:"."""
 
 
 class _Limited:
-    """Composes YAML's nodes, and raises _TooMuch where they nest too deep, or are too many with aliases written out."""
+    """Composes YAML nodes, and raises _TooMuch if they nest too deep, or are too many with aliases written out."""
 
     def __init__(self) -> None:
         self._depth = self._total = 0
@@ -205,7 +205,7 @@ else:
 
 
 def pipeline_from_documents(documents: list[Any], path: str, text: str | None = None) -> Pipeline:
-    """The pipeline in these YAML documents: the PipelineSpec, and the platform spec if there is one.
+    """Return the pipeline in these YAML documents: the PipelineSpec, and the platform spec, if any.
 
     Args:
         documents: what the file holds.
@@ -229,7 +229,7 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raises PipelineFileError, which names the pipeline so, where its parts are not in the form that KFP has."""
+    """Raise PipelineFileError, with this name for the pipeline, if its parts do not have KFP's form."""
     try:
         yield
     except TorchxKfpError:
@@ -242,7 +242,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def _parts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The document; or the two in it, if it is a manifest of Kubernetes's as KFP compiles pipelines to, too."""
+    """Return the document, or the two in it if it is a Kubernetes manifest of a pipeline."""
     content = document.get("spec")
     if document.get("kind") != "PipelineVersion" or not isinstance(content, dict):
         return [document]

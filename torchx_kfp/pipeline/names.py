@@ -16,34 +16,34 @@ LATEST = "latest"
 
 
 def make_run_name(pipeline: str) -> str:
-    """A run id that says what and when: ``<pipeline>-<date>-<time>-<6 hexadecimal digits>``."""
+    """Make a run id: ``<pipeline>-<date>-<time>-<6 hexadecimal digits>``."""
     return f"{safe_name(pipeline)[:_LONGEST]}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def safe_name(text: str) -> str:
-    """The text in the characters that tracker keys and file names take everywhere: A-Z a-z 0-9 . -"""
+    """Return the text in characters that any tracker key and file name may have: A-Z a-z 0-9 . -"""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "x"
 
 
 def fitting(name: str, known: Sequence[str]) -> list[str]:
-    """What a user may mean by a name: that itself, or all that begin with it, or else all that end with it."""
+    """Return the names that a user may mean: the name itself, or all that begin with it, or else end with it."""
     if name in known or not name:
         return [name] if name else []
     return [found for found in known if found.startswith(name)] or [found for found in known if found.endswith(name)]
 
 
 def without_indices(stage: str) -> str:
-    """``inner/train`` for ``inner[2]/train[2,0]``."""
+    """Return the name without indices of loops: ``inner/train`` for ``inner[2]/train[2,0]``."""
     return _INDICES.sub("", stage)
 
 
 def indices_of(stage: str) -> tuple[int, ...]:
-    """2, 0 for ``train[2,0]``."""
+    """Return the indices of loops in a name: 2, 0 for ``train[2,0]``."""
     return tuple(int(number) for group in _INDICES.findall(stage) for number in group[1:-1].split(","))
 
 
 def is_execution(name: str, stage: str) -> bool:
-    """Whether the name is that of the stage, with more indices or not: ``train[1,0]`` is an execution of ``train``."""
+    """Tell whether a name is the stage's, possibly with indices: ``train[1,0]`` is an execution of ``train``."""
     parts, of = name.split("/"), stage.split("/")
     return len(parts) == len(of) and all(
         without_indices(part) == without_indices(other)
@@ -53,14 +53,14 @@ def is_execution(name: str, stage: str) -> bool:
 
 
 class PodNames:
-    """``KFP_POD_NAME`` for executions: readable, and unique in the run."""
+    """Makes names for pods (``KFP_POD_NAME``) that are readable, and unique in the run."""
 
     def __init__(self, taken: Mapping[str, str] | None = None) -> None:
-        """``taken``: names of executions before, and their stages'."""
+        """Begin with the names that are taken, and their stages."""
         self._stages = {pod_name.rpartition("-")[0]: stage for pod_name, stage in (taken or {}).items()}
 
     def make(self, stage: str, attempt: int) -> str:
-        """``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""
+        """Make a name: ``train-2-0`` for the first attempt (counted from 1) at ``train[2]``."""
         return f"{self._stage_part(stage)}-{attempt - 1}"
 
     def _stage_part(self, stage: str) -> str:

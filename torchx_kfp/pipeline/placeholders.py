@@ -31,7 +31,7 @@ _CHOICES = ("Then", "Else")
 
 @dataclass(frozen=True)
 class Facts:
-    """What placeholders may ask for.
+    """The values for placeholders.
 
     ``output_files`` maps output parameters to paths; ``executor_output`` is the path for the executor's own report.
     """
@@ -51,14 +51,14 @@ class Facts:
 
 
 def resolve_text(text: str, facts: Facts) -> str:
-    """The text with its placeholders filled in; what is not known stays as it is."""
+    """Fill in the placeholders of a text; unknown ones stay."""
     if "{{$" not in text:
         return text
     return _PLACEHOLDER.sub(lambda match: _lookup(match, facts), text)
 
 
 def resolve_constant(value: Any, facts: Facts, constants: Mapping[str, str]) -> Any:
-    """A task's constant input.
+    """Return the value of a task's constant input.
 
     Args:
         value: the constant, whose text may hold the task's other inputs.
@@ -71,7 +71,7 @@ def resolve_constant(value: Any, facts: Facts, constants: Mapping[str, str]) -> 
 
 
 def resolve_value(value: Any, facts: Facts) -> Any:
-    """A value with the placeholders in its strings filled in."""
+    """Fill in the placeholders in a value's strings."""
     if isinstance(value, str):
         return resolve_text(value, facts)
     if isinstance(value, list):
@@ -82,7 +82,7 @@ def resolve_value(value: Any, facts: Facts) -> Any:
 
 
 def unknown_placeholders(text: str) -> list[str]:
-    """The placeholders in a container's word that KFP's launcher does not know, and leaves as they are."""
+    """Return the placeholders in a word of a command that KFP's launcher does not know and leaves alone."""
     known = (_INPUT, _OUTPUT, _ARTIFACT)
     return [
         match.group()
@@ -92,7 +92,7 @@ def unknown_placeholders(text: str) -> list[str]:
 
 
 def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
-    """The command, its ``dsl.IfPresentPlaceholder`` and ``dsl.ConcatPlaceholder`` included."""
+    """Fill in a command, including ``dsl.IfPresentPlaceholder`` and ``dsl.ConcatPlaceholder``."""
     command: list[str] = []
     for word in words:
         struct = _struct(word)
@@ -131,7 +131,7 @@ def _lookup(match: re.Match[str], facts: Facts) -> str:
 
 
 def _executor_input(facts: Facts) -> str:
-    """KFP's ExecutorInput message as JSON, which leaves out what is empty."""
+    """Return KFP's ExecutorInput message as JSON, without empty parts."""
     inputs = {
         "parameterValues": {name: value for name, value in facts.parameters.items() if not is_artifact(value)},
         "artifacts": {name: as_message(value) for name, value in facts.input_artifacts.items()},
@@ -167,7 +167,7 @@ def _struct(word: str) -> Any:
 
 
 def _is_node(value: Any) -> bool:
-    """Whether KFP's compiler could have written it: anything else is text that only looks alike."""
+    """Tell whether KFP's compiler could have written this structure; otherwise it is ordinary text."""
     if isinstance(value, str):
         return True
     if not isinstance(value, dict) or len(value) != 1:
@@ -188,7 +188,7 @@ def _is_list_of_nodes(value: Any) -> bool:
 
 
 def _expand(node: Any, facts: Facts) -> list[str]:
-    """The words that a placeholder with a structure stands for: none, one or several."""
+    """Return the words that a structured placeholder stands for: none, one or several."""
     if node is None:
         return []
     if isinstance(node, str):

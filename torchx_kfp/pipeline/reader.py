@@ -35,11 +35,11 @@ _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
 class MalformedError(Exception):
-    """The file's structure is not that of a PipelineSpec."""
+    """A file does not have the structure of a PipelineSpec."""
 
 
 def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
-    """The pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
+    """Read the pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
 
     Raises:
         MalformedError: it does not have the structure of one; KeyError, TypeError, AttributeError and ValueError where
@@ -253,7 +253,7 @@ def _retry(spec: dict[str, Any] | None) -> Retry | None:
 
 
 def _seconds(text: str) -> float:
-    """Protobuf's JSON form of a duration: ``"1.5s"``."""
+    """Return the seconds in protobuf's JSON form of a duration: ``"1.5s"``."""
     match = re.fullmatch(r"([0-9.]+)s", text)
     if match is None:
         raise MalformedError(f"{text!r} is not a duration in seconds")
@@ -261,7 +261,7 @@ def _seconds(text: str) -> float:
 
 
 def _verify(pipeline: Pipeline) -> None:
-    """Every name in the file leads somewhere, and nothing waits for itself."""
+    """Verify that every name in the file leads somewhere, and that nothing waits for itself."""
     uses: dict[str, set[str]] = {}
     for component in (pipeline.root, *pipeline.components.values()):
         dag = component.dag
@@ -284,7 +284,7 @@ def _verify(pipeline: Pipeline) -> None:
 
 
 def _refuse_too_many(pipeline: Pipeline, uses: Mapping[str, set[str]]) -> None:
-    """A few nested pipelines, each with the next one twice, are more tasks than any machine can count."""
+    """Verify the number of tasks: a few nested pipelines, each with the next one twice, can have billions."""
     components = {**pipeline.components, pipeline.root.name: pipeline.root}
     depths: dict[str, int] = {}
     tasks: dict[str, int] = {}

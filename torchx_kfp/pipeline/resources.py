@@ -1,4 +1,4 @@
-"""What a container may use at most: the limits of KFP's ResourceSpec."""
+"""The limits of a container in KFP's ResourceSpec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Limits:
-    """At most so many CPUs, bytes of memory and accelerators; None: no limit, 0 accelerators: none asked for."""
+    """Limits of CPUs, bytes of memory, and accelerators. None means no limit; 0 accelerators, none requested."""
 
     cpus: float | None = None
     memory: int | None = None
@@ -33,7 +33,7 @@ NO_LIMITS = Limits()
 
 
 def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
-    """The limits in a ResourceSpec, whose values may be placeholders. Requests are no limits, and left out.
+    """Return the limits in a ResourceSpec, whose values may be placeholders. Requests are ignored.
 
     Raises:
         ValueError: a value is no quantity.
@@ -52,7 +52,7 @@ def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
 
 
 def parse_quantity(text: str) -> Decimal:
-    """The number in a Kubernetes quantity: ``500m``, ``1.5``, ``64M``, ``2Gi``, ``1e3``.
+    """Return the number in a Kubernetes quantity: ``500m``, ``1.5``, ``64M``, ``2Gi``, ``1e3``.
 
     Raises:
         ValueError: it is none.
@@ -68,5 +68,5 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def _text(values: Mapping[str, Any], name: str, older: str, facts: Facts) -> str:
-    """The value under the name that KFP writes today, or else under the one that it wrote before."""
+    """Return the value under the name that KFP writes today, or else under its older name."""
     return resolve_text(str(values.get(name) or values.get(older) or ""), facts)

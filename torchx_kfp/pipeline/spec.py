@@ -29,7 +29,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ArtifactType:
-    """What kind of artifact an output is: ``system.Model``, or a list of them."""
+    """The type of an artifact, such as ``system.Model``, or of a list of artifacts."""
 
     title: str
     version: str = ""
@@ -45,7 +45,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class FromInput:
-    """An input that is an input of the scope in which the task stands."""
+    """An input that is taken from an input of the task's scope."""
 
     name: str
     selector: str = ""
@@ -53,7 +53,7 @@ class FromInput:
 
 @dataclass(frozen=True)
 class FromTask:
-    """An input that is an output of another task of the scope."""
+    """An input that is taken from the output of another task in the scope."""
 
     task: str
     output: str
@@ -62,7 +62,7 @@ class FromTask:
 
 @dataclass(frozen=True)
 class FinalStatus:
-    """An input that tells how another task of the scope has ended (``dsl.PipelineTaskFinalStatus``)."""
+    """An input that says how another task in the scope has ended (``dsl.PipelineTaskFinalStatus``)."""
 
     task: str
 
@@ -92,7 +92,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Retry:
-    """How often a failed stage is started again, and the seconds to wait before."""
+    """The retry policy of a stage: how often it is started again, and after how many seconds."""
 
     count: int
     backoff: float = 0.0
@@ -100,7 +100,7 @@ class Retry:
     backoff_max: float = 3600.0
 
     def delay(self, retry: int) -> float:
-        """Seconds before retry number ``retry``, counted from 1."""
+        """Return the seconds before retry number ``retry``, counted from 1."""
         try:
             return min(self.backoff * self.factor ** (retry - 1), self.backoff_max)
         except OverflowError:
@@ -142,7 +142,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class Dag:
-    """Tasks, and where the parameters and artifacts that are outputs of their scope come from."""
+    """Tasks, and the origins of the parameters and artifacts that are outputs of their scope."""
 
     tasks: Mapping[str, Task]
     outputs: Mapping[str, Selector] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class Dag:
 
 @dataclass(frozen=True)
 class Container:
-    """What a stage runs. The image is not used where it runs as a process."""
+    """The command of a stage. The image is not used if the stage runs as a process."""
 
     image: str
     command: tuple[str, ...]

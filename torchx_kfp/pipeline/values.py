@@ -56,7 +56,7 @@ _ESCAPED = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
 def to_text(value: Any) -> str:
-    """The value as it stands in a command."""
+    """Return a value as text for a command."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -69,7 +69,7 @@ def to_text(value: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """The value as the backend's JSON: compact, keys sorted, as UTF-8."""
+    """Return a value as the backend's JSON: compact, in UTF-8, with sorted keys."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
     if value is None or isinstance(value, bool):
@@ -82,7 +82,7 @@ def to_json(value: Any) -> str:
 
 
 def _number_text(value: float) -> str:
-    """Go's ``strconv.FormatFloat(value, 'f', -1, 64)``."""
+    """Format a number as Go's ``strconv.FormatFloat(value, 'f', -1, 64)``."""
     number = float(value)
     if math.isnan(number):
         return "NaN"
@@ -92,7 +92,7 @@ def _number_text(value: float) -> str:
 
 
 def _json_number(value: float) -> str:
-    """Go's protojson: like FormatFloat, with an exponent for very small and very large numbers."""
+    """Format a number as Go's protojson: like FormatFloat, with an exponent for tiny and huge numbers."""
     number = float(value)
     if number != 0 and (abs(number) < 1e-6 or abs(number) >= 1e21):
         return re.sub(r"e-0(\d)$", r"e-\1", repr(number))
@@ -100,7 +100,7 @@ def _json_number(value: float) -> str:
 
 
 def convert(value: Any, type_: str) -> Any:
-    """A value of the file as Python has it: the file writes the integer 3 as ``3.0``."""
+    """Convert a value from a compiled file, in which the integer 3 is written as ``3.0``."""
     if isinstance(value, bool) or value is None:
         return value
     if type_ == "NUMBER_INTEGER" and isinstance(value, float) and value.is_integer():
@@ -111,7 +111,7 @@ def convert(value: Any, type_: str) -> Any:
 
 
 def from_output(text: str, type_: str) -> Any:
-    """The value in an output file.
+    """Read the value in an output file.
 
     Raises:
         ValueError: the text is not of that type.
@@ -141,7 +141,7 @@ _EXAMPLES = {"BOOLEAN": "true or false", "LIST": "JSON, such as [0.1, 0.5]", "ST
 
 
 def from_word(text: str, type_: str) -> Any:
-    """The value that a person wrote as ``name=text`` for a parameter of this type.
+    """Read the value that somebody wrote as ``name=text`` for a parameter of this type.
 
     Raises:
         ValueError: the text is not of that type.
@@ -158,7 +158,7 @@ def from_word(text: str, type_: str) -> Any:
 
 
 def check(value: Any, type_: str) -> Any:
-    """The Python value as a parameter of this type.
+    """Return a Python value as a parameter of this type.
 
     Raises:
         ValueError: it is of another type, or one that KFP cannot pass on.
@@ -223,7 +223,7 @@ def _json(text: str) -> Any:
 
 
 def _verify_json(value: Any, depth: int = 1) -> None:
-    """Raises ValueError for what KFP cannot pass on inside of a LIST or STRUCT."""
+    """Raise ValueError for values inside a LIST or STRUCT that KFP cannot pass on."""
     if isinstance(value, str):
         _verify_text(value)
     elif isinstance(value, (int, float)):

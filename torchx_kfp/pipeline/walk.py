@@ -63,7 +63,7 @@ class Place:
         return self.component.dag is None
 
     def has_input(self, name: str) -> bool:
-        """Whether the scope has an input of this name, so that the task can take it."""
+        """Tell whether the scope has an input of this name, so that the task can take it."""
         around = self.inside
         if around is None:
             return name in self.scope.inputs

@@ -1,1 +1,1 @@
-"""Stages that need not run again: their keys, and what earlier runs have left."""
+"""Stages that need not run again: their keys, and the entries of earlier runs."""

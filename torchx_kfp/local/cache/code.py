@@ -1,4 +1,4 @@
-"""Which files of this machine a command runs, as far as its words tell: so that changed code is not taken for the same.
+"""The files of this machine that a command runs, so that a stage whose code has changed runs again.
 
 Code and configuration that the words name (but not data: a stage may be what writes it), programs that they name
 (``python -m train``, ``-c 'import train'``, a Python component's source), and what these import in turn, where it is
@@ -30,12 +30,12 @@ _PASSED_OVER = ("__pycache__", "node_modules", "site-packages")
 
 
 class TooManyFiles(Exception):
-    """A command may run more files than can be looked at."""
+    """A command may run more files than can be checked."""
 
 
 @dataclass(frozen=True)
 class _Text:
-    """What a text names: modules that it imports, and words that may be files (after ``-m``: modules)."""
+    """The modules that a text imports, and the words in it that may name files (after ``-m``: modules)."""
 
     imports: frozenset[str] = frozenset()
     words: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class CodeFiles:
         self._parsed: dict[tuple[Stamp, int], _Text] = {}
 
     def of(self, words: Sequence[str], python_path: str) -> list[Stamp]:
-        """The files' stamps, sorted.
+        """Return the stamps of the command's files, sorted.
 
         Args:
             words: the command.
@@ -81,7 +81,7 @@ class CodeFiles:
         return sorted(found.values())
 
     def _files(self, text: _Text, beside: str, modules: _Modules) -> Iterator[str]:
-        """The files that a text names, which is in a file in the folder ``beside``."""
+        """Yield the files that a text names; the text is from a file in the folder ``beside``."""
         for name in text.imports:
             yield from modules.files(name, beside)
         previous = ""
@@ -110,14 +110,14 @@ class CodeFiles:
 
 @dataclass
 class _Modules:
-    """Modules at the first of several places that has them. Each folder is listed once, and each module named once."""
+    """Finds modules in the first of several places that has them. Lists each folder and yields each module once."""
 
     roots: Sequence[str]
     _listed: dict[str, frozenset[str]] = field(default_factory=dict)
     _found: set[tuple[str, str]] = field(default_factory=set)
 
     def files(self, name: str, beside: str) -> Iterator[str]:
-        """The files of a module, or of a whole package, for a program in the folder ``beside``; the first time."""
+        """Yield the files of a module or package for a program in the folder ``beside``, the first time."""
         if (name, beside) in self._found or not name.isidentifier():
             return
         self._found.add((name, beside))
@@ -141,13 +141,13 @@ class _Modules:
 
 
 def _read_text(text: str) -> _Text:
-    """What a word, or a program in it, names."""
+    """Find the modules and files that a word, or a program in it, names."""
     words = tuple(dict.fromkeys(_TOKEN.findall(text))) if len(text) < _SCRIPT_SIZE else ()
     return _Text(_imports(text), words)
 
 
 def _imports(text: str) -> frozenset[str]:
-    """The first parts of the names that a Python program imports; none where the text is no program."""
+    """Return the first parts of the names that a Python program imports; none if the text is not a program."""
     if "import" not in text:
         return frozenset()
     try:
@@ -170,7 +170,7 @@ def _imports(text: str) -> frozenset[str]:
 
 
 def _python_files(folder: str) -> Iterator[str]:
-    """The Python files below a folder, without those of environments."""
+    """Yield the Python files below a folder, except those of virtual environments."""
     for place, folders, names in os.walk(folder):
         if "pyvenv.cfg" in names:
             folders.clear()

@@ -30,13 +30,13 @@ _KEY = re.compile(r"[0-9a-f]{8,128}")
 
 
 class Cache:
-    """Finished stages in a folder, which is made when the first is put."""
+    """Finished stages in a folder, which is created with the first of them."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
     def get(self, key: str) -> StageResult | None:
-        """How the stage ended that was put last, with ``cached_from`` set; None where there is none.
+        """Return the stage that was last put under the key, with ``cached_from`` set; None if there is none.
 
         There is none either where its log, or a file of its artifacts, is gone or was changed since, and where the
         entry cannot be read.
@@ -57,7 +57,7 @@ class Cache:
             return None
 
     def put(self, key: str, run_id: str, result: StageResult) -> None:
-        """Keeps how a stage of the run ended, in place of what was under the key.
+        """Store how a stage of the run ended, in place of any earlier entry.
 
         A disk that is full, or a folder that takes no files, is no error: the stage runs again next time.
 
@@ -91,7 +91,7 @@ class Cache:
 
 
 def _files(result: StageResult) -> list[list[Any]]:
-    """The stage's files on this machine: those of its artifacts, and the log. A stage need not make all of them."""
+    """Return stamps of the stage's files on this machine: its log and artifacts. A stage need not write all of them."""
     made = [item for value in result.artifacts.values() for item in _items(value)]
     paths = [artifact.path for artifact in made if artifact.is_here]
     if result.log_file is not None:
@@ -100,7 +100,7 @@ def _files(result: StageResult) -> list[list[Any]]:
 
 
 def _stamps(paths: Iterable[str]) -> list[list[Any]]:
-    """By what a change of them is known, as JSON has it.
+    """Return the stamps of files as JSON has them.
 
     Raises:
         OSError: one is gone.

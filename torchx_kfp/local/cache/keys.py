@@ -25,7 +25,7 @@ _VERSION = 2
 
 
 def input_key(inputs: Mapping[str, Any]) -> str:
-    """A key of the values of all inputs, artifacts too, as hexadecimal digits."""
+    """Return a key of the values of all inputs, including artifacts, as hexadecimal digits."""
     return _digest({name: _input(value) for name, value in inputs.items()})
 
 
@@ -37,7 +37,7 @@ def cache_key(
     environ: Mapping[str, str],
     surroundings: Sequence[Any],
 ) -> str:
-    """The key of a stage in the cache, as hexadecimal digits.
+    """Return the key of a stage in the cache, as hexadecimal digits.
 
     Args:
         task: the task; a key that its author has chosen (``set_caching_options``) counts instead of command and inputs.
@@ -74,7 +74,7 @@ def _input(value: Any) -> Any:
 
 
 def _files(value: Any) -> list[Any]:
-    """The state of artifacts that are files: one that no stage has made (an importer's) may have been changed."""
+    """Return stamps of artifacts that are files: a file that no stage made (an importer's) may have changed."""
     stamps: list[Any] = []
     for artifact in artifacts_in(value):
         try:
@@ -85,7 +85,7 @@ def _files(value: Any) -> list[Any]:
 
 
 def stamp_of(path: str | os.PathLike[str]) -> Stamp:
-    """The stamp of a file, or of all files in a folder.
+    """Return the stamp of a file, or of all files in a folder.
 
     Raises:
         OSError: there is none.

@@ -1,4 +1,4 @@
-"""What need not run again: stages that this run has finished before it was resumed, and KFP's cache between runs."""
+"""Stages that need not run again: those that a resumed run has finished before, and those in the cache between runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Memory:
 
     @property
     def has_cache(self) -> bool:
-        """Whether keys of the cache are of use."""
+        """Whether there is a cache, so that keys for it are needed."""
         return self._cache is not None
 
     def kept(self, name: str, key: str) -> StageResult | None:
-        """How the stage of this name has ended in this run, if it has succeeded with these inputs."""
+        """Return how the stage of this name ended in this run, if it succeeded with these inputs."""
         found = self._finished.get(name)
         if found is None or not found.state.is_success or found.key != key or not self._has_results(found):
             return None
@@ -44,7 +44,7 @@ class Memory:
         return found if found.log_file is None or found.log_file.exists() else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
-        """How a stage ended in another run that had this ``cache_key``, as the result of this one."""
+        """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
         found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
         # Two stages of one run that are alike are two, whichever ends first.
         if found is None or found.cached_from == self._run_id or not self._has_results(found):
@@ -54,12 +54,12 @@ class Memory:
         )
 
     def keep(self, cache_key: str, result: StageResult) -> None:
-        """Keeps a stage that has succeeded for other runs."""
+        """Store a stage that has succeeded for other runs."""
         if self._cache is not None and cache_key and result.state is State.SUCCEEDED:
             self._cache.put(cache_key, self._run_id, result)
 
     def _has_results(self, result: StageResult) -> bool:
-        """Whether what the stage has recorded is still there.
+        """Tell whether the results that the stage recorded are still there.
 
         What its pipeline run has recorded is listed at once and remembered, so that a store is asked once for each
         earlier run and not for each stage. A store that does not answer has nothing.

@@ -1,1 +1,1 @@
-"""What runs an attempt at a stage: a process of this machine, or a container."""
+"""Engines, which run an attempt at a stage as a process or as a container."""

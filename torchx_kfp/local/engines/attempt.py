@@ -15,7 +15,7 @@ from torchx_kfp.pipeline.artifacts import Artifact
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is to be started."""
+    """An attempt at a stage that is ready to be started."""
 
     stage: str
     pod_name: str
@@ -50,7 +50,7 @@ class Attempt:
         return self.folder / "log.txt"
 
     def copies_root(self, path: str) -> str:
-        """The folder that a copy has to be in: the attempt's own, or the workspace."""
+        """Return the folder that must contain a copy: the attempt's own, or the workspace."""
         own = str(self.folder)
         return own if path.startswith(os.path.join(own, "")) else self.workspace
 
@@ -62,10 +62,10 @@ class Attempt:
 
     @property
     def made(self) -> str:
-        """The folder in which the stage leaves its outputs: all of this machine that a container may write to."""
+        """The folder for the stage's outputs, which is the only one that a container may write to."""
         return str(self.folder / MADE)
 
     @property
     def root(self) -> str | None:
-        """The folder that everything which the stage has left must be in; None: it has the runner's own rights."""
+        """The folder that must contain all files of the stage; None if it runs with the runner's own rights."""
         return self.made if self.container is not None else None

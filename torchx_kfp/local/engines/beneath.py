@@ -1,4 +1,4 @@
-"""Files that somebody else has made: opened beneath a folder without following links, and regular files alone.
+"""Access to files that somebody else may have planted: beneath a folder, without links, and to regular files only.
 
 A stage in a container writes into folders of this machine, and may put links, pipes or devices there, also while this
 process looks. So whatever the runner reads or writes in such a folder goes through here: the path is opened component
@@ -34,11 +34,11 @@ _KINDS = {
 
 
 class UnfitFileError(ValueError):
-    """A path does not lead to a file that may be read; the text says what it leads to."""
+    """A path does not lead to a file that may be read; the text says where it leads."""
 
 
 def read_text(path: str, root: str | None = None, *, limit: int) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Args:
         path: absolute.
@@ -58,7 +58,7 @@ def read_text(path: str, root: str | None = None, *, limit: int) -> str:
 
 
 def verify_tree(path: str, root: str | None = None) -> None:
-    """Raises UnfitFileError unless the path is a regular file, a folder of files and folders, or missing.
+    """Raise UnfitFileError unless the path is a regular file, a folder of files and folders, or missing.
 
     Beneath a root, links in the folder may lead to other places in it alone, and no file may have the set-user-id bit.
     Without one, links lead where they may, and what they lead to is looked at; the content of a folder is not.
@@ -74,7 +74,7 @@ def verify_tree(path: str, root: str | None = None) -> None:
 
 
 def verify_content(path: str) -> None:
-    """Raises UnfitFileError if something in a folder, links aside, is neither a file nor a folder."""
+    """Raise UnfitFileError if something in a folder, links aside, is neither a file nor a folder."""
     for folder, _, names in os.walk(path):
         for name in names:
             with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ def verify_content(path: str) -> None:
 
 
 def exists(path: str, root: str) -> bool:
-    """Whether something is at a path beneath a root.
+    """Tell whether a path beneath a root exists.
 
     Raises:
         UnfitFileError: it is, or is behind, a link.
@@ -100,7 +100,7 @@ def exists(path: str, root: str) -> bool:
 
 
 def copy(source: str, target: str, *, source_root: str | None = None, target_root: str | None = None) -> None:
-    """Copies a file, or a folder with what is in it, with its permissions, over what is at the target.
+    """Copy a file, or a folder and its contents, with permissions, over the target.
 
     Raises:
         UnfitFileError: something in it is neither file nor folder, or one of the paths leads out of its root.
@@ -111,7 +111,7 @@ def copy(source: str, target: str, *, source_root: str | None = None, target_roo
 
 
 def rename(source: str, target: str, root: str) -> None:
-    """Gives a file or folder another name in its folder, which is beneath the root; one that is there stays.
+    """Rename a file or folder within its folder, which is beneath the root; an existing target stays.
 
     Raises:
         UnfitFileError: the path leads out of the root.
@@ -126,7 +126,7 @@ def rename(source: str, target: str, root: str) -> None:
 
 
 def make_folder(path: str, root: str) -> int:
-    """Makes a folder beneath a root, with those above it, and opens it: its file descriptor.
+    """Create a folder beneath a root, with its parents, and open it; returns its file descriptor.
 
     Raises:
         UnfitFileError: the path leads out of the root, or something else than a folder is there.
@@ -155,7 +155,7 @@ def _open_file(path: str, root: str | None) -> int:
 
 @contextlib.contextmanager
 def _parent(path: str, root: str | None, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """The opened folder that the path is in, and its name there."""
+    """Return the opened folder of the path, and the path's name in it."""
     if root is None:
         folder, name = os.path.split(os.path.normpath(path))
         if make:

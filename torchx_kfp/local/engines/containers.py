@@ -1,4 +1,4 @@
-"""Which stages of a run are containers, and what is asked of an engine for each."""
+"""The stages of a run that are containers, and the container of each attempt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MADE = "made"
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """What is asked of an engine for one attempt. ``command`` replaces the image's ENTRYPOINT, ``args`` its CMD."""
+    """The container of one attempt. ``command`` replaces the image's ENTRYPOINT, ``args`` its CMD."""
 
     image: str
     command: Sequence[str] = ()
@@ -55,7 +55,7 @@ class ContainerPlan:
     pull: str = ""
 
     def mount_of(self, path: str) -> tuple[Mount, str] | None:
-        """The mount that shows a path of the container, and where that is on this machine."""
+        """Return the mount that shows a path of the container, and the path on this machine."""
         path = os.path.normpath(path)
         shown = [(mount, source) for mount in self.mounts if (source := source_of(path, mount)) is not None]
         return max(shown, key=lambda found: len(found[0].target), default=None)
@@ -63,7 +63,7 @@ class ContainerPlan:
 
 @dataclass(frozen=True)
 class Containers:
-    """The stages of a run that are containers: their names without indices of loops; and what all of them are given."""
+    """The stages of a run that are containers, by their names without indices of loops, and what all of them share."""
 
     names: frozenset[str] = frozenset()
     mounts: tuple[Mount, ...] = ()
@@ -86,7 +86,7 @@ class Containers:
         files: Mapping[str, Mapping[str, str]],
         copies: Mapping[str, str],
     ) -> ContainerPlan:
-        """What an engine is asked for.
+        """Return the container of an attempt.
 
         Args:
             component: of the stage.
@@ -148,7 +148,7 @@ class Containers:
 
 
 def verify_private(containers: Containers, runs: str, workspace: str | None) -> None:
-    """Raises ArgumentError if containers could write where the runs are kept: a resumed run does what is written there.
+    """Raise ArgumentError if containers could write to the folder of runs: a resumed run trusts its files.
 
     Args:
         containers: of the run.
@@ -171,7 +171,7 @@ def _keeps_runs(runs: str) -> str:
 
 
 def _place_of(runs: str, mount: Mount) -> str | None:
-    """Where the folder of runs would be seen through a mount."""
+    """Return the path at which a mount would show the folder of runs."""
     if not holds(mount.source, runs):
         return None
     return os.path.normpath(
@@ -188,7 +188,7 @@ NO_CONTAINERS = Containers()
 
 
 def _written_folders(base: Path, run_id: str) -> list[Path]:
-    """Where the stages of a run write below a tracker base."""
+    """Return the folders below a tracker base to which stages of a run write."""
     return [base / run_id, *(base / PRIVATE / kind for kind in KINDS)]
 
 

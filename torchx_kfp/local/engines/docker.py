@@ -50,7 +50,7 @@ class Host:
         self._images = _Images(client)
 
     def image_id(self, image: str) -> str:
-        """The id of the image that has this name now: one that is built again under it has another."""
+        """Return the id of the image that has this name now: an image that is rebuilt gets another id."""
         from docker.errors import DockerException
 
         try:
@@ -59,7 +59,7 @@ class Host:
             return ""
 
     def provide_image(self, puller: Puller, image: str, policy: str) -> dict[str, Any]:
-        """What the engine says of the image, which is fetched if it is not there.
+        """Return the engine's description of the image, which is pulled if it is missing.
 
         Raises:
             StartError: it cannot be had, or the stage was ended meanwhile.
@@ -67,7 +67,7 @@ class Host:
         return self._images.provide(puller, image, policy)
 
     def share_folders(self, attempt: Attempt, image_user: str) -> None:
-        """Lets the container's user and this process's write beside each other, where these are not both root.
+        """Let the container's user and this process's user write to the same folders, unless both are root.
 
         Raises:
             UnfitFileError: another container has put something else in the place of a folder.
@@ -84,15 +84,15 @@ class Host:
                 share(folder, root)
 
     def labels(self, attempt: Attempt) -> dict[str, str]:
-        """By which the attempt's container is found again."""
+        """Return the labels by which the attempt's container can be found."""
         return {RUN_LABEL: self.run_id, STAGE_LABEL: attempt.stage}
 
     def remove_left(self) -> None:
-        """Removes every container of the run: those of a runner that was killed."""
+        """Remove every container of the run, such as those of a runner that was killed."""
         _remove(self.client, self.run_id)
 
     def close(self) -> None:
-        """Removes every container of the run, and leaves the engine."""
+        """Remove every container of the run, and close the connection."""
         try:
             self.remove_left()
         finally:
@@ -100,7 +100,7 @@ class Host:
 
 
 class Puller(Protocol):
-    """Somebody who needs an image: a stage, while its container is being made."""
+    """A stage that waits for its image."""
 
     def say(self, line: str) -> None:
         """Write a line into the stage's log."""
@@ -110,7 +110,7 @@ class Puller(Protocol):
 
 
 class _Images:
-    """Images are fetched once, however many stages wait for one."""
+    """The engine's images. Each is pulled once, however many stages wait for it."""
 
     def __init__(self, client: APIClient) -> None:
         self._client = client
@@ -171,17 +171,17 @@ class _Images:
 
 
 class _PullError(Exception):
-    """The engine's reason."""
+    """The engine could not pull an image."""
 
 
 def reason_of(error: Exception) -> str:
-    """What the engine says."""
+    """Return the engine's own message."""
     text = str(getattr(error, "explanation", None) or error).strip().rstrip(".")
     return " ".join(text.split())
 
 
 def connect() -> APIClient:
-    """A client of the first engine that answers: DOCKER_HOST's alone if that is set, the usual sockets' otherwise.
+    """Return a client of the first engine that answers, at DOCKER_HOST if that is set, else at the usual sockets.
 
     Raises:
         ContainerEngineError: no engine answers; the message says where it was looked.
@@ -225,7 +225,7 @@ def _candidates() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _context() -> str | None:
-    """The engine that ``docker context use`` has chosen."""
+    """Return the address of the engine that ``docker context use`` has chosen."""
     from docker.context import ContextAPI
 
     try:
@@ -243,12 +243,12 @@ def _verify_socket(where: str) -> None:
 
 
 def has_gpus(client: APIClient) -> bool:
-    """Whether the engine can give containers NVIDIA's GPUs."""
+    """Tell whether the engine can give NVIDIA GPUs to containers."""
     return "nvidia" in (client.info().get("Runtimes") or {}) or os.path.exists(_NVIDIA_DEVICE)
 
 
 def remove_containers(run_id: str) -> int:
-    """Removes the containers that a killed runner has left of this run; how many there were.
+    """Remove the containers that a killed runner has left of this run, and return their number.
 
     Raises:
         ContainerEngineError: the package is missing, or no engine answers.

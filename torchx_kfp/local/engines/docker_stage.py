@@ -37,7 +37,7 @@ class DockerEngine(Host):
 
 
 class ContainerStage:
-    """A container that ``wait`` makes, starts, and removes when it has ended. ``pipe`` gives its output."""
+    """A container that ``wait`` creates, starts, and removes when it has ended. ``pipe`` is its output."""
 
     def __init__(self, host: Host, attempt: Attempt) -> None:
         assert attempt.container is not None
@@ -55,7 +55,7 @@ class ContainerStage:
         self._output: Any = None
 
     def wait(self, output_closed: threading.Event) -> int:
-        """Runs the container to its end, and removes it; its exit code, negative for a signal.
+        """Run the container to its end, remove it, and return its exit code, negative for a signal.
 
         Raises:
             StartError: it could not be started, or the engine has lost it.
@@ -77,15 +77,15 @@ class ContainerStage:
             os.close(self._write_end)
 
     def terminate(self, grace: float) -> None:
-        """Asks the container to end, or prevents its start; killing it is up to the caller."""
+        """Ask the container to end, or prevent its start; the caller kills it."""
         self._end("SIGTERM")
 
     def kill(self) -> None:
-        """Ends the container, or prevents its start."""
+        """Kill the container, or prevent its start."""
         self._end("SIGKILL")
 
     def describe(self, code: int) -> str:
-        """What is said about a container that ended with this code."""
+        """Describe how a container ended that has this exit code."""
         limit = self._plan.limits.memory
         limited = f" (its limit is {limit / _MEGABYTE:.0f} MB)" if limit else ""
         if code == _NOT_FOUND:
@@ -98,11 +98,11 @@ class ContainerStage:
         return describe_exit(code)
 
     def say(self, line: str) -> None:
-        """Writes a line into the stage's log."""
+        """Write a line into the stage's log."""
         self._write(f"{line}\n".encode())
 
     def wait_for(self, future: Future[None]) -> None:
-        """Waits until it is done, and raises its exception; StartError if the stage is ended before."""
+        """Wait until it is done, and raise its exception; StartError if the stage is ended before."""
         future.add_done_callback(lambda _: self._wake.set())
         self._wake.wait()
         if self._stopped:
@@ -111,7 +111,7 @@ class ContainerStage:
         future.result()
 
     def _launch(self) -> str:
-        """Makes and starts the container; its id. Where the engine has no init, without."""
+        """Create and start the container, without an init if the engine has none, and return its id."""
         from docker.errors import APIError
 
         while True:
@@ -237,7 +237,7 @@ def _ended() -> StartError:
 
 
 def _shell_code(error: Exception) -> int | None:
-    """The exit code that a shell has for a command that cannot be started."""
+    """Return a shell's exit code for a command that cannot be started."""
     text = str(error)
     if "not found" in text or "no such file" in text:
         return _NOT_FOUND
@@ -245,7 +245,7 @@ def _shell_code(error: Exception) -> int | None:
 
 
 def _signal_or_code(code: int) -> int:
-    """Engines tell of a signal as shells do."""
+    """Return the negative number of a signal, which engines report as shells do, or the exit code."""
     try:
         return -signal.Signals(code - 128)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What runs an attempt at a stage: a process of this machine, or a container (``docker``)."""
+"""The interface of engines, and the one that runs attempts as processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StartError(Exception):
-    """An attempt could not be started, or was lost; the exit code is a shell's for it, if there is one."""
+    """An attempt could not be started, or was lost; ``exit_code`` is a shell's for it, if any."""
 
     def __init__(self, reason: str, exit_code: int | None = None) -> None:
         super().__init__(reason)
@@ -23,12 +23,12 @@ class StartError(Exception):
 
 
 class RunningStage(Protocol):
-    """An attempt that was started. ``pipe`` is the end of its output to read, which the reader closes."""
+    """An attempt that was started. Its output is read from ``pipe``, which the reader closes."""
 
     pipe: int
 
     def wait(self, output_closed: threading.Event) -> int:
-        """Waits for its end; its exit code, negative for a signal.
+        """Wait for its end, and return its exit code, negative for a signal.
 
         Args:
             output_closed: is set when the output has been read to its end.
@@ -38,20 +38,20 @@ class RunningStage(Protocol):
         """
 
     def terminate(self, grace: float) -> None:
-        """Asks it to end within ``grace`` seconds, and returns."""
+        """Ask it to end within ``grace`` seconds, and return at once."""
 
     def kill(self) -> None:
-        """Ends it, and returns."""
+        """Kill it, and return at once."""
 
     def describe(self, code: int) -> str:
-        """What is said about an attempt that ended with this code."""
+        """Describe how an attempt ended that has this exit code."""
 
 
 class TimeLimit:
-    """Ends an attempt that is still running after so many seconds: asked first, and killed ``grace`` seconds later."""
+    """Ends an attempt that is still running after some seconds: asks first, and kills ``grace`` seconds later."""
 
     def __init__(self, running: RunningStage, seconds: float | None, grace: float) -> None:
-        """``seconds``: None where there is no limit."""
+        """Prepare the limit; ``seconds`` is None if there is none."""
         self.is_over = False
         self._running = running
         self._grace = grace
@@ -82,21 +82,21 @@ class Engine(Protocol):
     """A way to run attempts. Its methods are called from many threads."""
 
     def start(self, attempt: Attempt) -> RunningStage:
-        """Starts an attempt and returns at once: what takes long belongs to ``RunningStage.wait``.
+        """Start an attempt and return at once: anything that takes long belongs to ``RunningStage.wait``.
 
         Raises:
             StartError: it cannot be started.
         """
 
     def image_id(self, image: str) -> str:
-        """What the image is at this moment; empty where it is not here, or means nothing."""
+        """Return an id of the image as it is now; empty if it is missing, or images are not used."""
 
 
 class Processes:
     """Attempts as processes of this machine."""
 
     def start(self, attempt: Attempt) -> RunningStage:
-        """Starts the process.
+        """Start the process.
 
         Raises:
             StartError: there is no such command, or its words cannot be given to one.
@@ -107,7 +107,7 @@ class Processes:
             raise _start_error(attempt.command, error) from None
 
     def image_id(self, image: str) -> str:
-        """A process has no image."""
+        """Return an empty id: a process has no image."""
         return ""
 
 

@@ -18,7 +18,7 @@ _PYTHONS = ("python", "python3")
 
 
 def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What all stages of a run share.
+    """Return the environment variables that all stages of a run share.
 
     The runner's environment, without what a stage around it was told, and with ``python`` and ``python3`` being
     the running interpreter. Python writes its output at once, so that it is seen while the stage runs.
@@ -37,7 +37,7 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
 
 
 def stage_mark(environ: Mapping[str, str], run_id: str, pod_name: str) -> str:
-    """The value of ``RUN_MARK`` in one stage."""
+    """Return the value of ``RUN_MARK`` in one stage."""
     return f"{environ[RUN_MARK]}:{run_id}/{pod_name}"
 
 

@@ -1,4 +1,4 @@
-"""Folders of this machine in containers: each at its own path, so that a path means the same everywhere in a run."""
+"""Folders of this machine in containers: each has the same path there, so that a path means the same in all stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Mount:
 
 
 def parse_mount(text: str) -> Mount:
-    """The mount that ``SRC[:DST][:ro]`` means; DST is SRC's own path where it is not given.
+    """Read a mount from ``SRC[:DST][:ro]``; DST defaults to SRC's own path.
 
     Raises:
         ArgumentError: it has another form, or there is no SRC.
@@ -55,7 +55,7 @@ def parse_mount(text: str) -> Mount:
 
 
 def combine(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """One mount for each target, the last one's, without those that repeat what an outer one shows."""
+    """Return one mount for each target, the last one given, without those that repeat what an outer one shows."""
     by_target = {mount.target: mount for mount in mounts}
     kept: list[Mount] = []
     for target in sorted(by_target):
@@ -73,7 +73,7 @@ def _shows(outer: Mount, mount: Mount) -> bool:
 
 
 def source_of(path: str, mount: Mount) -> str | None:
-    """Where a path in the container is on this machine; None if the mount does not show it."""
+    """Return the path on this machine of a path in the container; None if the mount does not show it."""
     if path != mount.target and not _is_below(path, mount.target):
         return None
     return os.path.normpath(os.path.join(mount.source, os.path.relpath(path, mount.target)))
@@ -84,13 +84,13 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def holds(folder: str, path: str) -> bool:
-    """Whether a path is a folder or in it, by whatever names they go."""
+    """Tell whether a path is a folder or inside it, with links resolved."""
     folder, path = os.path.realpath(folder), os.path.realpath(path)
     return path == folder or _is_below(path, folder)
 
 
 def local_path(base: str) -> str | None:
-    """The path of a tracker base on this machine; None if it is elsewhere.
+    """Return the path of a tracker base on this machine; None if it is elsewhere.
 
     Raises:
         ValueError: the path is not absolute.
@@ -108,7 +108,7 @@ def local_path(base: str) -> str | None:
 
 
 def named_paths(arguments: Mapping[str, Any]) -> list[str]:
-    """The paths of this machine that arguments of a run are: what their user has named, and not the pipeline."""
+    """Return the paths of this machine among the arguments of a run: the user named them, not the pipeline."""
     found = []
     for value in arguments.values():
         if isinstance(value, str):
@@ -120,7 +120,7 @@ def named_paths(arguments: Mapping[str, Any]) -> list[str]:
 def tracker_bases(
     command: Sequence[str], inputs: Mapping[str, Any], named: Collection[str], mounts: Iterable[Mount]
 ) -> list[str]:
-    """The tracker bases on this machine that the stage is told; they are made where they are missing.
+    """Return the tracker bases on this machine that a stage uses, and create those that are missing.
 
     Args:
         command: of the stage.
@@ -161,7 +161,7 @@ def tracker_bases(
 def artifact_mounts(
     inputs: Mapping[str, Any], named: Collection[str], mounts: Sequence[Mount], workspace: str
 ) -> list[Mount]:
-    """Mounts for the artifacts that the stage reads, but those which another mount or the workspace shows.
+    """Return mounts for the artifacts that the stage reads, unless another mount or the workspace shows them.
 
     A path below a folder that stages write to is never mounted by itself: it might be a link by then.
 
@@ -192,12 +192,12 @@ def _verify_import(artifact: Artifact, named: Collection[str], mounts: Sequence[
 
 
 def _is_shown(path: str, mounts: Iterable[Mount]) -> bool:
-    """Whether containers see this path at the path that it has here."""
+    """Tell whether containers see this path under the same name."""
     return any(source_of(path, mount) == path for mount in mounts)
 
 
 def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
-    """Copies from other storage, where KFP's executor looks for them in an image: ``/s3/bucket/key``."""
+    """Return mounts of copies from other storage, where KFP's executor looks for them: ``/s3/bucket/key``."""
     return [
         Mount(path, f"/{_STORES[scheme]}/{rest}", read_only=True)
         for url, path in copies.items()
@@ -207,7 +207,7 @@ def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
 
 
 def share(path: str, root: str) -> None:
-    """Makes a folder beneath a root one that every user may write to, with all that will be made in it.
+    """Let every user write to a folder beneath a root, and to everything that will be created in it.
 
     The user of an image is any number, and the engine's root is not this process's user: each shall be able to
     write beside the other, and the owner of the run to remove what containers have made. A default access list

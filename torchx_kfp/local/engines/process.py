@@ -1,4 +1,4 @@
-"""Processes of stages: each is the leader of a session of its own, and ends with everything that it started.
+"""Stages as processes: each leads its own session, and ends with everything that it started.
 
 A stage is what a container would be: when its first process has ended, what that left behind is killed. It is known
 by its session; by the stage's mark in its environment if it has left that; and if it has cleared that, too, by a mark
@@ -43,10 +43,10 @@ _LIMIT = 1 << 58
 
 
 class StageProcess:
-    """A running process. ``pipe`` is the end of its output to read."""
+    """A running process. Its output is read from ``pipe``."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], directory: Path) -> None:
-        """Starts the command; the last part of ``RUN_MARK`` in its environment is this process's alone.
+        """Start the command; the last part of ``RUN_MARK`` in its environment belongs to this process only.
 
         Raises:
             OSError: it cannot be started.
@@ -76,7 +76,7 @@ class StageProcess:
         self._stop_at: float | None = None
 
     def wait(self, output_closed: threading.Event) -> int:
-        """Waits for the end of the process and of all that it started; its exit code, negative for a signal.
+        """Wait for the end of the process, end everything that it started, and return its exit code.
 
         Args:
             output_closed: is set when nobody holds the process's output open any more.
@@ -94,17 +94,17 @@ class StageProcess:
             return self._process.wait()
 
     def terminate(self, grace: float) -> None:
-        """Asks all processes of the stage to end; they should within ``grace`` seconds."""
+        """Ask all processes of the stage to end within ``grace`` seconds."""
         self._stop_at = time.monotonic() + grace
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends all processes of the stage."""
+        """Kill all processes of the stage."""
         self._stop_at = time.monotonic()
         self._signal(signal.SIGKILL)
 
     def describe(self, code: int) -> str:
-        """What is said about a process that ended with this code."""
+        """Describe how a process ended that has this exit code."""
         script = _missing_script(self._command, self._directory) if code == _USAGE else None
         if script is None:
             return describe_exit(code)
@@ -121,7 +121,7 @@ class StageProcess:
 
 
 def _missing_script(command: Sequence[str], directory: Path) -> str | None:
-    """The script that Python was to run and did not find, if it was given one below the directory."""
+    """Return the script that Python should have run and did not find in the directory, if there is one."""
     words = fill_in(command)
     for place, program in enumerate(words):
         if _PYTHON.fullmatch(os.path.basename(program)):
@@ -133,7 +133,7 @@ def _missing_script(command: Sequence[str], directory: Path) -> str | None:
 
 
 def kill_marked(mark: str) -> None:
-    """Ends every process that has the mark of a run, or of a stage, in its environment, but this one."""
+    """Kill every process that has the mark of a run or stage in its environment or limits, except this one."""
     _kill_all(lambda: itertools.chain(_marked(f"{RUN_MARK}=".encode(), mark.encode()), _limited(mark)))
 
 
@@ -155,7 +155,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _session(leader: int) -> Iterator[int]:
-    """The living processes of a session, but its leader. Process groups do not do: ``timeout`` makes its own."""
+    """Yield the living processes of a session except its leader. Groups would miss some: ``timeout`` has its own."""
     for pid in _processes():
         if pid == leader:
             continue
@@ -182,7 +182,7 @@ def _is_marked(environ: bytes, prefix: bytes, mark: bytes) -> bool:
 
 @contextlib.contextmanager
 def _marked_limit(mark: str) -> Iterator[None]:
-    """What is started inside has the mark in its limit from the first moment on, and hands it on."""
+    """Mark the limit of this process while a stage is started, so that the stage and its children inherit it."""
     *_, run_id, stage = ("", *mark.split(":"))
     if not stage or not hasattr(resource, "prlimit"):
         yield
@@ -198,13 +198,13 @@ def _marked_limit(mark: str) -> Iterator[None]:
 
 
 def _limit_of(mark: str) -> tuple[int, int]:
-    """What a run's id, and a stage's mark, are in the limit: bits 30 to 57, and the 30 below."""
+    """Return the bits in the limit for a run's id (30 to 57), and for a stage's mark (the 30 below)."""
     number = int.from_bytes(hashlib.sha256(mark.encode("utf-8", "surrogateescape")).digest()[:8], "big")
     return (number % 2**28) << 30, number % 2**30
 
 
 def _limited(mark: str) -> Iterator[int]:
-    """The living processes that have the mark of a run, or of a stage, in their limit."""
+    """Yield the living processes that have the mark of a run or stage in their limit."""
     if not hasattr(resource, "prlimit"):
         return
     run, part = _limit_of(mark)
@@ -222,6 +222,6 @@ def _processes() -> Iterator[int]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether it is more than a zombie that waits for its parent."""
+    """Tell whether a process is more than a zombie."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

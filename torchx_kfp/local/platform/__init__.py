@@ -1,1 +1,1 @@
-"""What a pipeline asks of Kubernetes, and what becomes of it on this machine."""
+"""Kubernetes settings of a pipeline, and their effect on this machine."""

@@ -40,12 +40,12 @@ class GivenKeys:
     config_maps: Given = field(default_factory=dict)
 
     def of(self, setting: str) -> Given:
-        """Those that a setting of the platform spec takes its values from."""
+        """Return the secrets or config maps from which a setting of the platform spec takes its values."""
         return self.secrets if setting.startswith("secret") else self.config_maps
 
 
 def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
-    """What ``NAME=PATH`` on the command line gives.
+    """Read secrets or config maps from words ``NAME=PATH`` of a command line.
 
     Args:
         words: of a ``PATH``, see ``read_keys``.
@@ -66,7 +66,7 @@ def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
 
 
 def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
-    """The keys and values in a folder (a file for each), a file of lines ``KEY=VALUE``, or a manifest of Kubernetes.
+    """Read keys from a folder (a file for each), a file of lines ``KEY=VALUE``, or a Kubernetes manifest.
 
     Raises:
         ArgumentError: it is none of these, or cannot be read.
@@ -122,7 +122,7 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
 def verify_given(
     components: Iterable[Component], given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
 ) -> None:
-    """Raises ArgumentError if nobody takes a secret or config map that is given, or if it lacks a key that is taken."""
+    """Raise ArgumentError if no stage uses a given secret or config map, or if it lacks a key that is used."""
     taken: dict[str, set[str]] = {"secret": set(), "configMap": set()}
     for component in components:
         for setting in (*VARIABLES, *FILES):
@@ -153,14 +153,14 @@ def verify_given(
 
 
 def variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the stage takes from secrets and config maps, as they are in this environment."""
+    """Return the variables in this environment that the stage would take from secrets and config maps."""
     items = [item for key in VARIABLES for item in platform.get(key) or ()]
     names = [pair["envVar"] for item in items for pair in item.get("keyToEnv") or ()]
     return {name: environ[name] for name in names if name in environ}
 
 
 def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that the stage takes from secrets and config maps that the user gives.
+    """Return the variables that the stage takes from secrets and config maps that the user gives.
 
     ``inputs`` are those of the scope: the name of a secret may be one of them.
     """
@@ -176,7 +176,7 @@ def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, An
 
 
 def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
-    """Secrets and config maps that the user gives, by the paths at which the stage has them as files."""
+    """Return the given secrets and config maps that the stage has as files, by their paths."""
     return {
         os.path.normpath(mount.get("mountPath", "")): given.of(key)[name]
         for key in FILES
@@ -188,7 +188,7 @@ def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any
 def missing_variables(
     component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """Variables of this component from secrets and config maps that nobody gives."""
+    """Describe the variables that the component takes from secrets and config maps that are not given."""
     there = {*environ, *given_values(component, given, inputs)}
     for setting, (what, option) in VARIABLES.items():
         for item in component.platform.get(setting) or ():

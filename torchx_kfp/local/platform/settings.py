@@ -1,4 +1,4 @@
-"""Other settings of Kubernetes in a pipeline, and what becomes of them on this machine.
+"""Kubernetes settings other than secrets and volumes, and their effect on this machine.
 
 Field paths become environment variables with this run's values. Time limits are applied, and in containers also users,
 image pull policies and shared memory. A run lists the settings that are not applied. Unknown settings are refused.
@@ -49,18 +49,18 @@ KNOWN_OF_PIPELINES = {_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
 
 
 def time_limit(platform: Mapping[str, Any]) -> float | None:
-    """Seconds that a pod, or a run, may take; None: as long as it needs. ``kubernetes.set_timeout`` sets a pod's."""
+    """Return the seconds that a pod (``kubernetes.set_timeout``) or a run may take; None for no limit."""
     # int64 is text in protobuf's JSON; 0 is no limit.
     return float(platform.get(_TIME_LIMIT) or 0) or None
 
 
 def has_workspace(pipeline: Pipeline) -> bool:
-    """Whether the pipeline has a folder that its stages share."""
+    """Tell whether the pipeline has a folder that its stages share."""
     return _WORKSPACE in pipeline.platform
 
 
 def pod_user(platform: Mapping[str, Any]) -> str | None:
-    """The user, and group, that the pipeline wants the container to run as; None: the image's."""
+    """Return the user, and group, that the container is to run as; None for the image's."""
     context = platform.get("securityContext") or {}
     user, group = context.get("runAsUser"), context.get("runAsGroup")
     if user is None:
@@ -87,7 +87,7 @@ def _fields(run_id: str = "", pod_name: str = "", pod_uid: str = "") -> dict[str
 
 
 def not_applied(component: Component) -> list[str]:
-    """Kinds of settings of this component that have no effect on a process of this machine."""
+    """Return the kinds of settings of a component that have no effect on a process."""
     kinds = [text for key, text in _NOT_APPLIED.items() if _is_set(component, key)]
     if component.container is not None and component.container.resources:
         kinds.append("cpu, memory and accelerator limits")
@@ -95,7 +95,7 @@ def not_applied(component: Component) -> list[str]:
 
 
 def not_applied_in_container(component: Component, *, has_gpus: bool = False) -> list[str]:
-    """Kinds of settings of this component that have no effect on a container of this machine.
+    """Return the kinds of settings of a component that have no effect on a container.
 
     ``has_gpus``: whether containers can be given GPUs.
     """
@@ -108,26 +108,26 @@ def not_applied_in_container(component: Component, *, has_gpus: bool = False) ->
 
 
 def pipeline_not_applied(platform: Mapping[str, Any]) -> list[str]:
-    """Kinds of settings of the pipeline itself that have no effect on this machine."""
+    """Return the kinds of settings of the pipeline itself that have no effect on this machine."""
     return [text for key, text in _PIPELINE_NOT_APPLIED.items() if platform.get(key)]
 
 
 def refusals(component: Component) -> Iterator[str]:
-    """What the component needs that this version does not know."""
+    """Describe settings of the component that this version does not know."""
     for key in component.platform:
         if key not in KNOWN:
             yield f"has the Kubernetes setting {key!r}, which this version does not know. Run it on KFP"
 
 
 def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
-    """What the pipeline itself asks for that cannot be had."""
+    """Describe settings of the pipeline itself that this version does not know."""
     for key in platform:
         if key not in KNOWN_OF_PIPELINES:
             yield f"has the setting {key!r}, which this version does not know. Run the pipeline on KFP"
 
 
 def _is_set(component: Component, key: str) -> bool:
-    """Whether the author has set it; labels that every stage of an AppDef has are nobody's wish."""
+    """Tell whether the author has set it, which excludes the labels that every stage of an AppDef has."""
     setting = component.platform.get(key)
     if key != _POD_METADATA or not setting:
         return bool(setting)

@@ -1,4 +1,4 @@
-"""Volumes of a pipeline's stages, and what they are on this machine.
+"""Volumes of a pipeline's stages, and their counterparts on this machine.
 
 A process finds a volume where a folder of that path exists. A container gets new folders for empty directories and
 temporary volumes, and what the user mounts at the path of any other. Volume claims are neither made nor deleted.
@@ -32,7 +32,7 @@ _MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
 
 
 def volume_task(component: Component) -> str | None:
-    """What a task does that is no container: ``makes`` or ``deletes`` a volume claim; None for all others."""
+    """Tell what a task does to a volume claim instead of running: ``makes``, ``deletes``, or None."""
     image = component.container.image if component.container is not None else ""
     if image.startswith(_MAKES_VOLUME):
         return "makes"
@@ -40,14 +40,14 @@ def volume_task(component: Component) -> str | None:
 
 
 def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """The name of the claim that the task would have made: its only output. It is not made."""
+    """Return the only output of a task that would make a volume claim: the claim's name."""
     suffix = inputs.get("pvc_name_suffix") or ""
     name = inputs.get("pvc_name") or f"{run_id}{suffix}"
     return dict.fromkeys(component.outputs, name)
 
 
 def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
-    """Volumes that are empty at first: where they are mounted, by their names."""
+    """Return the mount paths of volumes that are empty at first, by the volumes' names."""
     volumes = [volume for key in _TEMPORARY for volume in platform.get(key) or () if not _is_memory(volume)]
     return {
         safe_name(volume.get("volumeName") or str(index)): os.path.normpath(volume["mountPath"])
@@ -56,7 +56,7 @@ def temporary_folders(platform: Mapping[str, Any]) -> dict[str, str]:
 
 
 def memory_folders(platform: Mapping[str, Any]) -> dict[str, int | None]:
-    """Empty directories in memory: their sizes in bytes, by where they are mounted. None: no limit."""
+    """Return the sizes in bytes of empty directories in memory, by their mount paths; None for no limit."""
     return {
         path: math.ceil(parse_quantity(volume["sizeLimit"])) if volume.get("sizeLimit") else None
         for volume in platform.get("emptyDirMounts") or ()
@@ -65,7 +65,7 @@ def memory_folders(platform: Mapping[str, Any]) -> dict[str, int | None]:
 
 
 def shared_memory(platform: Mapping[str, Any]) -> int | None:
-    """The size of ``/dev/shm`` in bytes; None where the pipeline does not care."""
+    """Return the size of ``/dev/shm`` in bytes; None if the pipeline does not set it."""
     volumes = platform.get("emptyDirMounts") or ()
     sizes = [volume.get("sizeLimit") for volume in volumes if os.path.normpath(volume["mountPath"]) == _SHM]
     if shared := platform.get("enabledSharedMemory"):
@@ -79,7 +79,7 @@ def shared_memory(platform: Mapping[str, Any]) -> int | None:
 
 
 def missing_folders(component: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Volumes of this component that a process does not find: there is no directory where they are mounted."""
+    """Describe the volumes that a process does not find: there is no directory at their mount paths."""
     for key, mount in _mounts(component):
         path = mount.get("mountPath", "")
         if not os.path.isdir(path):
@@ -89,7 +89,7 @@ def missing_folders(component: Component, inputs: Mapping[str, Any]) -> Iterator
 def missing_mounts(
     component: Component, given: GivenKeys, inputs: Mapping[str, Any], mounted: Collection[str]
 ) -> Iterator[str]:
-    """Volumes of this component that a container does not find, unless the user mounts something there.
+    """Describe the volumes that a container does not find because the user mounts nothing at their paths.
 
     ``mounted``: the paths that the user mounts something at.
     """

@@ -1,1 +1,1 @@
-"""One attempt at a stage: what is made ready for it, and what it leaves."""
+"""One attempt at a stage: its preparation, its execution, and its outputs."""

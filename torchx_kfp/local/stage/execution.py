@@ -1,4 +1,4 @@
-"""One attempt at a stage: its folder, its command and environment, what runs it, and what it left behind."""
+"""The execution of one attempt at a stage, from its folder to its outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RESULTS_PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an attempt. ``reason`` is empty if it succeeded."""
+    """The outcome of an attempt. ``reason`` is empty if it succeeded."""
 
     exit_code: int | None = None
     reason: str = ""
@@ -52,7 +52,7 @@ class Execution:
         done: Callable[[Execution, Outcome], None],
         grace: float = 0.0,
     ) -> None:
-        """``grace``: seconds that the stage has to end by itself when its time limit is over."""
+        """Prepare the attempt; ``grace`` is in seconds, from the end of its time limit to its being killed."""
         self.attempt = attempt
         self._grace = grace
         self._engine = engine
@@ -64,18 +64,18 @@ class Execution:
         self._thread = threading.Thread(target=self._run, name=attempt.pod_name, daemon=True)
 
     def start(self) -> None:
-        """Starts the attempt and returns; ``done`` is called from another thread when it has ended."""
+        """Start the attempt and returns; ``done`` is called from another thread when it has ended."""
         self._thread.start()
 
     def terminate(self, grace: float) -> None:
-        """Asks the stage to end within ``grace`` seconds, or prevents its start."""
+        """Ask the stage to end within ``grace`` seconds, or prevent its start."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
                 self._running.terminate(grace)
 
     def kill(self) -> None:
-        """Ends the stage, or prevents its start."""
+        """Kill the stage, or prevent its start."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
@@ -91,7 +91,7 @@ class Execution:
         self._done(self, outcome)
 
     def _recorded(self, outcome: Outcome) -> Outcome:
-        """The outcome with what the stage has recorded; one that failed may have recorded something, too."""
+        """Return the outcome with the results that the stage recorded, even if it failed."""
         run_id, base = read_run_id(self.attempt), self.attempt.tracker_base
         if run_id is None or base is None:
             return outcome
@@ -131,7 +131,7 @@ class Execution:
 
     @contextlib.contextmanager
     def _secret_files(self) -> Iterator[None]:
-        """The files of secrets that a container has; they are gone when it has ended."""
+        """Write the files of a container's secrets, and remove them when it has ended."""
         files = self.attempt.container.files if self.attempt.container is not None else {}
         try:
             for folder, contents in files.items():
@@ -157,18 +157,18 @@ class Execution:
                     log.write(f"This stage {error}\n")
 
     def _environ(self) -> Mapping[str, str]:
-        """The stage's environment variables; what it has pip install is there then."""
+        """Install the packages that the stage asks for, and return its environment variables."""
         environ = self.attempt.environ
         folder = provide_environment(self.attempt.installs, environ, self._run_command, lambda: self._stopped)
         return environ if folder is None else activate(folder, environ)
 
     def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Runs a command beside the stage's own, as a process; its output is in the stage's log."""
+        """Run another command for the stage, as a process whose output goes into the stage's log."""
         attempt = dataclasses.replace(self.attempt, command=command, environ=environ)
         return self._run_to_end(Processes(), attempt)[0]
 
     def _run_to_end(self, engine: Engine, attempt: Attempt) -> tuple[int, str]:
-        """Runs the attempt, and all that it starts, to its end: its exit code, and why it failed if it has."""
+        """Run the attempt to its end, and return its exit code, and why it failed, if it did."""
         with self._lock:
             if self._stopped:
                 raise StartError("was not started: the run was ended")

@@ -1,4 +1,4 @@
-"""What stages print: into their log files byte for byte, and line by line to those who watch."""
+"""The output of stages: byte for byte into their log files, and line by line to a watch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Log:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[str]:
-        """Keeps the data, and returns the lines, as a terminal may show them, that are complete with it."""
+        """Write the data to the log, and return the lines that it completes, safe for a terminal."""
         said: list[str] = []
         if self._file is not None:
             try:
@@ -57,7 +57,7 @@ class Log:
         return clean_line(self._rest[-_UNFINISHED:])
 
     def finish(self) -> list[str]:
-        """Closes file and pipe; the line that had no end is returned."""
+        """Close the file and the pipe, and return the line that had no end."""
         os.close(self.pipe)
         if self._file is not None:
             self._file.close()
@@ -73,12 +73,12 @@ def _write_whole(file: BinaryIO, data: bytes) -> None:
 
 
 def _pieces(line: bytes) -> list[bytes]:
-    """The line in pieces of the longest that is shown at once; the same ones, however it came in."""
+    """Split a line into pieces of at most ``_LINE_LIMIT`` bytes."""
     return [line[start : start + _LINE_LIMIT] for start in range(0, len(line), _LINE_LIMIT)] or [b""]
 
 
 class LogPump:
-    """One thread that reads the output of all stages, and shows it to somebody who watches the run.
+    """A thread that reads the output of all stages for a watch.
 
     If the watch raises an exception, it is not called again, the stages go on, and ``error`` has the exception.
     """
@@ -109,12 +109,12 @@ class LogPump:
         os.close(self._wake_write)
 
     def add(self, log: Log) -> None:
-        """Reads the log's pipe from now on; ``log.closed`` is set at its end."""
+        """Read the log's pipe from now on; ``log.closed`` is set at its end."""
         self._requests.append(("add", log))
         self._wake()
 
     def drop(self, log: Log) -> None:
-        """Stops reading a pipe that somebody holds open."""
+        """Stop reading a pipe that somebody holds open."""
         self._requests.append(("drop", log))
         self._wake()
 

@@ -1,4 +1,4 @@
-"""What an attempt at a stage has left: its report, its output parameters, its artifacts, and the results it recorded.
+"""The outputs of an attempt at a stage: its report, parameters, artifacts, and recorded results.
 
 A stage in a container may have left anything. It is read beneath the one folder that its container could write to,
 and an artifact of it lies there, or on other storage (see ``beneath``).
@@ -32,7 +32,7 @@ _LONGEST_REPORT = 64 << 20
 
 
 def read_run_id(attempt: Attempt) -> str | None:
-    """The run id that a tracked stage has made; a stage that fails afterwards has made it, too."""
+    """Return the run id of a tracked stage, which exists even if the stage failed afterwards."""
     path = attempt.output_files.get("run_id")
     if path is None or attempt.tracker_base is None:
         return None
@@ -42,7 +42,7 @@ def read_run_id(attempt: Attempt) -> str | None:
 
 
 def read_outputs(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]:
-    """The stage's output parameters and artifacts, the latter where they belong.
+    """Return the stage's output parameters, and its artifacts in their final places.
 
     Raises:
         ValueError: something is missing, of another type, or no file; the text goes on after the stage's name.
@@ -93,7 +93,7 @@ def _read_output(attempt: Attempt, name: str, type_: str, reported: Mapping[str,
 
 
 def _store(attempt: Attempt, artifact: Artifact) -> Artifact:
-    """The artifact with what is at its custom path copied to where it belongs, as a launcher uploads it."""
+    """Copy a file from the artifact's custom path to its final place, as KFP's launcher uploads it."""
     stored = dataclasses.replace(artifact, custom_path="")
     if not stored.is_here:
         if attempt.container is not None and not is_remote(stored.uri):
@@ -128,7 +128,7 @@ def _copy_custom(attempt: Attempt, path: str, target: str) -> None:
 
 
 def describe_missing(attempt: Attempt, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]) -> str:
-    """What is said of a stage whose application succeeded, and which failed since it has not recorded what it declares.
+    """Describe the declared results that a stage did not record, which made it fail after its application succeeded.
 
     Empty where that is not so: the stage's publisher reports what there is when the application is done.
 

@@ -58,7 +58,7 @@ class InstallError(Exception):
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where environments are kept."""
+    """Return the folder of environments."""
     root = environ.get("XDG_CACHE_HOME", "")
     return Path(root if os.path.isabs(root) else os.path.expanduser("~/.cache")) / "torchx-kfp" / "venvs"
 
@@ -66,7 +66,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def provide_environment(
     installs: Installs, environ: Mapping[str, str], run: RunCommand, stopped: Callable[[], bool]
 ) -> Path | None:
-    """The folder of an environment in which these have been installed; None if the running one has it all.
+    """Return the folder of an environment with these packages; None if the running one has them all.
 
     Args:
         installs: the words behind each ``pip install``.
@@ -97,7 +97,7 @@ def provide_environment(
 
 
 def activate(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of a stage in the environment in this folder."""
+    """Return the environment variables of a stage that runs in the environment in this folder."""
     path = os.pathsep.join((str(folder / "bin"), environ.get("PATH") or os.defpath))
     return {**environ, "PATH": path, "VIRTUAL_ENV": str(folder)}
 
@@ -138,7 +138,7 @@ def _verify(code: int, program: str, words: Sequence[str]) -> None:
 
 
 def _lay_over(folder: Path) -> None:
-    """Lets the environment see what the running one has, editable installs included, behind its own packages."""
+    """Make packages of the running environment visible behind its own, including editable installs."""
     (own,) = folder.glob("lib/python*/site-packages")
     lines = [f"import site; site.addsitedir({path!a})\n" for path in _installed_folders()]
     (own / _LAYER).write_text("".join(lines), encoding="ascii")
@@ -150,7 +150,7 @@ def _installed_folders() -> list[str]:
 
 
 def _key(wanted: Installs) -> str:
-    """What an environment depends on: the interpreter, what it has, and what is wanted."""
+    """Return a key for an environment: of the interpreter, its packages, and the packages to install."""
     folders = _installed_folders()
     # What pip leaves out because it is there already must be there still.
     installed = [
@@ -162,7 +162,7 @@ def _key(wanted: Installs) -> str:
 
 
 def _with_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The words as the shell would pass them on: KFP quotes packages, and leaves indexes to it."""
+    """Return the words as a shell would pass them on: KFP quotes packages, but not indexes."""
     pairs = zip(("", *words), words, strict=False)
     return [
         string.Template(word).safe_substitute(environ) if before in SOURCE_OPTIONS else word for before, word in pairs
@@ -186,7 +186,7 @@ def _locked(home: Path, stopped: Callable[[], bool]) -> Iterator[None]:
 
 
 def are_satisfied(words: Sequence[str]) -> bool:
-    """Whether ``pip install`` with these words would find everything installed in the running interpreter."""
+    """Tell whether ``pip install`` with these words would find everything installed in the running interpreter."""
     rest = iter(words)
     for word in rest:
         if word in SOURCE_OPTIONS:
@@ -219,7 +219,7 @@ def _is_installed(requirement: Requirement) -> bool:
 
 
 def _of_extras(distribution: importlib.metadata.Distribution, extras: set[str]) -> Iterator[Requirement]:
-    """What these extras of a distribution need beyond the distribution itself."""
+    """Yield the requirements of a distribution's extras."""
     for text in distribution.requires or () if extras else ():
         requirement = Requirement(text)
         marker = requirement.marker
@@ -230,7 +230,7 @@ def _of_extras(distribution: importlib.metadata.Distribution, extras: set[str]) 
 
 
 def local_state(words: Sequence[str]) -> list[str]:
-    """What tells whether the files and folders that are named there have changed."""
+    """Return the state of files and folders that are named there, by which a change is noticed."""
     paths = {path for word in words if (path := _local_path(word)) and os.path.exists(path)}
     return [f"{path} {os.path.getsize(path)} {_newest(path)}" for path in sorted(paths)]
 
@@ -244,7 +244,7 @@ def _local_path(word: str) -> str:
 
 
 def _newest(path: str) -> int:
-    """The time of the last change in a file or folder, in ns."""
+    """Return the time of the last change in a file or folder, in ns."""
     times = [os.stat(path).st_mtime_ns]
     for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -1,4 +1,4 @@
-"""What one attempt at a stage is given: its folder, its command and its environment."""
+"""The preparation of one attempt at a stage: its folder, its command and its environment."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class RunContext:
 
 
 class Preparation:
-    """What an attempt at a stage is given, derived once: its key in the cache and its start are made from it.
+    """The facts about an attempt, derived once: its key in the cache and its start follow from them.
 
     Raises:
         ValueError: the stage cannot be given an input.
     """
 
     def __init__(self, node: Node, context: RunContext, pod_name: str) -> None:
-        """Derive it; nothing is made on the disk."""
+        """Derive them; nothing is written to the disk."""
         component = node.component
         container = component.container
         assert container is not None
@@ -113,7 +113,7 @@ class Preparation:
         return cache_key(task, component, self.inputs, environ=environ, surroundings=surroundings)
 
     def attempt(self) -> Attempt:
-        """Return what is to be started.
+        """Return the attempt, ready to be started.
 
         Raises:
             ValueError: a container cannot be given what the stage asks for.

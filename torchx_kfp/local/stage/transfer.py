@@ -1,4 +1,4 @@
-"""Artifacts on other storage: copied to this machine, or to the workspace, for a stage that takes their file."""
+"""Copies of artifacts on other storage, for stages that take them as files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, 
 
 
 class UnavailableError(Exception):
-    """A file on other storage that cannot be had."""
+    """A file on other storage cannot be copied."""
 
 
 _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
@@ -26,7 +26,7 @@ _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
 def with_copies(
     inputs: Mapping[str, Any], words: Sequence[str], folder: Path, *, takes_all: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The inputs, with places below the folder for files that are elsewhere; and those places by their URLs.
+    """Return the inputs, with local places for files on other storage, and those places by their URLs.
 
     Args:
         inputs: parameters and artifacts.
@@ -54,7 +54,7 @@ def _with_place(artifact: Artifact, folder: Path) -> Artifact:
 
 
 def copy_here(url: str, path: str, root: str, folder: str) -> None:
-    """Copies a file, or a folder with what is in it; what is there already stays. Several may do so at once.
+    """Copy a file, or a folder and its contents, unless it exists. Several processes may do so at once.
 
     Args:
         url: of the file.
