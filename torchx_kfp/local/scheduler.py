@@ -40,11 +40,11 @@ from torchx_kfp.pipeline.walk import Place, StageNames, walk
 from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
 from torchx_kfp.runs.result import StageResult, State
 
-#: Seconds after which waiting is interrupted: a signal that comes just before it begins would not end it.
+#: Seconds after which a wait is interrupted: a signal that arrives just before it would not interrupt it.
 _LOOK_UP = 1.0
 
 
-#: States of tasks after which those that depend on them do not run, and what is said of it.
+#: States of tasks after which dependent tasks do not run, and the words for them.
 _WITHOUT_OUTPUTS = {
     State.FAILED: "failed",
     State.CANCELED: "was ended",
@@ -84,13 +84,13 @@ class Scheduler:
         self._time_limit = options.timeout if options.timeout is not None else time_limit(pipeline.platform)
         self._listener = listener
         self._happenings: queue.SimpleQueue[Happening] = queue.SimpleQueue()
-        #: Whether nothing more shall begin: what takes long looks at it.
+        #: Whether nothing more should begin; slow operations check it.
         self._is_interrupted = False
-        #: Items of all loops so far.
+        #: The number of items in all loops so far.
         self._items = 0
         self._ready: deque[Node] = deque()
         self._over: deque[Scope] = deque()
-        #: Scopes that have begun and not ended, and nested pipelines that wait for another attempt.
+        #: Scopes that are running, and nested pipelines that wait for another attempt.
         self._scopes: dict[Scope, None] = {}
         self._retrying: dict[Node, None] = {}
         #: Why the run failed, if no stage did.
@@ -128,7 +128,7 @@ class Scheduler:
             root.failed = True
             return root
         except BaseException:
-            # Of a listener, which would not want to hear more.
+            # A listener raised it, and should get no more events.
             self._stages.kill()
             raise
 
@@ -239,7 +239,7 @@ class Scheduler:
             return
         if node.task.loop is not None:
             node.loop = LoopProgress(items, node.task.loop.parallelism)
-            # Those of loops in it have events of their own.
+            # Inner loops have their own events.
             stages = tuple(without_indices(stage.name) for stage in self._inside(node) if not stage.looped)
             self._listener(LoopStarted(node.name, len(items), stages))
             self._continue_loop(node)
@@ -353,7 +353,7 @@ class Scheduler:
         node.state = state
         node.outputs = outputs
         scope = node.scope
-        # KFP calls a run succeeded whose exit task fails: that is a hook, and no part of the graph.
+        # On KFP a run succeeds if only its exit task fails, since that is a hook and not part of the graph.
         failed = state is State.FAILED and not node.task.runs_always
         scope.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
         if self._options.fail_fast and failed and not _may_be_retried(scope):

@@ -26,12 +26,12 @@ from torchx_kfp.text import clean
 
 #: An attempt that has ended, or the number of a signal.
 Happening: TypeAlias = tuple[Execution, Outcome] | int
-#: Takes a node whose stage has ended, how, and its outputs.
+#: Takes a node whose stage has ended, its state, and its outputs.
 Ended: TypeAlias = Callable[[Node, State, Mapping[str, Any]], None]
-#: Calls a function when so many seconds have gone by.
+#: Calls a function after a number of seconds.
 Later: TypeAlias = Callable[[float, Callable[[], None]], None]
 
-#: Seconds that stages have to be gone when their processes were killed.
+#: Seconds for stages to end after their processes were killed.
 _LEAVE = 5.0
 
 
@@ -40,17 +40,17 @@ class _Stage:
     """A task with a container, from its first attempt on."""
 
     node: Node
-    #: Attempts under the task's own retry policy, and all of this stage in this run.
+    #: The number of attempts under the task's own retry policy, and of all attempts at the stage in this run.
     tries: int = 0
     attempt: int = 0
-    #: Of the first attempt: on the clock that goes steadily, and on the wall's.
+    #: The start of the first attempt, on the monotonic clock and on the wall clock.
     started: float = 0.0
     started_at: float | None = None
     pod_name: str = ""
     log_file: Path | None = None
     tracker_base: str | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    #: Of its inputs, and in the cache: see ``keys``.
+    #: The keys of its inputs and in the cache: see ``keys``.
     key: str = ""
     cache_key: str = ""
 
@@ -236,7 +236,7 @@ class Stages:
                 canceled.append(self._canceled(stage, reason))
             for execution in ending:
                 execution.kill()
-        # What is no process, such as a copy from a server that does not answer.
+        # Work without a process, such as a copy from a server that does not answer.
         canceled += [self._canceled(self._running.pop(execution), reason) for execution in ending]
         retrying = [stage for stage in self._retrying if not spared(stage.node)]
         for stage in (*retrying, *stopped):
@@ -284,7 +284,7 @@ class Stages:
     def _recall(self, stage: _Stage) -> bool:
         """Tell whether the stage need not run, and if so record its earlier result."""
         node = stage.node
-        # What cleans up does so again, unless there is nothing new to clean up.
+        # An exit task runs again, unless nothing before it has run.
         upstream = [node.scope.nodes[name] for name in node.task.depends_on] if node.task.runs_always else []
         known = self._memory.kept(node.name, stage.key) if all(other.kept for other in upstream) else None
         kept = known is not None
@@ -315,7 +315,7 @@ class Stages:
         execution = Execution(
             attempt, engine, self._pump, lambda *end: self._happenings.put(end), self._context.options.grace
         )
-        # First: a runner that is killed now has told of the attempt's folder.
+        # First, so that a runner that is killed now has recorded the attempt's folder.
         self._listener(
             StageStarted(
                 name=node.name,

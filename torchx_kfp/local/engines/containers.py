@@ -28,7 +28,7 @@ from torchx_kfp.text import did_you_mean, listed
 from torchx_kfp.tracking.statements.entries import KINDS
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
-#: The folder of an attempt that its stage writes to: of this machine, a container can write to nothing else.
+#: The folder of an attempt to which its stage writes its outputs.
 MADE = "made"
 
 
@@ -41,17 +41,17 @@ class ContainerPlan:
     args: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[Mount] = ()
-    #: Folders in memory: their paths in the container, and their sizes in bytes (None: no limit).
+    #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
     memory_folders: Mapping[str, int | None] = field(default_factory=dict)
-    #: Folders of this machine that are made, and that the container's user must be able to write to, whoever that is;
-    #: each with the folder above it in which nobody but the runner has made links.
+    #: Folders of this machine that are created and that the container's user, whoever that is, can write to. Each has
+    #: a folder above it in which only the runner can have made links.
     shared_folders: Mapping[str, str] = field(default_factory=dict)
-    #: Files that are there while the container runs: names and contents, by the folder's path on this machine.
+    #: Files that exist while the container runs: names and contents, by the folder's path on this machine.
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
     shared_memory: int | None = None
     user: str | None = None
-    #: Kubernetes's image pull policy; empty where the pipeline has none.
+    #: Kubernetes's image pull policy; empty if the pipeline sets none.
     pull: str = ""
 
     def mount_of(self, path: str) -> tuple[Mount, str] | None:
@@ -67,9 +67,9 @@ class Containers:
 
     names: frozenset[str] = frozenset()
     mounts: tuple[Mount, ...] = ()
-    #: Paths of this machine that the user has named as arguments: the pipeline's own words do not open any.
+    #: Paths of this machine that the user has named as arguments: a pipeline cannot open any others.
     named: frozenset[str] = frozenset()
-    #: Whether the engine can give containers GPUs.
+    #: Whether the engine can give GPUs to containers.
     has_gpus: bool = False
 
     def __contains__(self, stage: str) -> bool:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 #: Labels of all containers.
 RUN_LABEL = "torchx-kfp.run"
 STAGE_LABEL = "torchx-kfp.stage"
-# Seconds for one answer of the engine: it is slow where many containers start at once.
+# Seconds for one answer of the engine, which is slow while many containers start.
 _TIMEOUT = 120
-# Connections that are kept: each stage has one for its output, and one for requests.
+# Connections that are kept: each stage has one for its output and one for requests.
 _CONNECTIONS = 64
-# A service of Podman answers nothing about NVIDIA, and neither does a Docker whose toolkit is a hook.
+# Neither Podman's service nor a Docker whose NVIDIA toolkit is a hook reports GPUs.
 _NVIDIA_DEVICE = "/dev/nvidiactl"
 
 
@@ -38,13 +38,13 @@ class Host:
         self.client = client
         self.run_id = run_id
         info = client.info()
-        #: The engine refuses to give a container more than there is.
+        #: The engine rejects a container that asks for more.
         self.cpus = int(info.get("NCPU") or 0)
-        #: Whether root in a container is another user here, who has to reach what is mounted.
+        #: Whether root in a container is another user here, who needs access to the mounts.
         self.remaps_users = "name=userns" in str(info.get("SecurityOptions"))
-        #: Whether files that root makes in a container are root's here, too.
+        #: Whether a container's root is this user, as rootless engines have it.
         self._is_rootless = "rootless" in str(info.get("SecurityOptions"))
-        #: Whether it has a first process that passes signals on: where not, an application is the first one itself.
+        #: Whether it has an init that passes signals on; otherwise the application is a container's first process.
         self.has_init = True
         self.has_gpus = has_gpus(client)
         self._images = _Images(client)
@@ -77,7 +77,7 @@ class Host:
         user = (plan.user or image_user).partition(":")[0]
         is_root = user in ("", "0", "root")
         for folder, root in plan.shared_folders.items():
-            # Rootless engines run a container's root as the user that they belong to.
+            # Rootless engines run a container's root as their own user.
             if is_root and (os.geteuid() == 0 or self._is_rootless):
                 os.close(make_folder(folder, root))
             else:
@@ -160,7 +160,7 @@ class _Images:
 
         try:
             repository, tag = parse_repository_tag(image)
-            # Without a tag, the engine would pull all that there are.
+            # Without a tag, the engine would pull all tags.
             for event in self._client.pull(repository, tag=tag or "latest", stream=True, decode=True):
                 if "error" in event:
                     raise _PullError(event["error"])
@@ -230,13 +230,13 @@ def _context() -> str | None:
 
     try:
         context = ContextAPI.get_current_context()
-    except Exception:  # a configuration that the docker command would complain of
+    except Exception:  # a configuration that the docker command would reject
         return None
     return None if context is None else context.Host
 
 
 def _verify_socket(where: str) -> None:
-    # The client would try for long, and say less.
+    # The client would try for longer, and say less.
     if where.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(where.removeprefix("unix://"))
@@ -265,6 +265,6 @@ def _remove(client: APIClient, run_id: str) -> int:
 
     found = client.containers(all=True, filters={"label": f"{RUN_LABEL}={run_id}"})
     for container in found:
-        with contextlib.suppress(APIError):  # it is being removed
+        with contextlib.suppress(APIError):  # it is being removed already
             client.remove_container(container["Id"], force=True, v=True)
     return len(found)

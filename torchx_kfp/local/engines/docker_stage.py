@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torchx_kfp.local.engines.attempt import Attempt
     from torchx_kfp.local.engines.containers import ContainerPlan
 
-# Docker and Podman call it so where it is not installed.
+# Names in the errors of Docker and Podman if it is not installed.
 _INITS = ("docker-init", "catatonit", "container-init")
 _MEGABYTE = 10**6
-#: A shell's exit code for a command that is not there, and what is said of it: a stage's command begins with these.
+#: A shell's exit code for a missing command, and the commands that a stage begins with.
 _NOT_FOUND = 127
 _NEEDS = "an image needs sh, env and mkdir, and what the application calls"
-# A container is not made with less; what asks for less in a pipeline would not start there, either.
+# Engines create no container with less. On KFP, a stage with less memory would not start either.
 _LEAST_MEMORY = 6 * 1024**2
 
 
@@ -47,7 +47,7 @@ class ContainerStage:
         self._plan: ContainerPlan = attempt.container
         self.pipe, self._write_end = os.pipe()
         self._lock = threading.Lock()
-        #: Set when there is something for a waiting stage to see.
+        #: Set when a waiting stage has to look at its state.
         self._wake = threading.Event()
         self._stopped = False
         self._container: str | None = None
@@ -93,7 +93,7 @@ class ContainerStage:
         if self._out_of_memory:
             return f"{describe_exit(code)}: it was out of memory{limited}"
         if code == -signal.SIGKILL and limit and not self._stopped:
-            # Podman does not notice everywhere.
+            # Podman does not always notice.
             return f"{describe_exit(code)}: perhaps it was out of memory{limited}"
         return describe_exit(code)
 
@@ -138,7 +138,7 @@ class ContainerStage:
             host_config=self._host_config(has_init),
         )["Id"]
         try:
-            # Before the start: nothing that the container says is missed, however quick it is.
+            # Before the start, so that no output is missed, however quick the container is.
             self._output = self._client.attach(identifier, stdout=True, stderr=True, stream=True)
             with self._lock:
                 if self._stopped:
@@ -156,7 +156,7 @@ class ContainerStage:
         try:
             for data in self._output:
                 self._write(data)
-            # Without a limit: a container may close its output, and go on.
+            # Without a timeout: a container may close its output and go on.
             code = int(self._client.wait(identifier, timeout=None)["StatusCode"])
             if code != 0:
                 state = self._client.inspect_container(identifier)["State"]
@@ -177,7 +177,7 @@ class ContainerStage:
             cpus = min(limits.cpus, self._host.cpus) if self._host.cpus else limits.cpus
             options["nano_cpus"] = int(cpus * 10**9)
         if limits.memory:
-            # The same with swap: Kubernetes has none.
+            # The same limit with swap, since Kubernetes has no swap.
             options["mem_limit"] = options["memswap_limit"] = max(limits.memory, _LEAST_MEMORY)
         if limits.accelerators and self._host.has_gpus:
             options["device_requests"] = [DeviceRequest(count=limits.accelerators, capabilities=[["gpu"]])]
@@ -189,14 +189,14 @@ class ContainerStage:
         return self._client.create_host_config(
             mounts=mounts,
             shm_size=plan.shared_memory,
-            # The application is not the container's first process, as it is not under KFP's launcher: signals reach
-            # it as they do elsewhere.
+            # As under KFP's launcher, the application is not the container's first process, so signals have their
+            # usual effect.
             init=has_init or None,
-            # Otherwise its root could leave devices of this machine in folders that it writes to.
+            # Otherwise its root could create devices of this machine in folders that it writes to.
             cap_drop=["MKNOD"],
             # Its output is read while it runs, and kept in the run's folder.
             log_config={"Type": "none"},
-            # SELinux keeps containers from what is mounted, unless that is labelled anew.
+            # SELinux blocks mounts unless they are relabelled.
             security_opt=["label=disable"],
             **options,
         )
@@ -208,26 +208,26 @@ class ContainerStage:
             self._stopped = True
             self._wake.set()
             if self._container is not None:
-                # It has ended, or the engine has.
+                # The container, or the engine, may have ended.
                 with contextlib.suppress(DockerException, OSError):
                     self._client.kill(self._container, name)
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
-        # Nobody reads any more: the container goes on, unlogged.
+        # If nobody reads any more, the container goes on without a log.
         with contextlib.suppress(BrokenPipeError):
             while rest:
                 rest = rest[os.write(self._write_end, rest) :]
 
     def _close_output(self) -> None:
-        # The connection has become the container's, and belongs to no pool. The stream's own ``close`` fails where the
-        # engine was first.
+        # The connection now belongs to the container, and to no pool. The stream's own ``close`` fails if the engine
+        # closed it first.
         self._output._response.close()
 
     def _remove(self, identifier: str) -> None:
         from docker.errors import DockerException
 
-        # What is left here the engine removes when the run has ended.
+        # The engine removes it at the end of the run if this fails.
         with contextlib.suppress(DockerException, OSError):
             self._client.remove_container(identifier, force=True, v=True)
 

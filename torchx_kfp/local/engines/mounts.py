@@ -61,7 +61,7 @@ def combine(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
     for target in sorted(by_target):
         mount = by_target[target]
         outer = [other for other in kept if _is_below(target, other.target)]
-        # The innermost of them is what the path shows without this mount.
+        # The innermost of them shows the path without this mount.
         if outer and _shows(outer[-1], mount):
             continue
         kept.append(mount)
@@ -137,7 +137,7 @@ def tracker_bases(
     told += [
         value
         for key, value in inputs.items()
-        # The second is what KFP's compiler makes of a pipeline's parameter inside of text.
+        # The second is KFP's name for a pipeline's parameter inside text.
         if (key == protocol.TRACKER_BASE_PARAMETER or key.endswith(f"--{protocol.TRACKER_BASE_PARAMETER}"))
         and isinstance(value, str)
     ]

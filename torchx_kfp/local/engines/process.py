@@ -30,15 +30,15 @@ from torchx_kfp.pipeline.commands import fill_in
 from torchx_kfp.pipeline.evaluator import starting
 from torchx_kfp.runs.result import describe_exit
 
-# Seconds for which killing is repeated, for processes that were being started meanwhile. One that was killed needs the
-# CPU once more, for which it waits on a busy machine; one that the kernel holds (a dead NFS server) never ends.
+# Seconds for which killing is repeated, in case processes were being started at the same time. A killed process needs
+# the CPU once more, which takes a while on a busy machine; one stuck in the kernel (a dead NFS server) never ends.
 _PATIENCE = 5.0
 #: Python's exit code for a script that it cannot open, among other things.
 _USAGE = 2
 _PYTHON = re.compile(r"python[\d.]*")
-# Options of Python that take no word of their own.
+# Options of Python without a value.
 _OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
-# Set in the limits of all stages, and in nobody else's: in microseconds.
+# Set in the limits of stages, and of no other processes; in microseconds.
 _LIMIT = 1 << 58
 
 
@@ -82,10 +82,10 @@ class StageProcess:
             output_closed: is set when nobody holds the process's output open any more.
         """
         pid = self._process.pid
-        # Not reaped yet, so its number still means this process, and its session cannot be another's.
+        # The process is not reaped yet, so its id and its session cannot belong to another one.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         if self._stop_at is not None:
-            # The others of the session were asked to end too: they have the rest of the time for it.
+            # The other processes of the session were also asked to end, and have the rest of the time for it.
             output_closed.wait(max(0.0, self._stop_at - time.monotonic()))
         _kill_all(lambda: _session(pid))
         if self._mark:
@@ -144,7 +144,7 @@ def _kill_all(find: Callable[[], Iterator[int]]) -> None:
             _send(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             return
-        # They vanish as soon as the kernel comes to them.
+        # They disappear as soon as the kernel gets to them.
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
 
@@ -170,7 +170,7 @@ def _marked(prefix: bytes, mark: bytes) -> Iterator[int]:
             continue
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
             environ = file.read()
-            # Each stage's end comes here, for every process of the machine: the search is what is cheap.
+            # This runs at each stage's end for every process of the machine, so it starts with a cheap search.
             if mark in environ and _is_marked(environ, prefix, mark) and _is_alive(pid):
                 yield pid
 
@@ -212,7 +212,7 @@ def _limited(mark: str) -> Iterator[int]:
     for pid in _processes():
         with contextlib.suppress(OSError):
             soft, _ = resource.prlimit(pid, resource.RLIMIT_RTTIME)
-            # One of this process's own session may have been started by another thread at that moment.
+            # A process of this session may have been started by another thread while the limit was marked.
             if soft & wanted[1] == wanted[0] and os.getsid(pid) != os.getsid(0) and _is_alive(pid):
                 yield pid
 

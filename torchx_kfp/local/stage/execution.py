@@ -22,9 +22,9 @@ from torchx_kfp.local.stage.transfer import UnavailableError, copy_here
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
-# Seconds that output is still waited for when its last known writer is gone.
+# Seconds to wait for more output when its last known writer is gone.
 _OUTPUT_PATIENCE = 2.0
-# Seconds for which reading a stage's results is tried again.
+# Seconds for which reading a stage's results is retried.
 _RESULTS_PATIENCE = 5.0
 
 
@@ -36,7 +36,7 @@ class Outcome:
     reason: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    #: Of a tracked stage: its run id, and what is recorded under it (None where that cannot be read).
+    #: Of a tracked stage: its run id, and its results (None if they cannot be read).
     run_id: str | None = None
     results: Mapping[str, Any] | None = None
 
@@ -86,7 +86,7 @@ class Execution:
             outcome = self._recorded(self._execute())
         except OSError as error:
             outcome = Outcome(reason=f"could not be run: {explain(error)}")
-        except Exception as error:  # a thread's exception would be lost, and the run would wait for ever
+        except Exception as error:  # an exception would end the thread, and the run would wait forever
             outcome = Outcome(reason=f"could not be run: {type(error).__name__}: {error}")
         self._done(self, outcome)
 
@@ -96,7 +96,7 @@ class Execution:
         if run_id is None or base is None:
             return outcome
         results, reason = None, outcome.reason
-        with contextlib.suppress(TrackerError):  # the stage has ended, and its results are shown and no more
+        with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
             tracker = FsspecResultTracker(base, patience=_RESULTS_PATIENCE)
             results = tracker.get(run_id)
             if outcome.exit_code:
@@ -107,7 +107,7 @@ class Execution:
         attempt = self.attempt
         made = (artifact.path for artifact in attempt.artifacts.values())
         source = attempt.source[:1] if attempt.source is not None else ()
-        # Of a runner that was killed before it had told of it: what is in it is not this attempt's.
+        # A runner that was killed before it recorded its attempt may have left such a folder.
         shutil.rmtree(attempt.folder, ignore_errors=True)
         for path in (str(attempt.log_file), *attempt.output_files.values(), *made, *source):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -152,7 +152,7 @@ class Execution:
             except UnavailableError as error:
                 if not self.attempt.function:
                     raise
-                # A Python component may take its URI alone; one that opens it fails by itself.
+                # A Python component may use only the URI; one that opens the file fails by itself.
                 with self.attempt.log_file.open("a", encoding="utf-8") as log:
                     log.write(f"This stage {error}\n")
 
@@ -181,7 +181,7 @@ class Execution:
                 code = running.wait(log.closed)
         finally:
             if not log.closed.wait(_OUTPUT_PATIENCE):
-                # A process that has left the session and cleared its environment holds the pipe.
+                # A process that has left the session and cleared its environment may hold the pipe.
                 self._pump.drop(log)
                 log.closed.wait()
         if limit.is_over:

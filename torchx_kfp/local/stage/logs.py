@@ -15,11 +15,11 @@ from torchx_kfp.errors import explain
 from torchx_kfp.runs.watch import Watch
 from torchx_kfp.text import clean_line
 
-#: A longer line is shown in pieces of this many bytes.
+#: Longer lines are shown in pieces of this many bytes.
 _LINE_LIMIT = 1 << 16
 _READ_SIZE = 1 << 16
 
-#: Bytes of a line without an end that a listener gets.
+#: Bytes of an unfinished line that a watch gets.
 _UNFINISHED = 1 << 10
 
 
@@ -40,7 +40,7 @@ class Log:
             try:
                 _write_whole(self._file, data)
             except OSError as error:
-                # A full disk must not end the run: the process goes on, unlogged.
+                # A full disk must not end the run: the process goes on without a log.
                 said = [f"torchx-kfp: the log ends here: {explain(error)}: {self._file.name}"]
                 self._file.close()
                 self._file = None
@@ -66,7 +66,7 @@ class Log:
 
 
 def _write_whole(file: BinaryIO, data: bytes) -> None:
-    # The last that a full disk takes may be a part of it.
+    # A disk that is getting full may take a part of it.
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -119,7 +119,7 @@ class LogPump:
         self._wake()
 
     def _wake(self) -> None:
-        # A full pipe wakes the thread as well as one more byte would.
+        # A full pipe wakes the thread anyway.
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"x")
 
@@ -166,5 +166,5 @@ class LogPump:
             if lines:
                 self._watch.on_lines(log.stage, lines)
             self._watch.on_unfinished(log.stage, log.unfinished)
-        except Exception as error:  # without this thread, the stages would wait for ever
+        except Exception as error:  # without this thread, the stages would wait forever
             self.error = error

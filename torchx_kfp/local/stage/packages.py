@@ -40,10 +40,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 SOURCE_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--trusted-host", "--find-links", "-f")
 
 Installs: TypeAlias = Sequence[Sequence[str]]
-#: Runs a command with this environment, its output in the stage's log; its exit code.
+#: Runs a command with these environment variables, its output in the stage's log, and returns its exit code.
 RunCommand: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], int]
 
-# Seconds between looking whether another has made the environment.
+# Seconds between checks whether another process has made the environment.
 _POLL = 0.1
 _PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 _LAYER = "_torchx_kfp_layer.pth"
@@ -105,14 +105,14 @@ def activate(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 def _make(home: Path, wanted: Installs, environ: Mapping[str, str], run: RunCommand) -> Path:
     for left in home.iterdir():
         if left.is_dir():
-            # One whose maker was killed: its pip may be writing still, and does so in vain.
+            # Its maker was killed. A pip that is still writing there does no harm.
             shutil.rmtree(left, ignore_errors=True)
     folder = home / secrets.token_hex(4)
     try:
         venv.create(folder, symlinks=True)
         _lay_over(folder)
         python = str(folder / "bin" / "python")
-        # A project's folder in PYTHONPATH would pass for an installed package.
+        # A project's folder in PYTHONPATH would look like an installed package.
         clean = {name: value for name, value in activate(folder, environ).items() if name != "PYTHONPATH"}
         if importlib.util.find_spec("pip") is None:
             _verify(run((python, "-m", "ensurepip", "--default-pip"), clean), "ensurepip", ["pip"])
@@ -131,7 +131,7 @@ def _make(home: Path, wanted: Installs, environ: Mapping[str, str], run: RunComm
 def _verify(code: int, program: str, words: Sequence[str]) -> None:
     if code != 0:
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
-        # What an option says of an index may hold a password.
+        # The URL of an index may contain a password.
         pairs = zip(("", *words), words, strict=False)
         names = " ".join(word for before, word in pairs if not {word, before} & set(SOURCE_OPTIONS))
         raise InstallError(f"could not be given its packages ({names}): {program} ended with {how}", code)
@@ -152,7 +152,7 @@ def _installed_folders() -> list[str]:
 def _key(wanted: Installs) -> str:
     """Return a key for an environment: of the interpreter, its packages, and the packages to install."""
     folders = _installed_folders()
-    # What pip leaves out because it is there already must be there still.
+    # Packages that pip skips because they are installed must stay installed.
     installed = [
         sorted(name for name in os.listdir(path) if name.endswith((".dist-info", ".egg-info"))) for path in folders
     ]
@@ -211,7 +211,7 @@ def _is_installed(requirement: Requirement) -> bool:
         distribution = importlib.metadata.distribution(requirement.name)
     except importlib.metadata.PackageNotFoundError:
         return False
-    # Metadata that is broken has no version.
+    # Broken metadata has no version.
     version: str | None = distribution.metadata["Version"]
     if not version or not requirement.specifier.contains(version, prereleases=True):
         return False
@@ -239,7 +239,7 @@ def _local_path(word: str) -> str:
     place = re.sub(r"^[\w.\[\],-]+\s*@\s*", "", word)
     if place.startswith("file:"):
         return unquote(urlsplit(place).path)
-    # A bare name is looked up in an index, also where there is a file of that name.
+    # pip looks up a bare name in an index, even if there is a file of that name.
     return re.sub(r"\[[\w,. -]*\]$", "", place) if os.sep in place else ""
 
 

@@ -59,7 +59,7 @@ class Preparation:
         self._pod_name = pod_name
         self._folder = context.folder / pod_name
         self._in_container = node.name in context.containers
-        #: The values of all inputs, artifacts included.
+        #: The values of all inputs, including artifacts.
         self.inputs = with_defaults(component, node.inputs)
         self._variables = variables(component.platform, context.environ)
         self._keys = given_values(component, context.given, node.scope.inputs)
@@ -127,7 +127,7 @@ class Preparation:
         plan, command, source = None, self._words, None
         installs: Sequence[Sequence[str]] = ()
         if self._in_container:
-            # KFP's own command of a Python component does it all.
+            # In an image, KFP's own command of a Python component works as it is.
             plan = context.containers.plan(
                 component,
                 self._image,

@@ -80,7 +80,7 @@ def copy_here(url: str, path: str, root: str, folder: str) -> None:
             beneath.rename(beside, path, root)
         finally:
             _remove(temporary)
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         text = f"{type(error).__name__}: {error}"
         raise UnavailableError(f"takes the file of an artifact that cannot be copied here from {url}: {text}") from None
 
@@ -92,7 +92,7 @@ def _download(store: Any, source: str, path: str) -> None:
         return
     os.makedirs(path, exist_ok=True)
     for file in store.find(source):
-        # An object's name may hold anything.
+        # An object's name may contain anything.
         target = os.path.normpath(os.path.join(path, file[len(source.rstrip("/")) :].lstrip("/")))
         if not target.startswith(os.path.join(path, "")):
             raise ValueError(f"the name of {file} leads out of its folder")
