@@ -8,13 +8,13 @@ import pty
 import signal
 import struct
 import subprocess
-import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cli.ready import PROGRAM, Ready, ready
 from torchx_kfp.cli import cli
 
 PIPELINE = '''\
@@ -58,9 +58,6 @@ def sleeps():
     task_from_app(app("sleep", program="import time; print('asleep', flush=True); time.sleep(60)"))
 '''
 
-#: The installed program: `python -m` would put the current directory before the standard library.
-PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
-
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -71,11 +68,19 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def _ready() -> Iterator[Ready]:
+    with ready() as process:
+        yield process
+
+
 @pytest.fixture
-def call(project: Path) -> Call:
+def call(project: Path, _ready: Ready) -> Call:
     """The command line, in the project's folder and as a process of its own."""
 
     def run(*words: str, folder: Path = project, **environ: str) -> subprocess.CompletedProcess[str]:
+        if not any(name.startswith("PYTHON") for name in environ):
+            return _ready.call(words, folder, {**os.environ, "COLUMNS": "100", **environ})
         return subprocess.run(
             [PROGRAM, *words],
             cwd=folder,
