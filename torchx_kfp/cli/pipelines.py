@@ -78,14 +78,13 @@ def _import(path: Path) -> ModuleType:
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)
         root = root.parent
-    for folder in (str(Path.cwd()), str(root)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    import_kfp()
+    added = [folder for folder in dict.fromkeys((str(root), str(Path.cwd()))) if folder not in sys.path]
+    sys.path[:0] = added
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     # The arguments of the command line are not the file's.
     arguments, sys.argv = sys.argv, [str(path)]
-    import_kfp()
     try:
         with quick_sdk(), warnings.catch_warnings():
             # Two lines for each component, of which there may be many.
@@ -95,6 +94,8 @@ def _import(path: Path) -> ModuleType:
         raise PipelineFileError(describe(path, error)) from error
     finally:
         sys.argv = arguments
+        # To the end: a file beside the pipeline may have the name of a library that this program imports later.
+        sys.path[:] = [*(folder for folder in sys.path if folder not in added), *added]
     if Path(module.__file__ or "").resolve() != path:
         raise PipelineFileError(
             f"{path} cannot be imported: its name {'.'.join(parts)!r} is that of {module.__file__}. Rename the file."
