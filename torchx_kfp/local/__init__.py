@@ -16,7 +16,7 @@ require("pipelines", __name__)
 from torchx_kfp.local.check import check_supported
 from torchx_kfp.local.engines.docker import remove_containers
 from torchx_kfp.local.engines.mounts import Mount
-from torchx_kfp.local.options import RunOptions, default_parallelism
+from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions, default_parallelism
 from torchx_kfp.local.runner import resume, run
 from torchx_kfp.pipeline.arguments import describe_parameters, parse_arguments
 from torchx_kfp.pipeline.artifacts import Artifact
@@ -47,8 +47,10 @@ __all__ = [
     "Mount",
     "Pipeline",
     "PipelineRetried",
+    "ResumeKeywords",
     "RunEnding",
     "RunFinished",
+    "RunKeywords",
     "RunOptions",
     "RunResult",
     "RunStarted",
