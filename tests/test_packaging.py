@@ -75,7 +75,7 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Version"] == torchx_kfp.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "docs", "dev"}
     requirements = metadata.get_all("Requires-Dist", [])
     # All that applications need.
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]
@@ -190,7 +190,7 @@ def test_an_import_without_its_extra_says_what_to_type(image: Path, statement: s
 
 
 def test_the_installation_page_shows_the_message() -> None:
-    page = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "start" / "install.md").read_text(encoding="utf-8")
     assert f"\nError: The command torchx-kfp {NEEDED}```\n" in page
 
 
