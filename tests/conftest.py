@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -34,8 +35,19 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    read_models_once()
     with running(tmp_path_factory.mktemp("s3") / "log") as server:
         yield server
+
+
+def read_models_once() -> None:
+    """Keep what botocore reads from its files: each client parses 2 MB of JSON, and tests make two or three each."""
+    loaders = pytest.importorskip("botocore.loaders")
+    load, services = loaders.JSONFileLoader.load_file, loaders.Loader.list_available_services
+    loaded = functools.cache(lambda path: load(loaders.JSONFileLoader(), path))
+    listed = functools.cache(lambda kind: services(loaders.create_loader(), kind))
+    loaders.JSONFileLoader.load_file = lambda _, file_path: loaded(file_path)
+    loaders.Loader.list_available_services = lambda _, type_name: listed(type_name)
 
 
 @pytest.fixture
