@@ -55,7 +55,7 @@ goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the progr
 docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors
 	$(bin)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build
 
-pictures: $(VENV)/.ready ## take the documentation's pictures of a run and its report anew (Chromium)
+pictures: $(VENV)/.ready ## take the documentation's pictures of a run and its report again (needs Chromium)
 	.ci/with-browser $(bin)/python docs/make_pictures.py
 
 benchmarks: $(VENV)/.ready ## measure help texts, cached runs, compile time, size, start of a stage, put and get, many results, load, the local runner
