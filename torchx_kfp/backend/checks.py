@@ -19,7 +19,7 @@ from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, P
 from torchx_kfp.pipeline.walk import Place
 from torchx_kfp.text import joined
 
-#: Bytes that KFP's launcher needs beside the application: it shares the stage's memory limit.
+#: Bytes that KFP's launcher needs within the stage's memory limit.
 _LAUNCHER = 64 * 10**6
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\[(['\"])(.+?)\1\]\}\}")
@@ -252,7 +252,7 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
             )
     try:
         memory = read_limits(container.resources, Facts()).memory
-    except ValueError:  # known when the pipeline runs
+    except ValueError:  # it is known only when the pipeline runs
         memory = None
     if memory is not None and memory < _LAUNCHER:
         yield (

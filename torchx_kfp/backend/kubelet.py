@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-#: What may stand behind a ``$`` that the kubelet does not leave alone, as a class of characters.
+#: The characters after a ``$`` with which the kubelet changes it.
 REWRITTEN_AFTER_DOLLAR = r"[$(\x80-\U0010ffff]"
 
 _REWRITTEN = re.compile(rb"\$(?:\$|\(([^)]*)\)|([\x80-\xff]))")

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from torchx_kfp.backend.kubelet import REWRITTEN_AFTER_DOLLAR, expand
 from torchx_kfp.pipeline.spec import Component
 
-#: Variables that KFP, Argo and Kubernetes set in each container: their values are known there alone.
+#: Variables that KFP, Argo and Kubernetes set in each container; only the cluster knows their values.
 _SET = re.compile(r"KFP_POD_(?:NAME|UID)|(?:ARGO|KUBERNETES)_[A-Z0-9_]+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)(?:_\w+)?")
 _ARGO = r"\{\{=.*?\}\}|\{\{\s*(?:workflow|pod|node|inputs|outputs|tasks|steps|item|retries)\b.*?\}\}"
 _CHANGED = re.compile(rf"{_ARGO}|\$(?:\((?P<name>[^)]*)\)|{REWRITTEN_AFTER_DOLLAR})", re.DOTALL)
 _LARGE = re.compile("[\U00010000-\U0010ffff]")
-#: Characters that are shown around a change.
+#: Characters of context that are shown around a change.
 _AROUND = 12
 
 

@@ -16,9 +16,9 @@ from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
-#: A key that no result has. It is the same for all runs, so that one that may not be removed is there once.
+#: A key that no result has. It is the same for all runs, so that a store that forbids removal holds it once.
 _PROBE = f"{PRIVATE}/probe"
-# Seconds for which a store that fails is tried again.
+# Seconds for which a failing store is retried.
 _PATIENCE = 5.0
 
 

@@ -22,10 +22,10 @@ from torchx_kfp.pipeline.walk import Place, walk
 from torchx_kfp.text import joined
 
 _ON_KFP = "Run the pipeline on KFP"
-# Inputs that KFP itself fills: how another task has ended, and how this one is run on Kubernetes.
+# Types of inputs that KFP itself fills in: the final status of another task, and this task's Kubernetes settings.
 _STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 
-# Of an input or output: a file's name may have 255 bytes.
+# Characters in the name of an input or output, since a file's name may have 255 bytes.
 _LONGEST_NAME = 100
 
 

@@ -45,13 +45,14 @@ class Node:
         self.state: State | None = None
         #: Why it did not succeed.
         self.reason = ""
-        #: How often it was begun: a nested pipeline may be retried as a whole.
+        #: How often it was started: a nested pipeline may be retried as a whole.
         self.attempt = 0
         #: Whether nothing in it has run since the run was resumed.
         self.kept = True
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
-        #: Outputs that a loop has not made in all of its iterations: KFP's driver fails on what takes them, and why.
+        #: Outputs that a loop did not make in all of its iterations, and the reason: KFP's driver fails on tasks that take
+        #: them.
         self.hollow: Mapping[str, str] = {}
         self.loop: LoopProgress | None = None
 
@@ -166,7 +167,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
                 continue
             raise ValueError(f"has no value for its input {name!r}: {error}") from None
         except _Failed as error:
-            # Text is empty then, whatever the default is; KFP's driver refuses anything else.
+            # A STRING is then empty, whatever its default is; KFP's driver refuses other types.
             if parameter is None or parameter.type != "STRING":
                 raise ValueError(f"has no value for its input {name!r}: {error}") from None
             value = ""
@@ -182,7 +183,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
             raise ValueError(f"has no artifact for its input {name!r}: {error}") from None
         except (_Failed, ValueError) as error:
             raise ValueError(f"has no artifact for its input {name!r}: {error}") from None
-    # Placeholders in a constant stand for the task's other inputs, which are values by now.
+    # Placeholders in a constant stand for the task's other inputs, whose values are known by now.
     known = {**constants, **node.constants(constants["pipeline_job_name"])}
     facts = Facts(parameters=values, workspace=constants["workspace_path"])
     for name, value in fixed.items():
@@ -250,7 +251,7 @@ def loop_items(node: Node) -> list[Any]:
     return items
 
 
-#: What KFP's metadata calls the ends of tasks: one that was not triggered is canceled there.
+#: The names of final states in KFP's metadata, where a task that was not triggered is canceled.
 _FINAL_STATES = {State.SUCCEEDED: "COMPLETE", State.CACHED: "CACHED", State.FAILED: "FAILED"}
 _ENDS = {State.NOT_RUN: "it was not run", State.SKIPPED: "it was skipped"}
 

@@ -15,15 +15,15 @@ from torchx_kfp.text import shown
 #: refuses a report with any other.
 _REPORT = {"parameters", "artifacts", "parameterValues", "parameter_values"}
 _CUSTOM_PATH = ("customPath", "custom_path")
-#: The launcher's own storage: it uploads what is there, and only to where the pipeline's artifacts are.
+#: KFP's launcher uploads to these, and only below the pipeline root.
 _STORES = ("gs://", "minio://", "s3://", "oci://")
 _ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
 
-#: Schemes of storage that is not this machine's.
+#: Schemes of storage on other machines.
 _REMOTE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "hdfs", "hf", "http", "https", "minio", "oci", "oss", "s3", "s3a"}
-#: The entry of the metadata that ``publisher`` makes for what is elsewhere.
+#: The metadata entry in which ``publisher`` stores the location of content on other storage.
 _LOCATION = "location"
-#: Above it six decimals do not change a number by one part in a thousand.
+#: Six decimals change larger numbers by less than one part in a thousand.
 _ROUNDED = 0.0005
 
 
@@ -35,10 +35,10 @@ class Artifact:
     type: ArtifactType
     uri: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    #: Where its file is on this machine, if not at ``uri``: where a stage has left it (``set_path`` in a Python
-    #: component), or a copy of what is on other storage.
+    #: The path of its file on this machine, if that is not at ``uri``: a path that a Python component has set
+    #: (``set_path``), or a copy of a file on other storage.
     custom_path: str = ""
-    #: Whether the pipeline has named it, rather than a stage made it.
+    #: Whether the pipeline has imported it; otherwise a stage has made it.
     imported: bool = field(default=False, compare=False)
 
     @property
@@ -67,7 +67,7 @@ class Artifact:
         message = {
             "name": self.name,
             "type": {"schemaTitle": self.type.title, "schemaVersion": self.type.version},
-            # KFP's executor takes what is no URL of its object stores for a path, and file:// for a part of it.
+            # KFP's executor treats other URLs than those of its object stores as paths, including the file://.
             "uri": self.uri.removeprefix("file://"),
             "metadata": {key: _as_kept(value) for key, value in self.metadata.items()},
         }
@@ -84,7 +84,7 @@ def _number(value: Any) -> Any:
         number = float(value) if isinstance(value, str) else math.nan
     except ValueError:
         return value
-    # Text that somebody has written is left alone, where it is not such a number as ``publisher`` writes it.
+    # Other text stays: ``publisher`` writes such numbers in one form.
     return number if repr(number) == value and abs(number) < _ROUNDED else value
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 #: The module that reads the executor input, calls the function, and writes the executor output.
 EXECUTOR = "kfp.dsl.executor_main"
-#: KFP's ``import kfp`` loads its client too, unless this says that a component runs.
+#: ``import kfp`` also loads KFP's client, unless this variable says that a component is running.
 RUNTIME_MARK = "_KFP_RUNTIME"
 
-# The executor writes all of its input into the log, dozens of lines. And it has a path of its own for each store, such
-# as /s3/bucket, where KFP's launcher mounts what it has copied.
+# The executor logs all of its input, which is dozens of lines. It also expects copies from each store at a path such as
+# /s3/bucket, where KFP's launcher mounts them.
 _START = f"""
 import json, logging, sys
 from kfp.dsl.types.artifact_types import Artifact
@@ -35,17 +35,17 @@ own = ("executor", "executor_main", "kfp_config")
 logging.getLogger().addFilter(lambda record: record.levelno > logging.INFO or record.module not in own)
 executor_main()
 """
-# Before it had its place, the executor was at others, which compiled pipelines still name.
+# The executor has moved in KFP, and compiled pipelines may still name its older places.
 _EXECUTOR = re.compile(r"\bkfp(\.v2)?\.(dsl|components)\.executor_main\b")
 _BOOTSTRAP = ("program_path=$(mktemp -d)", '"$program_path/ephemeral_component.py"', '"$@"')
 _REST = re.compile(r'"\$0" "\$@"\s*$')
 _PIP = re.compile(r"\bpython3? -m pip install\b")
 _UNUSED = ("--quiet", "--no-warn-script-location")
-# KFP itself, from elsewhere than an index (``kfp_package_path``).
+# KFP itself, from a place other than an index (``kfp_package_path``).
 _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|tar\.gz|zip)$|/sdk/python/?$")
 
 
-# An octal escape of printf's, in a constant of a tracked stage.
+# An octal escape for printf, in a constant of a tracked stage.
 _OCTAL = re.compile(rb"\\0([0-7]{1,3})")
 
 
@@ -156,7 +156,7 @@ def fill_in(words: Sequence[str]) -> list[str]:
     filled[start + 4], *values = words[start + 4].split(" ")
     at = start + 5
     if "_j=" in script:
-        # Constant text of the stages that are read and run ids in turn; an empty name is the next value.
+        # Constant text and run ids of the stages that are read, in turn; an empty name stands for the next value.
         while True:
             del values[: words[at].count('""')]
             if words[at].endswith("}"):

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchx_kfp.pipeline.evaluator import LONGEST, ask
 
-# KFP's compiler puts an operand into quotes where the other one has another type.
+# KFP's compiler quotes an operand if the other one has another type.
 _QUOTED_INPUT = re.compile(r"'(?:\w+\()*inputs\.parameter_values\[")
 _FIELDS = re.compile(r'parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])+)')
 _FIELD = re.compile(r'\["((?:[^"\\]|\\.)*)"\]')
@@ -99,7 +99,7 @@ def number_operators() -> dict[str, Callable[..., Any]]:
             if isinstance(operand, celpy.CELEvalError):
                 return operand
         if isinstance(a, numbers) and isinstance(b, numbers):
-            # Python's own comparison of its numbers, which is exact.
+            # Python compares numbers of different types exactly.
             return celtypes.BoolType(_plain(a) == _plain(b))
         return celtypes.BoolType(type(a) is type(b) and bool(a == b))
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Bytes that an expression may take, with all of this process.
+#: Bytes of memory for an expression and the rest of this process.
 _MEMORY = 2 << 30
 
 
@@ -34,11 +34,11 @@ def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
     try:
         program = environment.program(environment.compile(expression), functions=number_operators())
     except CELParseError:
-        # Its own text is a drawing of several lines.
+        # The error's own text is a drawing of several lines.
         raise ValueError("is not an expression of the Common Expression Language") from None
 
     def evaluate(parameters: Mapping[str, Any]) -> bool:
-        # The backend has numbers as doubles, and the compiler wrote int(...) where that matters.
+        # The backend holds numbers as doubles, and the compiler writes int(...) where that matters.
         values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
         activation = {"inputs": celpy.json_to_cel({"parameter_values": values})}
         try:
@@ -69,7 +69,7 @@ def _answer(request: Any) -> dict[str, Any]:
         return {"error": "is nested too deep"}
     except MemoryError:
         return {"error": f"takes more than {_MEMORY >> 30} GiB of memory"}
-    except Exception as error:  # whatever celpy makes of it
+    except Exception as error:  # celpy may raise anything
         return {"error": f"cannot be evaluated: {type(error).__name__}: {error}"}
 
 

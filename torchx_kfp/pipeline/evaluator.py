@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Seconds that a condition may take unless told otherwise.
+#: Seconds that a condition may take by default.
 LONGEST = 10.0
-#: Characters of a condition. Those that KFP compiles have some hundred.
+#: Characters of a condition. KFP compiles conditions of a few hundred.
 _LONGEST_TEXT = 20_000
-# Seconds after which somebody who waits for an answer looks whether it is still wanted.
+# Seconds between checks whether the answer is still wanted.
 _LOOK_UP = 0.1
 # Seconds for the process to start: it imports celpy.
 _START = 60.0
@@ -26,7 +26,7 @@ _START = 60.0
 #: Held by everybody in this program who starts a process. While a stage is started, its mark is in the limits of this
 #: process (``torchx_kfp.local.engines.process``), and no other process may inherit it.
 starting = threading.Lock()
-# Its modules are found where this process finds them.
+# It finds modules in the same places as this process.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from torchx_kfp.pipeline.evaluate import main; main()"
 
 
@@ -79,7 +79,7 @@ class _Evaluator:
                 self.close()
                 raise ValueError("cannot be evaluated: it is too deep or too large") from None
             except BaseException:
-                # Its answer would be taken for that of the next question.
+                # Its answer would look like the answer to the next question.
                 self.close()
                 raise
         if "error" in answer:
@@ -96,10 +96,10 @@ class _Evaluator:
 
     def _started(self, is_wanted: Callable[[], bool]) -> subprocess.Popen[bytes]:
         if self._process is not None and self._owner != os.getpid():
-            self._process = None  # that of the process which this one was forked from
+            self._process = None  # it belongs to the process from which this one was forked
         if self._process is None:
             self._owner = os.getpid()
-            # A session of its own: what ends this process lets it finish what it has to do.
+            # In its own session, so that Ctrl-C does not end it while this process still needs it.
             with starting:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-c", _PROGRAM, *sys.path],

@@ -23,9 +23,9 @@ class Kind(Enum):
     NOT_HERE = "cannot run on this machine"
 
 
-#: With these, nothing is started.
+#: Findings of these kinds prevent a run.
 REFUSED = (Kind.FAILS, Kind.NOT_HERE)
-#: Places of a finding that are named beside the first one.
+#: Places of a finding that are named after the first one.
 _SHOWN = 3
 
 

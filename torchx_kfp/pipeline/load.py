@@ -110,14 +110,14 @@ def _load_file(path: Path) -> Pipeline:
     except _TooMuch as error:
         raise PipelineFileError(f"The file {str(path)!r} is no compiled pipeline: {error}.") from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
-        # PyYAML lets through what Python says of dates, numbers and keys that are none.
+        # PyYAML does not catch Python's exceptions about malformed dates, numbers and keys.
         raise PipelineFileError(f"The file {str(path)!r} is not valid YAML: {error}") from None
     return pipeline_from_documents(documents, str(path), text)
 
 
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
     """Parse YAML or JSON; text that KFP has just compiled needs no limits, and is read faster without them."""
-    # JSON is not quite YAML: PyYAML takes the number 1e-05 for text.
+    # JSON is not quite YAML: PyYAML reads the number 1e-05 as text.
     if text.lstrip().startswith("{"):
         try:
             document = json.loads(text)
@@ -154,7 +154,7 @@ class _Limited:
 
     def __init__(self) -> None:
         self._depth = self._total = 0
-        #: Of the nodes with an anchor that are whole.
+        #: The sizes of complete nodes that have an anchor.
         self._sizes: dict[str, int] = {}
 
     def compose_document(self) -> Any:
@@ -183,8 +183,8 @@ class _Limited:
         return node
 
 
-# libyaml's parser is many times as fast; it is missing where PyYAML was built without it. Its loader composes nodes in
-# C, where nothing can be limited or interrupted.
+# libyaml's parser is many times as fast, but PyYAML may have been built without it. Its loader composes nodes in C,
+# where nothing can be limited or interrupted.
 _parser: Any = getattr(getattr(yaml, "cyaml", None), "CParser", None)
 if _parser is not None:
 

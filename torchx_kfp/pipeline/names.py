@@ -8,10 +8,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-# A name is one part of a path and of a tracker's key, which take 255 bytes; numbers are still added to it.
+# A name is one part of a path and of a tracker's key, which may have 255 bytes; numbers are added to it later.
 _LONGEST = 200
 _INDICES = re.compile(r"\[[\d,]+\]")
-#: The name by which a user means the newest run.
+#: The name that stands for the newest run.
 LATEST = "latest"
 
 
@@ -65,7 +65,7 @@ class PodNames:
 
     def _stage_part(self, stage: str) -> str:
         name = safe_name(stage)
-        # train[2] and train-2 would share a name: the one that comes second gets a hash, as long names do.
+        # train[2] and train-2 would share a name: the second one gets a hash, as long names do.
         while len(name) > _LONGEST or self._stages.setdefault(name, stage) != stage:
             digest = hashlib.sha256(f"{stage} {name}".encode()).hexdigest()[:8]
             name = f"{safe_name(stage)[: _LONGEST - 9]}-{digest}"

@@ -37,9 +37,9 @@ class Facts:
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    #: The folder that all stages share, where there is one.
+    #: The folder that all stages share, if there is one.
     workspace: str = ""
-    #: Inputs that the component has and that nobody set: their text is empty.
+    #: Inputs of the component without a value: their text is empty.
     unset: frozenset[str] = frozenset()
     output_files: Mapping[str, str] = field(default_factory=dict)
     output_artifacts: Mapping[str, Artifact] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
 def _lookup(match: re.Match[str], facts: Facts) -> str:
     body = match.group(1)
     if body is None:
-        # The values in it, too: KFP fills in the rest afterwards.
+        # Also in its values: KFP fills in the other placeholders afterwards.
         return _PLACEHOLDER.sub(
             lambda inner: inner.group() if inner.group(1) is None else _lookup(inner, facts), _executor_input(facts)
         )
@@ -121,7 +121,7 @@ def _lookup(match: re.Match[str], facts: Facts) -> str:
         return facts.output_files[found.group(2)]
     if found := _ARTIFACT.fullmatch(body):
         given: Mapping[str, Any] = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
-        # Of several, the backend takes the first.
+        # The backend takes the first of several.
         if artifacts := artifacts_in(given.get(found.group(3))):
             return _artifact_text(artifacts[0], found.group(4))
         return match.group() if found.group(1) == "outputs" or found.group(3) not in facts.unset else ""

@@ -27,10 +27,10 @@ from torchx_kfp.pipeline.spec import (
     Task,
 )
 
-# Pipelines in pipelines, and tasks in all of them.
+# Levels of nested pipelines, and tasks in all of them.
 _DEEPEST = 50
 _MOST_TASKS = 100_000
-# The strategy of tasks that run whatever became of those before them.
+# The trigger strategy of tasks that run even after failures.
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 

@@ -15,7 +15,7 @@ _QUANTITY = re.compile(r"([0-9.]+)([eE][+-]?[0-9]+|m|[kMGTPE]|[KMGTPE]i)?")
 _BINARY = {f"{prefix}i": Decimal(1024) ** (power + 1) for power, prefix in enumerate("KMGTPE")}
 _DECIMAL = {prefix: Decimal(1000) ** (power + 1) for power, prefix in enumerate("kMGTPE")}
 _UNITS: dict[str, Decimal] = {**_BINARY, **_DECIMAL, "m": Decimal("0.001"), "": Decimal(1)}
-#: KFP's older field counts in these.
+#: The unit of KFP's older field.
 _GIGABYTE = 10**9
 
 

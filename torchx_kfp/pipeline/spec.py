@@ -117,13 +117,13 @@ class Task:
     inputs: Mapping[str, Origin] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     condition: str | None = None
-    #: Whether it runs whatever became of the tasks before it: ``ignore_upstream_failure``, and exit tasks.
+    #: Whether it runs even after failures: with ``ignore_upstream_failure``, and exit tasks.
     runs_always: bool = False
     loop: Loop | None = None
     retry: Retry | None = None
-    #: Where its input artifacts come from.
+    #: The origins of its input artifacts.
     artifacts: Mapping[str, Origin] = field(default_factory=dict)
-    #: Whether what an earlier run has made may be taken, and a key that the author has chosen for that.
+    #: Whether outputs of an earlier run may be used, and the author's own key for them, if any.
     caches: bool = False
     cache_key: str = ""
 
@@ -208,7 +208,7 @@ class Pipeline:
     root: Component
     components: Mapping[str, Component]
     platform: Mapping[str, Any] = field(default_factory=dict)
-    #: The compiled file that it was read from.
+    #: The text of the compiled file.
     text: str = field(default="", repr=False, compare=False)
 
     def component_of(self, task: Task) -> Component:

@@ -32,7 +32,7 @@ from typing import Any
 
 from torchx_kfp.text import shown
 
-#: KFP's parameter types, and what they are called where pipelines are written.
+#: KFP's parameter types, and their names in Python.
 TYPE_NAMES = {
     "STRING": "str",
     "NUMBER_INTEGER": "int",
@@ -42,16 +42,16 @@ TYPE_NAMES = {
     "STRUCT": "dict",
 }
 
-# A double holds every integer up to here.
+# A double represents every integer up to this one exactly.
 _LARGEST_INTEGER = 2**53
-# What Go's ParseInt takes: 64 bits with a sign, 19 digits.
+# Go's ParseInt accepts 64 bits with a sign: 19 digits.
 _INT64 = range(-(2**63), 2**63)
 # Protobuf's own limit for JSON in most languages.
 _DEEPEST = 100
 _TOO_DEEP = f"is nested more than {_DEEPEST} levels deep, which KFP cannot pass on"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
-# What Go's encoding/json escapes inside of strings beyond what JSON asks for.
+# Characters that Go's encoding/json escapes in strings although JSON does not require it.
 _ESCAPED = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 
@@ -120,7 +120,7 @@ def from_output(text: str, type_: str) -> Any:
         return text
     word = text.strip()
     if type_ == "NUMBER_INTEGER" and (match := re.fullmatch(r"([+-]?)0*([0-9]+)", word)):
-        # Python refuses to read thousands of digits, with an error of its own.
+        # Python raises another error for thousands of digits.
         if len(match.group(2)) > 19 or (integer := int("".join(match.groups()))) not in _INT64:
             raise ValueError(f"is not an int of 64 bits: {shown(text)}")
         return integer
@@ -136,7 +136,7 @@ def from_output(text: str, type_: str) -> Any:
     raise ValueError(f"is not {_article(type_)}: {shown(text)}")
 
 
-#: How a person writes values of types whose text is not obvious.
+#: Examples of values of types whose text is not obvious.
 _EXAMPLES = {"BOOLEAN": "true or false", "LIST": "JSON, such as [0.1, 0.5]", "STRUCT": 'JSON, such as {"lr": 0.1}'}
 
 
@@ -202,14 +202,14 @@ def _double(word: str) -> float | None:
         number = float(word)
     except ValueError:
         return None
-    # JSON, in which the backend hands outputs on, has no NaN and no infinities.
+    # The backend passes outputs on as JSON, which has no NaN and no infinities.
     return number if math.isfinite(number) and "_" not in word else None
 
 
 def _is_finite(number: float) -> bool:
     try:
         return math.isfinite(number)
-    except OverflowError:  # an integer beyond every double
+    except OverflowError:  # an integer larger than any double
         return False
 
 

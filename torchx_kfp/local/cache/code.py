@@ -17,12 +17,12 @@ from pathlib import Path
 
 from torchx_kfp.local.cache.keys import Stamp, stamp_of
 
-#: Of more files than that, nothing is said.
+#: A command that may run more files is not cached.
 MOST_FILES = 2000
-#: Larger files that are no Python are not read for the names of others.
+#: Larger files are only searched for the names of others if they are Python.
 _SCRIPT_SIZE = 1 << 16
 
-# What may be the name of a file or a module, inside of a shell program as well.
+# Text that may be the name of a file or a module, also in a shell program.
 _TOKEN = re.compile(r"[^\s;|&<>()'\"`$={}]+")
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(.+)$", re.MULTILINE)
 _SUFFIXES = {".py", ".sh", ".bash", ".R", ".jl", ".js", ".pl", ".rb", ".sql", ".yaml", ".yml", ".toml", ".ini", ".cfg"}
@@ -102,7 +102,7 @@ class CodeFiles:
             try:
                 if is_python or found.st_size < _SCRIPT_SIZE:
                     text = Path(path).read_text(encoding="utf-8")
-            except ValueError:  # no text
+            except ValueError:  # not text
                 pass
             self._parsed[key] = _Text(_imports(text)) if is_python else _read_text(text)
         return self._parsed[key]
@@ -153,12 +153,12 @@ def _imports(text: str) -> frozenset[str]:
     try:
         statements: list[ast.AST] = list(ast.parse(text).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # Python inside of something else, such as a shell's here-document.
+        # Python inside something else, such as a here-document of a shell.
         lines = (line.replace(",", " ").split() for line in _IMPORT.findall(text))
         names = [word for words in lines for word in words if word.partition(".")[0].isidentifier()]
         return frozenset(name.partition(".")[0] for name in names)
     names = []
-    for node in statements:  # grows on the way; expressions, which are most of a program, import nothing
+    for node in statements:  # the list grows; expressions, which are most of a program, import nothing
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -183,6 +183,6 @@ def _is_code(path: str) -> bool:
     try:
         if not os.path.isfile(path):
             return False
-    except ValueError:  # no path
+    except ValueError:  # not a path
         return False
     return os.path.splitext(path)[1] in _SUFFIXES or os.access(path, os.X_OK)

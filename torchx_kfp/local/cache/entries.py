@@ -21,9 +21,9 @@ from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.runs.events import StageFinished, decode, encode
 from torchx_kfp.runs.result import StageResult, State
 
-#: Its name in an output folder. The dot keeps it from being taken for a run.
+#: Its name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"
-#: Version of the entries. One is added where an older one must not be taken for a hit any more.
+#: Version of the entries, raised when older ones must not be used any more.
 VERSION = 2
 
 _KEY = re.compile(r"[0-9a-f]{8,128}")
@@ -86,7 +86,7 @@ class Cache:
     def _path(self, key: str) -> Path:
         if _KEY.fullmatch(key) is None:
             raise ValueError(f"{key!r} is no key of a cache: it is not 8 to 128 hexadecimal digits.")
-        # Not all in one folder: there may be many.
+        # In several folders, as there may be many.
         return self.folder / key[:2] / f"{key}.json"
 
 

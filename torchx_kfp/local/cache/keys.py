@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 from torchx_kfp.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.pipeline.spec import Component, Task
 
-#: Path, size in bytes (of a folder: how many files), and the time of change in ns (of a folder: a digest of its files).
+#: Path, size in bytes (of a folder: the number of files), and time of change in ns (of a folder: a digest of its files).
 Stamp: TypeAlias = tuple[str, int, int]
-#: One is added where an older key must not be taken for the same.
+#: Version of the keys, raised when older ones must not match any more.
 _VERSION = 2
 
 

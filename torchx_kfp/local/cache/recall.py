@@ -11,7 +11,7 @@ from torchx_kfp.local.cache.entries import Cache
 from torchx_kfp.runs.result import StageResult, State
 from torchx_kfp.tracking import FsspecResultTracker
 
-# Seconds for which listing recorded results is tried again.
+# Seconds for which listing recorded results is retried.
 _PATIENCE = 5.0
 
 
@@ -40,13 +40,13 @@ class Memory:
         found = self._finished.get(name)
         if found is None or not found.state.is_success or found.key != key or not self._has_results(found):
             return None
-        # Its folder may have been removed since, with what it has made.
+        # Its folder and outputs may have been removed since.
         return found if found.log_file is None or found.log_file.exists() else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
         found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
-        # Two stages of one run that are alike are two, whichever ends first.
+        # Equal stages of one run are two stages, whichever ends first.
         if found is None or found.cached_from == self._run_id or not self._has_results(found):
             return None
         return dataclasses.replace(

@@ -22,9 +22,9 @@ from torchx_kfp.text import did_you_mean, joined
 _MANIFESTS = (".yaml", ".yml", ".json")
 _MANIFEST_KINDS = ("Secret", "ConfigMap")
 
-#: Settings of the platform spec that mount one as files.
+#: Settings of the platform spec that mount a secret or config map as files.
 FILES = ("secretAsVolume", "configMapAsVolume")
-#: Settings that make variables of one: what it is called, and the option that gives it.
+#: Settings that turn one into variables, with its name in messages and the option that gives it.
 VARIABLES = {"secretAsEnv": ("secret", "--secret"), "configMapAsEnv": ("config map", "--config-map")}
 _KINDS = {"secret": "secret", "configMap": "config map"}
 
@@ -73,7 +73,7 @@ def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
     """
     try:
         if path.is_dir():
-            # As Kubernetes mounts it, which has its own files beside the keys: ..data.
+            # In a folder that Kubernetes has mounted, there are other files besides the keys: ..data.
             files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
             return {file.name: file.read_text(encoding="utf-8") for file in files}
         text = path.read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def _lines(path: Path, text: str, option: str) -> dict[str, str]:
             continue
         key, equals, value = word.partition("=")
         if not equals:
-            # Not the line itself: it may be a secret.
+            # Without the line itself, which may be a secret.
             raise ArgumentError(f"{option}: line {number} of {str(path)!r} is not KEY=VALUE.")
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
         keys[key.strip()] = value[1:-1] if quoted else value
@@ -144,7 +144,7 @@ def verify_given(
                     )
     for kind, there in taken.items():
         for name in given.of(kind):
-            # A name may be an input that is known while the pipeline runs.
+            # A name may be an input that is known only when the pipeline runs.
             if name not in there and "" not in there:
                 names = ", ".join(sorted(there)) or "none"
                 raise ArgumentError(

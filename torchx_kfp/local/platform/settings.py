@@ -16,7 +16,7 @@ from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.protocol import RUN_ID_LABEL
 
 _POD_METADATA = "podMetadata"
-#: Of the labels by which TorchX's Kubernetes scheduler, and this project, say what a pod is.
+#: Prefixes of the labels with which TorchX's Kubernetes scheduler, and this project, describe a pod.
 _OWN_LABELS = ("app.kubernetes.io/", "torchx.pytorch.org/")
 _NOT_APPLIED = {
     "enabledSharedMemory": "shared memory sizes",
@@ -37,7 +37,7 @@ _PIPELINE_NOT_APPLIED = {
     "resourceTtlOnSuccess": "the time for which a finished run is kept",
     "semaphoreKey": "the pipeline's semaphore",
 }
-# Known, and applied.
+# Settings that are applied.
 _WORKSPACE = "workspace"
 _TIME_LIMIT = "activeDeadlineSeconds"
 _FIELDS = "fieldPathAsEnv"
@@ -50,7 +50,7 @@ KNOWN_OF_PIPELINES = {_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
 
 def time_limit(platform: Mapping[str, Any]) -> float | None:
     """Return the seconds that a pod (``kubernetes.set_timeout``) or a run may take; None for no limit."""
-    # int64 is text in protobuf's JSON; 0 is no limit.
+    # int64 is text in protobuf's JSON; 0 means no limit.
     return float(platform.get(_TIME_LIMIT) or 0) or None
 
 

@@ -16,7 +16,7 @@ from torchx_kfp.pipeline.names import safe_name
 from torchx_kfp.pipeline.resources import parse_quantity
 from torchx_kfp.pipeline.spec import Component
 
-#: Settings of the platform spec that mount a volume, and what that is called.
+#: Settings of the platform spec that mount a volume, and its name in messages.
 VOLUMES = {
     "pvcMount": "the volume claim",
     "secretAsVolume": "the secret",
@@ -24,10 +24,10 @@ VOLUMES = {
     "emptyDirMounts": "an empty directory",
     "genericEphemeralVolume": "a temporary volume",
 }
-#: What containers get a new folder for.
+#: Volumes for which containers get a new folder.
 _TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
 _SHM = "/dev/shm"
-# kfp-kubernetes has tasks that are no containers, with images of these names.
+# kfp-kubernetes has tasks with these images that are not containers.
 _MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
 
 
@@ -72,8 +72,8 @@ def shared_memory(platform: Mapping[str, Any]) -> int | None:
         sizes.append(shared.get("size"))
     if not sizes:
         return None
-    # Kubernetes refuses a pod with two volumes at one path, so that there is one size. Without a size it takes half of
-    # the node's memory.
+    # Kubernetes refuses a pod with two volumes at one path, so there is only one size here. Without a size, it uses
+    # half of the node's memory.
     size = sizes[-1]
     return math.ceil(parse_quantity(size)) if size else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
