@@ -119,9 +119,12 @@ def test_where_keys_come_from(tmp_path):
         (["a=lines", "a=lines"], "--secret a=... is given twice. Give each name once."),
         (["a=missing"], "--secret: 'missing' cannot be read: No such file or directory. Give a folder with a file for"),
         (["a=wrong"], "--secret: line 1 of 'wrong' is not KEY=VALUE."),
-        (["a=wrong.yaml"], "--secret: 'wrong.yaml' is no manifest of a Secret or ConfigMap (its kind is Pod)."),
-        (["a=broken.yaml"], "--secret: 'broken.yaml' is no manifest of a Secret or ConfigMap. Take what `kubectl get"),
-        (["a=binary"], "--secret: 'binary' cannot be read: it is no text."),
+        (["a=wrong.yaml"], "--secret: 'wrong.yaml' is not a manifest of a Secret or ConfigMap (its kind is Pod)."),
+        (
+            ["a=broken.yaml"],
+            "--secret: 'broken.yaml' is not a manifest of a Secret or ConfigMap. Take the output of `kubectl",
+        ),
+        (["a=binary"], "--secret: 'binary' cannot be read: it is not text."),
     ],
 )
 def test_what_cannot_be_given(tmp_path, monkeypatch, words, message):

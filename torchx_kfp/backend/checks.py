@@ -192,7 +192,7 @@ def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
             yield (
                 Kind.CHANGED,
                 f"ignores a failure of {upstream!r}, as {joined(sorted(set(rivals) - {place.task.name}))} does: "
-                f"KFP runs {max(rivals)!r} alone. Have one task for each that may fail",
+                f"KFP runs only {max(rivals)!r}. Have one task for each task that may fail",
             )
     if len(place.task.depends_on) > 1:
         yield (

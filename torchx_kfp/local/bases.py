@@ -34,7 +34,7 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str
     A base that this process has no credentials for is left to its stages: their AppDefs or secrets may have them.
 
     Raises:
-        TrackerError: a base cannot be written or read. A file that cannot be removed is no error.
+        TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
     """
     for base in dict.fromkeys(known_bases(pipeline, arguments)):
         if any(f"{base}/".startswith(f"{mount.target}/") and mount.source != mount.target for mount in mounts):

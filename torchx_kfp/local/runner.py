@@ -142,7 +142,7 @@ def resume(
         Others: as ``run``.
     """
     path = Path(folder).absolute()
-    read_run(path)  # or it is no run's folder
+    read_run(path)  # or it is not a run's folder
     watch = watch if watch is not None else Lines()
     with Journal.reopen(path, watch.on_warning) as journal:
         # Not before: another process may have gone on with it meanwhile.

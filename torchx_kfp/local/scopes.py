@@ -51,8 +51,8 @@ class Node:
         self.kept = True
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
-        #: Outputs that a loop did not make in all of its iterations, and the reason: KFP's driver fails on tasks that take
-        #: them.
+        #: Outputs that a loop did not make in all of its iterations, and the reason. KFP's driver fails on tasks that
+        #: take them.
         self.hollow: Mapping[str, str] = {}
         self.loop: LoopProgress | None = None
 
@@ -234,7 +234,7 @@ def loop_items(node: Node) -> list[Any]:
     """
     loop = node.task.loop
     if loop is None:
-        raise TypeError(f"the task {node.task.name} is no loop")
+        raise TypeError(f"the task {node.task.name} is not a loop")
     if loop.raw is not None:
         return list(json.loads(loop.raw))
     items = node.inputs.get(loop.from_input or "")
@@ -278,7 +278,7 @@ def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
     """Return the outputs of a loop: for each, the list of its iterations', one flat list from nested loops."""
     progress = node.loop
     if progress is None:
-        raise TypeError(f"the task {node.task.name} is no loop")
+        raise TypeError(f"the task {node.task.name} is not a loop")
     collected: dict[str, list[Any]] = {}
     for name in node.component.as_dag().outputs:
         values = [outputs[name] for outputs in progress.outputs if name in outputs]
@@ -295,7 +295,7 @@ def missing_outputs(node: Node) -> dict[str, str]:
     """Return the outputs of a loop that some or all iterations did not make, and the reason."""
     progress = node.loop
     if progress is None:
-        raise TypeError(f"the task {node.task.name} is no loop")
+        raise TypeError(f"the task {node.task.name} is not a loop")
     dag = node.component.as_dag()
     why = (
         f"an iteration of {node.task.name!r} has skipped it"

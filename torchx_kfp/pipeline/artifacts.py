@@ -149,7 +149,7 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
             _check_fields(entry, _ARTIFACT, f"the artifact {name!r}")
             metadata = entry.get("metadata") or {}
             if not isinstance(metadata, dict):
-                raise ValueError(f"has metadata of the artifact {name!r} that is no object: {shown(metadata)}")
+                raise ValueError(f"has metadata of the artifact {name!r} that is not an object: {shown(metadata)}")
             if missing := [key for key, value in metadata.items() if value is None]:
                 raise ValueError(
                     f"has null as {missing[0]!r} in the metadata of the artifact {name!r}, which KFP cannot keep. "
@@ -188,4 +188,4 @@ def _check_fields(value: object, known: set[str], what: str) -> None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}, which JSON has not")
+    raise ValueError(f"it holds {name}, which JSON does not have")

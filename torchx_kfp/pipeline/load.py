@@ -39,7 +39,7 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
         pipeline: path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
 
     Raises:
-        PipelineFileError: there is no such file, or it holds no compiled KFP v2 pipeline.
+        PipelineFileError: there is no such file, or it does not hold a compiled KFP v2 pipeline.
     """
     if isinstance(pipeline, Pipeline):
         return pipeline
@@ -55,7 +55,7 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
     if not isinstance(function, BaseComponent):
         if not callable(function):
             raise PipelineFileError(
-                f"{function!r} is no pipeline: pass the path of a compiled pipeline, or a function decorated with "
+                f"{function!r} is not a pipeline: pass the path of a compiled pipeline, or a function decorated with "
                 "kfp.dsl.pipeline."
             )
         with quick_sdk():
@@ -95,12 +95,12 @@ def _load_file(path: Path) -> Pipeline:
             data = file.read(_LONGEST + 1)
         if len(data) > _LONGEST:
             raise PipelineFileError(
-                f"The file {str(path)!r} is no compiled pipeline: it is larger than {_LONGEST >> 20} MiB."
+                f"The file {str(path)!r} is not a compiled pipeline: it is larger than {_LONGEST >> 20} MiB."
             )
         text = data.decode("utf-8")
     except FileNotFoundError:
         raise PipelineFileError(
-            f"There is no file {str(path)!r}. Give the path of a compiled pipeline, for example one that "
+            f"There is no file {str(path)!r}. Give the path of a compiled pipeline, such as one that "
             "kfp.compiler.Compiler().compile(...) wrote."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -108,7 +108,7 @@ def _load_file(path: Path) -> Pipeline:
     try:
         documents = _documents(text)
     except _TooMuch as error:
-        raise PipelineFileError(f"The file {str(path)!r} is no compiled pipeline: {error}.") from None
+        raise PipelineFileError(f"The file {str(path)!r} is not a compiled pipeline: {error}.") from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
         # PyYAML does not catch Python's exceptions about malformed dates, numbers and keys.
         raise PipelineFileError(f"The file {str(path)!r} is not valid YAML: {error}") from None
@@ -146,7 +146,7 @@ def _verify_depth(value: Any) -> None:
 
 
 class _TooMuch(ValueError):
-    """A file holds more than any pipeline; its text follows "is no compiled pipeline:"."""
+    """A file holds more than any pipeline; its text follows "is not a compiled pipeline:"."""
 
 
 class _Limited:

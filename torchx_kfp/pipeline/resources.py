@@ -36,7 +36,7 @@ def read_limits(resources: Mapping[str, Any], facts: Facts) -> Limits:
     """Return the limits in a ResourceSpec, whose values may be placeholders. Requests are ignored.
 
     Raises:
-        ValueError: a value is no quantity.
+        ValueError: a value is not a quantity.
     """
     accelerator = resources.get("accelerator") or {}
     count = _text(accelerator, "resourceCount", "count", facts)
@@ -64,7 +64,7 @@ def parse_quantity(text: str) -> Decimal:
         number, unit = match.group(1), match.group(2) or ""
         return Decimal(number) * _UNITS[unit] if unit in _UNITS else Decimal(number + unit)
     except ArithmeticError:
-        raise ValueError(f"has the limit {text!r}, which is no quantity such as 500m, 2 or 1.5Gi") from None
+        raise ValueError(f"has the limit {text!r}, which is not a quantity such as 500m, 2 or 1.5Gi") from None
 
 
 def _text(values: Mapping[str, Any], name: str, older: str, facts: Facts) -> str:

@@ -59,7 +59,7 @@ class Cache:
     def put(self, key: str, run_id: str, result: StageResult) -> None:
         """Store how a stage of the run ended, in place of any earlier entry.
 
-        A disk that is full, or a folder that takes no files, is no error: the stage runs again next time.
+        A disk that is full, or a folder that rejects files, is not an error: the stage runs again next time.
 
         Raises:
             ValueError: the key is not hexadecimal, or the stage has not succeeded.
@@ -85,7 +85,7 @@ class Cache:
 
     def _path(self, key: str) -> Path:
         if _KEY.fullmatch(key) is None:
-            raise ValueError(f"{key!r} is no key of a cache: it is not 8 to 128 hexadecimal digits.")
+            raise ValueError(f"{key!r} is not a key of a cache: it does not have 8 to 128 hexadecimal digits.")
         # In several folders, as there may be many.
         return self.folder / key[:2] / f"{key}.json"
 

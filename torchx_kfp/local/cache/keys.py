@@ -3,7 +3,7 @@
 ``input_key`` covers what a stage is given: in a run that is resumed, a stage that has succeeded with the same is
 kept. ``cache_key`` is for KFP's cache between runs. KFP's backend takes into account the image, the command, and the
 values of the inputs; a stage's environment it leaves out, and what it calls code is in the image. Here the environment
-counts, too, and so does the code that a process finds on this machine (see ``code``).
+counts as well, and so does the code that a process finds on this machine (see ``code``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 from torchx_kfp.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.pipeline.spec import Component, Task
 
-#: Path, size in bytes (of a folder: the number of files), and time of change in ns (of a folder: a digest of its files).
+#: Path, size in bytes (of a folder: its number of files), and time of change in ns (of a folder: a digest of its
+#: files).
 Stamp: TypeAlias = tuple[str, int, int]
 #: Version of the keys, raised when older ones must not match any more.
 _VERSION = 2
@@ -89,7 +90,7 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
 
     Raises:
         OSError: there is none.
-        ValueError: it is no path.
+        ValueError: it is not a path.
     """
     path = Path(path)
     found = path.stat()

@@ -21,7 +21,7 @@ class Memory:
     Args:
         run_id: of the run that asks.
         finished: how its stages ended before it was resumed, by their names.
-        cache: of all runs; None where it shall be left alone.
+        cache: of all runs; None if it is not used.
     """
 
     def __init__(self, run_id: str, finished: Mapping[str, StageResult], cache: Cache | None) -> None:

@@ -46,7 +46,7 @@ def read_text(path: str, root: str | None = None, *, limit: int) -> str:
         limit: of its size in bytes.
 
     Raises:
-        UnfitFileError: it is no regular file, is too large, or leads out of the root.
+        UnfitFileError: it is not a regular file, is too large, or leads out of the root.
         OSError: it cannot be read.
         UnicodeDecodeError: it is no UTF-8.
     """
@@ -60,7 +60,7 @@ def read_text(path: str, root: str | None = None, *, limit: int) -> str:
 def verify_tree(path: str, root: str | None = None) -> None:
     """Raise UnfitFileError unless the path is a regular file, a folder of files and folders, or missing.
 
-    Beneath a root, links in the folder may lead to other places in it alone, and no file may have the set-user-id bit.
+    Beneath a root, links in the folder may lead to other places in it only, and no file may have the set-user-id bit.
     Without one, links lead where they may, and what they lead to is looked at; the content of a folder is not.
     """
     if root is None:

@@ -50,7 +50,7 @@ def parse_mount(text: str) -> Mount:
         )
     path = os.path.abspath(os.path.expanduser(source))
     if not os.path.exists(path):
-        raise ArgumentError(f"The mount {text!r} needs {path!r}, which does not exist. Make it, or mend the path.")
+        raise ArgumentError(f"The mount {text!r} needs {path!r}, which does not exist. Create it, or correct the path.")
     return Mount(path, os.path.normpath(rest[0]) if rest else path, read_only)
 
 
@@ -146,7 +146,7 @@ def tracker_bases(
         path = local_path(base)
         if path is None:
             if not is_remote(base):
-                raise ValueError(f"records results at {base!r}, which is no storage for stages in containers")
+                raise ValueError(f"records results at {base!r}, which stages in containers cannot use")
         elif path in named:
             os.makedirs(path, exist_ok=True)
             found.append(path)
@@ -183,7 +183,7 @@ def _verify_import(artifact: Artifact, named: Collection[str], mounts: Sequence[
     path = os.path.normpath(artifact.uri.removeprefix("file://"))
     if "://" in path or "::" in path or ":/" in path:
         if not is_remote(artifact.uri):
-            raise ValueError(f"takes an artifact from {artifact.uri}, which is no storage for stages in containers")
+            raise ValueError(f"takes an artifact from {artifact.uri}, which stages in containers cannot use")
     elif path not in named and not _is_shown(path, mounts):
         raise ValueError(
             f"takes an artifact from {artifact.uri}, a place on this machine that only the pipeline names. Name it for "
@@ -211,7 +211,7 @@ def share(path: str, root: str) -> None:
 
     The user of an image is any number, and the engine's root is not this process's user: each shall be able to
     write beside the other, and the owner of the run to remove what containers have made. A default access list
-    (acl(5)) passes the permission on to what is made inside; where the file system has none, this folder alone is
+    (acl(5)) passes the permission on to what is made inside; where the file system has none, only this folder is
     shared. A folder of somebody else is left as it is.
     """
     folder = make_folder(path, root)

@@ -78,7 +78,7 @@ def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
             return {file.name: file.read_text(encoding="utf-8") for file in files}
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ArgumentError(
             f"{option}: {str(path)!r} cannot be read: {reason}. Give a folder with a file for each key, a file of "
             "lines KEY=VALUE, or a manifest (*.yaml)."
@@ -114,8 +114,8 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
         reason = "" if isinstance(error, yaml.YAMLError) else f" ({error})"
         raise ArgumentError(
-            f"{option}: {str(path)!r} is no manifest of a Secret or ConfigMap{reason}. Take what `kubectl get secret "
-            "NAME -o yaml` prints."
+            f"{option}: {str(path)!r} is not a manifest of a Secret or ConfigMap{reason}. Take the output of "
+            "`kubectl get secret NAME -o yaml`."
         ) from None
 
 

@@ -97,7 +97,7 @@ def _store(attempt: Attempt, artifact: Artifact) -> Artifact:
     stored = dataclasses.replace(artifact, custom_path="")
     if not stored.is_here:
         if attempt.container is not None and not is_remote(stored.uri):
-            raise ValueError(f"reported the artifact {artifact.name!r} at {stored.uri}, which is no object storage")
+            raise ValueError(f"reported the artifact {artifact.name!r} at {stored.uri}, which is not object storage")
         return stored
     root = attempt.root
     try:

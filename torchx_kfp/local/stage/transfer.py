@@ -59,8 +59,8 @@ def copy_here(url: str, path: str, root: str, folder: str) -> None:
     Args:
         url: of the file.
         path: where the copy belongs.
-        root: the folder that the copy has to be in: stages may write there, too.
-        folder: of the stage alone, for what has not been copied whole.
+        root: the folder that must contain the copy; stages may write there as well.
+        folder: a folder of this stage only, for incomplete copies.
 
     Raises:
         UnavailableError: it cannot be copied.
