@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cli.ready import Ready, ready
+
 REPOSITORY = Path(__file__).parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 #: What is run in a console block. The others need an index, a cluster or an engine, and are only known by name.
@@ -161,18 +163,22 @@ class Printed:
     code: int
 
 
-def run(command: str, folder: Path, environment: dict[str, str] | None = None) -> Printed:
-    """Run a line as a shell in the folder does."""
+def run(command: str, folder: Path, program: Ready) -> Printed:
+    """Run a line as a shell in the folder does; ``torchx-kfp`` by itself is run by the program, which is imported."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["sh", "-c", command],
-        cwd=folder,
-        env={**(environment or os.environ), "PATH": programs, "TZ": "UTC"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environment = {**os.environ, "PATH": programs, "TZ": "UTC"}
+    if command.startswith("torchx-kfp ") and not re.search(r"[<>|$*;&~]", re.sub("'[^']*'", "", command)):
+        done = program.call(tuple(shlex.split(command)[1:]), folder, environment)
+    else:
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
     return Printed(*(text.replace(str(folder), HOME) for text in (done.stdout, done.stderr)), done.returncode)
 
 
@@ -190,7 +196,7 @@ def agrees(said: str, printed: Printed) -> bool:
     return not said or any(re.fullmatch(pattern, comparable(text)) for text in texts)
 
 
-def run_commands(page: Path, folder: Path) -> Iterator[tuple[Command, Printed]]:
+def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Command, Printed]]:
     """The page's commands that can be run, and what they print, in a folder with the page's files.
 
     Raises:
@@ -199,19 +205,19 @@ def run_commands(page: Path, folder: Path) -> Iterator[tuple[Command, Printed]]:
     write_files(page, folder)
     for block in blocks(page):
         for command in commands(block) if block.language == "console" else ():
-            program = next(word for word in shlex.split(command.line) if not _ASSIGNMENT.match(word))
-            if program in PROGRAMS:
-                yield command, run(command.line, folder)
-            elif program not in OTHERS:
-                raise ValueError(f"{page.name}:{block.line}: {program!r} is not among PROGRAMS and OTHERS.")
+            name = next(word for word in shlex.split(command.line) if not _ASSIGNMENT.match(word))
+            if name in PROGRAMS:
+                yield command, run(command.line, folder, program)
+            elif name not in OTHERS:
+                raise ValueError(f"{page.name}:{block.line}: {name!r} is not among PROGRAMS and OTHERS.")
 
 
 def main() -> None:
     """Write anew the outputs in pages that are not what the commands print."""
     for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
         text = page.read_text(encoding="utf-8")
-        with tempfile.TemporaryDirectory() as folder:
-            for command, printed in run_commands(page, Path(folder)):
+        with tempfile.TemporaryDirectory() as folder, ready() as imported:
+            for command, printed in run_commands(page, Path(folder), imported):
                 if not agrees(command.output, printed):
                     shown = printed.stdout or printed.stderr
                     shown = "\n".join(line.rstrip() for line in shown.strip().splitlines())

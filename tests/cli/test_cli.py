@@ -372,14 +372,6 @@ def test_a_file_with_the_name_of_a_module(call: Call, project: Path) -> None:
     assert "Rename the file." in done.stderr
 
 
-def test_files_beside_a_pipeline_do_not_hide_libraries(call: Call, project: Path) -> None:
-    """A file may have the name of a library that only the command line imports."""
-    for library in ("rich", "celpy", "kfp_server_api", "jinja2"):
-        (project / f"{library}.py").write_text("raise RuntimeError('not the library')")
-    done = call("run", "pipelines.py:two", "--tracker-base", "base")
-    assert (done.returncode, "not the library" in done.stderr) == (0, False), done.stderr
-
-
 def test_an_imported_pipeline_is_not_the_files_own(call: Call, project: Path) -> None:
     (project / "own.py").write_text(
         "from kfp import dsl\nfrom pipelines import sleeps, two\n@dsl.pipeline(name='own')\ndef mine():\n    sleeps()\n"

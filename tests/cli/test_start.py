@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.cli import ready
 from torchx_kfp.cli import cli
 
 #: Runs the program, and names at its end all modules that it has loaded.
@@ -40,3 +42,12 @@ def test_a_command_loads_none_of_the_others() -> None:
     modules = loaded("compile", "--help")
     assert "torchx_kfp.cli.commands.compile" in modules
     assert not modules & {f"torchx_kfp.cli.commands.{name}" for name in COMMANDS if name != "compile"}
+
+
+def test_files_beside_a_pipeline_do_not_hide_libraries(project: Path) -> None:
+    """A file may have the name of a library that only the command line imports."""
+    for library in ("rich", "celpy", "kfp_server_api", "jinja2"):
+        (project / f"{library}.py").write_text("raise RuntimeError('not the library')")
+    words = [ready.PROGRAM, "run", "pipelines.py:two", "--tracker-base", "base"]
+    done = subprocess.run(words, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "not the library" in done.stderr) == (0, False), done.stderr
