@@ -9,13 +9,23 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tests.cli.test_progress import finished
-from torchx_kfp.cli.display.frame import frame
-from torchx_kfp.cli.display.progress import Progress
+from tests.runs.test_state import finished
+from torchx_kfp.cli.display.frame import LINES, frame
+from torchx_kfp.cli.display.live import Output
 from torchx_kfp.runs.events import RunEnding, RunStarted, StageRetried, StageStarted, StageWaiting
-from torchx_kfp.runs.result import State
+from torchx_kfp.runs.state import RunState
+from torchx_kfp.runs.vocabulary import State
 
 pytestmark = pytest.mark.lowest
+
+
+class Progress(RunState):
+    """A run, and what its stages have printed."""
+
+    def __init__(self, stages: dict[str, bool]) -> None:
+        super().__init__(stages)
+        self.output = Output()
+        self.on_line = self.output.on_line
 
 
 def started(name: str, time: float = 10.0, attempt: int = 1) -> StageStarted:
@@ -24,7 +34,7 @@ def started(name: str, time: float = 10.0, attempt: int = 1) -> StageStarted:
 
 def shown(progress: Progress, width: int = 80, height: int = 24, now: float = 75.0, *, ascii_only: bool = False) -> str:
     """What a terminal of this size shows."""
-    lines = frame(progress, width, height, now, ascii_only=ascii_only)
+    lines = frame(progress, progress.output.tail, width, height, now, ascii_only=ascii_only)
     assert len(lines) <= height
     assert all(line.cell_len <= width for line in lines)
     console = Console(record=True, width=width, height=height, file=io.StringIO())
@@ -61,7 +71,7 @@ def progress() -> Progress:
 
 def test_everything_where_there_is_room(progress: Progress) -> None:
     expected = """\
-digits 1m 05s  2 failed, 3 running, 1 retrying, 10 done, 1 cached, 1 not run, 1 skipped, 19 waiting
+digits 1m 05s  2 failed, 3 running, 1 retrying, 18 queued, 1 waiting, 1 not run, 10 succeeded, 1 cached, 1 skipped
 ✓ prepare       1.2s  rows=1797  data=uri
 ● train          55s  ━━━━──────── 10/30  1 failed, 2 running
   ● train[10]    45s
@@ -73,11 +83,11 @@ digits 1m 05s  2 failed, 3 running, 1 retrying, 10 done, 1 cached, 1 not run, 1 
 ● inner               ──────────── 0/2  1 running
   ● fit           0s
   · score
-✓ cached              cached  loss=0.25
+= cached              cached  loss=0.25
 ✗ broken      1m 01s  ended with exit code 3 (2 attempts)
 – after               not run: broken failed
-– unless              skipped: its condition is false"""
-    assert shown(progress, 110) == expected
+↷ unless              skipped: its condition is false"""
+    assert shown(progress, 120) == expected
 
 
 def test_a_narrow_terminal_has_no_bars(progress: Progress) -> None:
@@ -97,7 +107,7 @@ def test_a_low_terminal_has_what_runs_and_what_failed(progress: Progress) -> Non
         "● inner               ──────────── 0/2  1 running",
         "  ● fit           0s",
         "✗ broken      1m 01s  ended with exit code 3 (2 attempts)",
-        "⋯ 4 more: 1 done, 1 cached, 1 not run, 1 skipped",
+        "⋯ 4 more: 1 not run, 1 succeeded, 1 cached, 1 skipped",
     ]
 
 
@@ -123,14 +133,14 @@ def test_the_counts_of_what_is_hidden_and_shown_are_those_of_the_run() -> None:
     for number in range(4):
         progress.on_event(started(f"loop[{number}]"))
     lines = shown(progress, 80, 12).splitlines()
-    assert lines[0] == "large 1m 15s  4 running, 250 done, 1,246 waiting"
+    assert lines[0] == "large 1m 15s  4 running, 996 queued, 250 waiting, 250 succeeded"
     assert lines[-6:] == [
         "● loop      1m 05s  ──────────── 0/1,000  4 running",
         "  ● loop[0] 1m 05s",
         "  ● loop[1] 1m 05s",
         "  ● loop[2] 1m 05s",
         "  ● loop[3] 1m 05s",
-        "⋯ 495 more: 247 done, 248 waiting",
+        "⋯ 495 more: 248 waiting, 247 succeeded",
     ]
     # What has just ended, and what comes next.
     assert [line.split()[1] for line in lines[1:-6]] == [f"stage-{number}" for number in (0, 1, 2, 250, 251)]
@@ -164,3 +174,19 @@ def test_the_end_by_a_signal_is_announced(progress: Progress) -> None:
     progress.on_event(RunEnding("SIGINT", 10.0, time=70.0))
     header = shown(progress).splitlines()[0]
     assert header.startswith("SIGINT: ending, 5 s left; Ctrl-C: at once  digits 1m 05s  2 failed")
+
+
+def test_lines_are_the_last_ones_and_the_one_that_has_no_end() -> None:
+    output = Output()
+    output.on_line("first", "0")
+    for number in range(1, 9):
+        output.on_line("first", f"{number}")
+        output.on_line("first", "  ")
+    assert output.tail("first") == ["4", "5", "6", "7", "8"]
+    output.on_unfinished("first", "50%")
+    assert output.tail("first") == ["5", "6", "7", "8", "50%"]
+    output.on_unfinished("first", "")
+    assert output.tail("first")[-1] == "8"
+    assert len(output.tail("first")) == LINES
+    output.forget("first")
+    assert output.tail("first") == []

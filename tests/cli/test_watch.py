@@ -24,13 +24,13 @@ from kfp import compiler, dsl
 from rich.text import Text
 
 from tests.cli.conftest import PROGRAM
-from tests.cli.test_progress import finished
 from tests.local.components import python, shell
+from tests.runs.test_state import finished
 from torchx_kfp.cli.display.live import LiveView, Screen
-from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.cli.display.summary import summarize
 from torchx_kfp.runs.events import RunFinished, RunStarted
-from torchx_kfp.runs.result import State
+from torchx_kfp.runs.state import RunState
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.runs.watch import Terminal as Output
 
 #: Seconds after which a test gives up.
@@ -232,7 +232,7 @@ def test_the_way_back_over_a_picture_that_a_narrower_terminal_has_folded() -> No
 def test_what_others_write_to_stderr_stays_above_the_picture() -> None:
     stream = io.StringIO()
     size = os.terminal_size((40, 10))
-    view = LiveView(Progress({"a": False}), Output(stream), lambda: size, colors=False, ascii_only=False)
+    view = LiveView(RunState({"a": False}), Output(stream), lambda: size, colors=False, ascii_only=False)
     with view.shown():
         print("a warning", file=sys.stderr)
         view.on_event(RunStarted("pipeline", "run-1", Path("/runs/1"), time=time.time()))
@@ -349,12 +349,12 @@ def test_events_that_cannot_be_written_are_an_error(folder: Path) -> None:
 
 def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
     code = (
-        "import sys; from pathlib import Path; from torchx_kfp.cli.display.progress import Progress\n"
+        "import sys; from pathlib import Path; from torchx_kfp.runs.state import RunState\n"
         "from torchx_kfp.cli.display.watch import Json, Shown; from torchx_kfp.runs.events import *\n"
         "from torchx_kfp.runs.result import *\n"
         "nan = float('nan')\n"
         "result = StageResult('a', 'a', State.SUCCEEDED, results={'loss': nan}, outputs={'x': [nan, {'y': -nan}]})\n"
-        "Json(Shown(Progress())).on_event(StageFinished(result))"
+        "Json(Shown(RunState())).on_event(StageFinished(result))"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     event = json.loads(printed, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -362,13 +362,13 @@ def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
 
 
 def test_results_that_could_not_be_read_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress({"a": False, "b": False, "c": False})
-    with summarize(progress, str, quiet=True, as_json=False):
-        progress.on_event(RunStarted("pipeline", "run-1", Path("/runs/1")))
+    run = RunState({"a": False, "b": False, "c": False})
+    with summarize(run, str, quiet=True, as_json=False):
+        run.on_event(RunStarted("pipeline", "run-1", Path("/runs/1")))
         for name, results in (("a", None), ("b", {"x": 1}), ("c", None)):
             place = {"run_id": f"run-1/{name}/1", "tracker_base": "s3://bucket"}
-            progress.on_event(finished(name, results=results, **place))
-        progress.on_event(RunFinished("run-1", State.SUCCEEDED, 1.0))
+            run.on_event(finished(name, results=results, **place))
+        run.on_event(RunFinished("run-1", State.SUCCEEDED, 1.0))
     told = capsys.readouterr()
     assert told.err.startswith("The results of a, c could not be read from s3://bucket.\nSee the results again: ")
     assert [line.split()[3:] for line in told.out.splitlines()[2:]] == [[], ["x=1"], []]

@@ -57,12 +57,12 @@ def test_a_run_is_recorded_whole(execute, tmp_path):
     assert (record.arguments, record.corrupt, record.is_running) == ({"x": "w"}, (), False)
     expected = {"parallelism": 3, "grace": 2.5, "directory": os.getcwd()}
     assert {name: record.options[name] for name in expected} == expected
-    assert sorted(record.finished.values(), key=lambda stage: stage.name) == sorted(
+    assert sorted(record.run.ends.values(), key=lambda stage: stage.name) == sorted(
         result.stages, key=lambda stage: stage.name
     )
     assert record.duration == result.duration
-    assert (record.running, record.unfinished) == ({}, {})
-    assert [event.attempt for event in record.attempts["shell"]] == [1]
+    assert record.run.active == []
+    assert [event.attempt for event in record.run.attempts["shell"]] == [1]
     files = {path.name for path in result.folder.iterdir() if path.is_file()}
     assert files == {"events.jsonl", "lock", "pipeline.yaml", "run.json"}
 
@@ -88,7 +88,7 @@ def test_a_run_that_goes_on(execute, tmp_path):
 
     def look(event):
         record = read_run(find_run(tmp_path / "runs", "latest"))
-        seen.append((type(event).__name__, record.state, list(record.running), len(record.events)))
+        seen.append((type(event).__name__, record.state, record.run.active, len(record.events)))
 
     @dsl.pipeline
     def small():
@@ -100,7 +100,7 @@ def test_a_run_that_goes_on(execute, tmp_path):
         ("StageWaiting", "running", [], 2),
         ("StageStarted", "running", ["shell"], 3),
         ("StageFinished", "running", [], 4),
-        ("RunFinished", "running", [], 5),
+        ("RunFinished", "succeeded", [], 5),
     ]
     assert read_run(find_run(tmp_path / "runs", "latest")).state == "succeeded"
 
@@ -122,7 +122,7 @@ def test_a_runner_that_is_killed(tmp_path):
             time.sleep(0.02)
         folder = find_run(runs, "killed-")
         alive = read_run(folder)
-        assert (alive.state, list(alive.running), list(alive.finished)) == ("running", ["shell-2"], ["shell"])
+        assert (alive.state, list(alive.run.active), list(alive.run.ends)) == ("running", ["shell-2"], ["shell"])
         assert is_runner(read_pid(folder), folder)
         with pytest.raises(ArgumentError) as error:
             Journal.reopen(folder, pytest.fail)
@@ -141,9 +141,13 @@ def test_a_runner_that_is_killed(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
     record = read_run(folder)
-    assert (record.state, record.running, list(record.unfinished)) == ("interrupted", {}, ["shell-2"])
-    assert record.finished["shell"].state is State.SUCCEEDED
-    assert record.finished["shell"].last_lines() == ["done"]
+    assert (record.state, record.run.active, record.run.counts()) == (
+        "interrupted",
+        [],
+        {"interrupted": 1, "succeeded": 1},
+    )
+    assert record.run.ends["shell"].state is State.SUCCEEDED
+    assert record.run.ends["shell"].last_lines() == ["done"]
     assert record.corrupt == ()
     assert not is_runner(os.getpid(), folder)
     # As if it had been killed while it wrote.
@@ -158,7 +162,7 @@ def test_a_runner_that_is_killed(tmp_path):
         journal.write(stage("shell-2"))
         journal.write(RunFinished(record.run_id, State.SUCCEEDED, 1.0))
     record = read_run(folder)
-    assert (record.state, list(record.finished), record.unfinished) == ("succeeded", ["shell", "shell-2"], {})
+    assert (record.state, list(record.run.ends), record.run.active) == ("succeeded", ["shell", "shell-2"], [])
     assert record.corrupt == ()
 
 
@@ -191,7 +195,7 @@ def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
             file.write("{}\n")
         journal.write(stage("two"))
     record = read_run(tmp_path / "run-1")
-    assert list(record.finished) == ["one", "two"]
+    assert list(record.run.ends) == ["one", "two"]
     assert record.corrupt == (
         f"Line 2 of {tmp_path / 'run-1' / 'events.jsonl'} is no event of a run and passed over: is no event of a run "
         "(KeyError: 'event').",
@@ -229,7 +233,7 @@ def test_what_json_has_not(tmp_path):
         journal.write(stage("b"))
     assert len(warnings) == 1
     assert "TypeError: Object of type object is not JSON serializable. It goes on" in warnings[0]
-    assert list(read_run(tmp_path / "run-1").finished) == ["b"]
+    assert list(read_run(tmp_path / "run-1").run.ends) == ["b"]
 
 
 def test_a_run_that_was_resumed(tmp_path):
@@ -243,16 +247,15 @@ def test_a_run_that_was_resumed(tmp_path):
     # It was killed.
     with Journal.reopen(folder, pytest.fail) as journal:
         journal.write(RunStarted("p", "run-1", folder, resumed=True, time=1000.0))
-        assert read_run(folder).unfinished == {}
-        assert read_run(folder).ended == set()
+        assert read_run(folder).run.counts() == {"waiting": 2}
         journal.write(StageStarted("a", "a-1", 2, time=1001.0))
-        assert list(read_run(folder).running) == ["a"]
+        assert read_run(folder).run.active == ["a"]
         journal.write(stage("a"))
         journal.write(RunFinished("run-1", State.SUCCEEDED, 7.0, time=1007.0))
-        assert read_run(folder).ended == {"a"}
+        assert read_run(folder).run.has_ended("a")
     record = read_run(folder)
-    assert record.finished["a"].state is State.SUCCEEDED
-    assert [event.pod_name for event in record.attempts["a"]] == ["a-0", "a-1"]
+    assert record.run.ends["a"].state is State.SUCCEEDED
+    assert [event.pod_name for event in record.run.attempts["a"]] == ["a-0", "a-1"]
     assert (record.state, record.duration) == ("succeeded", 12.0)
 
 

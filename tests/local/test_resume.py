@@ -62,7 +62,7 @@ def test_only_what_has_not_succeeded_runs(execute_failing, tmp_path):
     kept = {event.result.name for event in events if getattr(event, "kept", False)}
     assert kept == {"shell-out", "shell-out-2[0]", "shell-out-2[2]", "inner/shell"}
     record = read_run(failed.folder)
-    assert (record.state, len(record.finished)) == ("succeeded", 6)
+    assert (record.state, len(record.run.ends)) == ("succeeded", 6)
 
 
 def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):

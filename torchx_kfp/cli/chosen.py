@@ -121,7 +121,7 @@ class RunsHere:
         except (TorchxKfpError, OSError):
             return {}
         found: dict[str, str] = {}
-        for stage in record.finished.values():
+        for stage in record.run.ends.values():
             run_id = stage.run_id or ""
             run, _, rest = run_id.partition("/")
             if run == record.run_id or run_id not in self._known or _place(stage.tracker_base or "") != self._place:

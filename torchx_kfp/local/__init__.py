@@ -35,7 +35,8 @@ from torchx_kfp.runs.events import (
     StageStarted,
     StageWaiting,
 )
-from torchx_kfp.runs.result import RunResult, StageResult, State
+from torchx_kfp.runs.result import RunResult, StageResult
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.runs.watch import Lines, Watch
 
 __all__ = [

@@ -36,14 +36,15 @@ from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.artifacts import is_artifact
 from torchx_kfp.pipeline.findings import Finding
 from torchx_kfp.pipeline.load import PipelineLike, load_pipeline, reading
-from torchx_kfp.pipeline.names import indices_of, make_run_name, without_indices
+from torchx_kfp.pipeline.names import make_run_name
 from torchx_kfp.pipeline.spec import Pipeline
-from torchx_kfp.pipeline.walk import positions
 from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.runs.events import Event, RunFinished, RunStarted
 from torchx_kfp.runs.history import RunRecord, read_run
 from torchx_kfp.runs.journal import Journal
-from torchx_kfp.runs.result import RunResult, StageResult, State
+from torchx_kfp.runs.result import RunResult
+from torchx_kfp.runs.state import RunState, outline
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.runs.watch import Lines, Watch
 from torchx_kfp.text import shown
 
@@ -147,7 +148,7 @@ def resume(
     with Journal.reopen(path, watch.on_warning) as journal:
         # Not before: another process may have gone on with it meanwhile.
         record = read_run(path)
-        if record.end is State.SUCCEEDED:
+        if record.state is State.SUCCEEDED:
             raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
         loaded = load_pipeline(record.pipeline_file)
         chosen = RunOptions.of_record(record).resumed(options)
@@ -200,9 +201,14 @@ def _execute(
     if has_workspace(pipeline):
         _make_folder(Path(workspace), "workspace", "--workspace")
 
+    state = RunState(outline(pipeline))
+    for event in earlier.events if earlier else ():
+        state.on_event(event)
+
     def listener(event: Event) -> None:
         # First: whoever hears of it finds it in the folder.
         journal.write(event)
+        state.on_event(event)
         watch.on_event(event)
 
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(earlier.created if earlier else None))
@@ -227,10 +233,10 @@ def _execute(
         engine=engine or Processes(),
     )
     cache = Cache(folder.parent / CACHE_FOLDER) if options.cache else None
-    memory = Memory(run_id, earlier.finished if earlier else {}, cache)
+    memory = Memory(run_id, earlier.run.ends if earlier else {}, cache)
     started = time.monotonic()
     with LogPump(watch) as pump:
-        scheduler = Scheduler(pipeline, context, pump, listener, memory, earlier.attempts if earlier else {})
+        scheduler = Scheduler(pipeline, context, pump, listener, memory, earlier.run.attempts if earlier else {})
         with awaitable_processes(), ending_signals(scheduler.interrupt):
             try:
                 listener(
@@ -256,19 +262,17 @@ def _execute(
         raise pump.error
     outputs = root.outputs()
     artifacts = {name: value for name, value in outputs.items() if is_artifact(value)}
-    result = RunResult(
-        pipeline=pipeline.name,
-        run_id=run_id,
-        state=State.FAILED if root.failed else State.SUCCEEDED,
-        folder=folder,
-        duration=time.monotonic() - started,
-        stages=tuple(_in_order(pipeline, scheduler.results)),
-        outputs={name: value for name, value in outputs.items() if name not in artifacts},
-        artifacts=artifacts,
-        reason=scheduler.reason,
+    listener(
+        RunFinished(
+            run_id,
+            State.FAILED if root.failed else State.SUCCEEDED,
+            time.monotonic() - started,
+            {name: value for name, value in outputs.items() if name not in artifacts},
+            artifacts,
+            scheduler.reason,
+        )
     )
-    listener(RunFinished(run_id, result.state, result.duration, result.outputs, result.artifacts, result.reason))
-    return result
+    return state.result()
 
 
 @contextlib.contextmanager
@@ -293,8 +297,3 @@ def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = T
             f"The run's folder {str(folder)!r} cannot be made: {reason}. Name another place for it ({argument}, or "
             f"{option} of the command)."
         ) from None
-
-
-def _in_order(pipeline: Pipeline, stages: list[StageResult]) -> list[StageResult]:
-    places = positions(pipeline)
-    return sorted(stages, key=lambda stage: (places[without_indices(stage.name)], indices_of(stage.name)))

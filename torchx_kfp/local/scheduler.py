@@ -38,7 +38,8 @@ from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.pipeline.spec import Component, Importer, Pipeline
 from torchx_kfp.pipeline.walk import Place, StageNames, walk
 from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
-from torchx_kfp.runs.result import StageResult, State
+from torchx_kfp.runs.result import StageResult
+from torchx_kfp.runs.vocabulary import State
 
 #: Seconds after which a wait is interrupted: a signal that arrives just before it would not interrupt it.
 _LOOK_UP = 1.0

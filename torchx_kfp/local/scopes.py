@@ -28,7 +28,7 @@ from torchx_kfp.pipeline.spec import (
 )
 from torchx_kfp.pipeline.values import convert
 from torchx_kfp.pipeline.walk import StageNames
-from torchx_kfp.runs.result import State
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import shown
 
 

@@ -21,7 +21,8 @@ from torchx_kfp.local.stage.logs import LogPump
 from torchx_kfp.local.stage.prepare import Preparation, RunContext
 from torchx_kfp.pipeline.names import PodNames, is_execution
 from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
-from torchx_kfp.runs.result import StageResult, State
+from torchx_kfp.runs.result import StageResult
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean
 
 #: An attempt that has ended, or the number of a signal.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torchx_kfp.pipeline.spec import Pipeline, Task
 from torchx_kfp.pipeline.walk import Place, walk
 from torchx_kfp.report.layout import Box, edges, place
-from torchx_kfp.report.model import WAITING, RunView, StageView
-from torchx_kfp.runs.history import INTERRUPTED, RUNNING
+from torchx_kfp.report.model import RunView, StageView
+from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import duration, shorten
 
 #: A box's width, height, and how many letters of a name it holds: of a graph, and of one with very many tasks.
@@ -19,17 +19,15 @@ _SIZE, _COMPACT = (190.0, 46.0, 23), (124.0, 26.0, 15)
 _MANY = 80
 #: A graph that is wider than this is turned, if it is narrower then.
 _PAGE = 1150.0
-#: What the state of a task is when its stages have several: the first of these.
-WORST = ("failed", INTERRUPTED, "canceled", RUNNING, WAITING, "not run", "succeeded", "cached", "skipped")
 
 
 @dataclass(frozen=True)
 class Node:
-    """A task: ``path`` is the name of its stages without indices; ``state`` is "" where none is known."""
+    """A task: ``path`` is the name of its stages without indices; ``state`` is None where none is known."""
 
     path: str
     label: str
-    state: str
+    state: State | None
     note: str
     x: float
     y: float
@@ -101,13 +99,13 @@ def draw_graph(run: RunView) -> Graph | None:
     return Graph(nodes, groups, lines, root.width, root.height, (width, height), sketch.size is _COMPACT)
 
 
-def summary(stages: Iterable[StageView]) -> tuple[str, str]:
+def summary(stages: Iterable[StageView]) -> tuple[State | None, str]:
     """The state of a task's stages together, and a few words: a duration, or how many have come how far."""
     stages = list(stages)
     if not stages:
-        return "", "not reached"
+        return None, "not reached"
     counts = Counter(stage.state for stage in stages)
-    state = min(counts, key=WORST.index)
+    state = state_of_all(counts)
     if len(stages) == 1:
         [stage] = stages
         retries = f" ×{stage.result.attempts}" if stage.result.attempts > 1 else ""
@@ -192,7 +190,7 @@ def _entry(box: Box, down: bool) -> tuple[float, float]:
     return (box.x + box.width / 2, box.y - tip) if down else (box.x - tip, box.y + box.height / 2)
 
 
-def counts_of(states: Iterable[str]) -> Mapping[str, int]:
+def counts_of(states: Iterable[State]) -> Mapping[State, int]:
     """How many stages are in each state, the worst first."""
     counts = Counter(states)
-    return {state: counts[state] for state in WORST if state in counts}
+    return {state: counts[state] for state in State if state in counts}

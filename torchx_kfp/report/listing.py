@@ -14,6 +14,7 @@ from torchx_kfp.report.graph import summary
 from torchx_kfp.report.model import RunView, StageView
 from torchx_kfp.report.readers import Read
 from torchx_kfp.report.tracked import Tracked
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import Curve
 from torchx_kfp.tracking.statements.starts import Start
 
@@ -59,7 +60,7 @@ class Section:
 
     path: str
     anchor: str
-    state: str
+    state: State | None
     note: str
     entries: list[Entry]
     is_loop: bool
@@ -123,7 +124,7 @@ def sections(run: RunView, reads: Iterable[Read], links: Links, tracked: Tracked
 
 def failures(run: RunView, links: Links) -> list[Failure]:
     """The stages that failed, in the order in which they did not start: that of the pipeline."""
-    failed = [stage for stage in run.stages if stage.state == "failed"]
+    failed = [stage for stage in run.stages if stage.state is State.FAILED]
     return [
         Failure(
             stage,

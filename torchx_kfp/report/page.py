@@ -18,23 +18,11 @@ from torchx_kfp.report.readers import by_task, find_reads
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
 from torchx_kfp.runs import OUTPUT_DIR
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import counted, duration, moment, shorten
 from torchx_kfp.tracking.stores.atomic import write_file
 
 _HERE = Path(__file__).parent
-#: What stands before a state, so that it is not told by a colour alone.
-SYMBOLS = {
-    "succeeded": "✓",
-    "cached": "↺",
-    "failed": "✕",
-    "interrupted": "⚡",
-    "canceled": "■",
-    "running": "▶",
-    "waiting": "…",
-    "not run": "–",
-    "skipped": "○",
-    "": "·",
-}
 
 
 def write_report(run: RunView, path: Path) -> None:
@@ -72,7 +60,7 @@ def render(run: RunView, place: Path) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
-    environment.globals.update(show=show, symbols=SYMBOLS, plots=plots, roc=artifacts)
+    environment.globals.update(show=show, State=State, plots=plots, roc=artifacts)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
         **_content(run, place.resolve()),
@@ -110,7 +98,7 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
 
 def resume_command(run: RunView) -> str:
     """How a run that has ended without success goes on; "" for another one."""
-    if run.state not in ("failed", "canceled", "interrupted"):
+    if run.state in (State.RUNNING, State.SUCCEEDED):
         return ""
     words = ["torchx-kfp", "run", "--resume", run.run_id]
     parent = run.folder.parent

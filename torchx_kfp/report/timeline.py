@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torchx_kfp.report.graph import summary
 from torchx_kfp.report.model import RunView, StageView
+from torchx_kfp.runs.state import Session
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration
 
-#: The state of a bar that is the wait before a stage.
-QUEUED = "queued"
 #: How many steps of a scale are wanted, and the steps that are easy to read.
 _TICKS = 8
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
@@ -23,7 +23,7 @@ _LONG_STEPS = tuple(hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 48, 120, 240,
 class Bar:
     """An attempt, or the wait before one. ``left`` and ``width`` are percent of the timeline."""
 
-    state: str
+    state: State
     title: str
     lane: int
     left: float
@@ -35,7 +35,7 @@ class Row:
     """A task: ``lanes`` is how many of its stages ran at once."""
 
     path: str
-    state: str
+    state: State | None
     note: str
     lanes: int
     bars: list[Bar]
@@ -51,7 +51,7 @@ class Timeline:
 
     @property
     def has_waits(self) -> bool:
-        return any(bar.state == QUEUED for row in self.rows for bar in row.bars)
+        return any(bar.state is State.QUEUED for row in self.rows for bar in row.bars)
 
 
 def draw_timeline(run: RunView) -> Timeline:
@@ -60,30 +60,31 @@ def draw_timeline(run: RunView) -> Timeline:
     stages: dict[str, list[StageView]] = {}
     for stage in run.stages:
         stages.setdefault(stage.path, []).append(stage)
-    rows = [_row(path, group, clock, run.sessions[-1][1]) for path, group in stages.items()]
+    rows = [_row(path, group, clock, run.sessions[-1].end) for path, group in stages.items()]
     return Timeline(
         rows=sorted(
-            (row for row in rows if row.bars), key=lambda row: min(bar.left for bar in row.bars if bar.state != QUEUED)
+            (row for row in rows if row.bars),
+            key=lambda row: min(bar.left for bar in row.bars if bar.state is not State.QUEUED),
         ),
         ticks=list(_ticks(clock.total)),
-        resumed=[clock.percent(start) for start, _ in run.sessions[1:]],
+        resumed=[clock.percent(session.start) for session in run.sessions[1:]],
     )
 
 
 class _Clock:
     """Places of times, with the gaps between sessions cut out."""
 
-    def __init__(self, sessions: tuple[tuple[float, float], ...]) -> None:
+    def __init__(self, sessions: Sequence[Session]) -> None:
         self._sessions = sessions
-        self.total = max(sum(end - start for start, end in sessions), 1e-3)
+        self.total = max(sum(session.end - session.start for session in sessions), 1e-3)
 
     def percent(self, when: float) -> float:
-        passed = sum(min(max(when - start, 0.0), end - start) for start, end in self._sessions)
+        passed = sum(min(max(when - it.start, 0.0), it.end - it.start) for it in self._sessions)
         return 100 * passed / self.total
 
     def session_end(self, when: float) -> float:
         """The end of the session that this time is in."""
-        return next((end for start, end in self._sessions if start <= when <= end), when)
+        return next((it.end for it in self._sessions if it.start <= when <= it.end), when)
 
 
 def _row(path: str, stages: list[StageView], clock: _Clock, now: float) -> Row:
@@ -107,11 +108,11 @@ def _row(path: str, stages: list[StageView], clock: _Clock, now: float) -> Row:
 
 
 def _bars(stage: StageView, lane: int, clock: _Clock, alone: bool) -> Iterable[Bar]:
-    if alone and stage.waiting_since is not None and stage.waiting_since < stage.attempts[0].start:
-        left, right = clock.percent(stage.waiting_since), clock.percent(stage.attempts[0].start)
+    if alone and stage.queued_at is not None and stage.queued_at < stage.attempts[0].start:
+        left, right = clock.percent(stage.queued_at), clock.percent(stage.attempts[0].start)
         if right - left > 0.3:
-            waited = duration(stage.attempts[0].start - stage.waiting_since)
-            yield Bar(QUEUED, f"{stage.name}: waited {waited} for its turn", lane, left, right - left)
+            waited = duration(stage.attempts[0].start - stage.queued_at)
+            yield Bar(State.QUEUED, f"{stage.name}: waited {waited} for its turn", lane, left, right - left)
     for attempt in stage.attempts:
         end = attempt.end if attempt.end is not None else clock.session_end(attempt.start)
         left, right = clock.percent(attempt.start), clock.percent(end)

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.pipeline.spec import ArtifactType
-from torchx_kfp.runs.result import StageResult, State
+from torchx_kfp.runs.result import StageResult
+from torchx_kfp.runs.vocabulary import State
 
 #: Version of the form. One is added where a reader of the old form would go wrong.
 VERSION = 1

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError, UnknownRunError
 from torchx_kfp.pipeline.names import LATEST, fitting
-from torchx_kfp.runs.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, decode
+from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarted, decode
 from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
-from torchx_kfp.runs.result import StageResult, State
+from torchx_kfp.runs.state import RunState
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import did_you_mean, listed
 
-#: States of a run besides those in which it can end: it is running, and its process was killed.
-RUNNING, INTERRUPTED = "running", "interrupted"
 # Runs that a message lists.
 # Runs that a wrong name is compared with.
 _COMPARED = 1000
@@ -62,13 +61,15 @@ class EventReader:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of a run. ``created`` is in seconds since the epoch; ``options`` are those of ``run``."""
+    """What a run's folder tells. ``created`` is in seconds since the epoch; ``options`` are those of ``run``."""
 
     folder: Path
     run_id: str
     pipeline: str
     created: float
     events: tuple[Event, ...] = field(repr=False)
+    #: What the events come to.
+    run: RunState = field(repr=False)
     #: Whether its process lives.
     is_running: bool
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -81,92 +82,27 @@ class RunRecord:
         """The compiled pipeline, for ``load_pipeline``."""
         return self.folder / PIPELINE_FILE
 
-    @cached_property
-    def state(self) -> str:
-        """``running``, ``succeeded``, ``failed``, ``canceled``, or ``interrupted`` if its process was killed."""
-        return RUNNING if self.is_running else str(self.end or INTERRUPTED)
-
-    @cached_property
-    def end(self) -> State | None:
-        """How the run has ended, if it has since it was last (re)started."""
-        last = next((event for event in reversed(self.events) if isinstance(event, RunStarted | RunFinished)), None)
-        return last.state if isinstance(last, RunFinished) else None
-
-    @cached_property
-    def finished(self) -> dict[str, StageResult]:
-        """How stages ended, by their names; of one that ended several times, since the run was resumed, the last."""
-        return {event.result.name: event.result for event in self.events if isinstance(event, StageFinished)}
-
-    @cached_property
-    def attempts(self) -> dict[str, list[StageStarted]]:
-        """All attempts at stages, by their names, in the order in which they started; also those before a resume."""
-        attempts: dict[str, list[StageStarted]] = {}
-        for event in self.events:
-            if isinstance(event, StageStarted):
-                attempts.setdefault(event.name, []).append(event)
-        return attempts
-
-    @cached_property
-    def unfinished(self) -> dict[str, StageStarted]:
-        """Stages that have started and not ended since the run was last (re)started, by their names."""
-        begun: dict[str, StageStarted] = {}
-        for event in self.events:
-            if isinstance(event, RunStarted):
-                begun.clear()
-            elif isinstance(event, StageStarted):
-                begun[event.name] = event
-            elif isinstance(event, StageFinished):
-                begun.pop(event.result.name, None)
-        return begun
-
-    @cached_property
-    def ended(self) -> set[str]:
-        """The names of stages that have ended since the run was last (re)started."""
-        ended: set[str] = set()
-        for event in self.events:
-            if isinstance(event, RunStarted):
-                ended.clear()
-            elif isinstance(event, StageFinished):
-                ended.add(event.result.name)
-        return ended
+    @property
+    def state(self) -> State:
+        """Running, succeeded, failed, canceled, or interrupted if its process was killed."""
+        return self.run.state
 
     @property
-    def running(self) -> dict[str, StageStarted]:
-        """Stages that are running, or wait for another attempt, by their names; none if the run's process is dead."""
-        return self.unfinished if self.is_running else {}
-
-    @cached_property
     def duration(self) -> float:
-        """Seconds for which it has run; those between its end and a resume are not counted."""
-        total, started, last = 0.0, None, self.created
-        for event in self.events:
-            if isinstance(event, RunStarted):
-                total += last - started if started is not None else 0.0  # it was killed
-                started = event.time
-            elif isinstance(event, RunFinished):
-                total += event.duration
-                started = None
-            last = event.time
-        if started is not None:
-            total += (time.time() if self.is_running else max(last, self._last_sign)) - started
-        return max(0.0, total)
-
-    @property
-    def _last_sign(self) -> float:
-        """When a stage that has not ended has last printed something."""
-        logs = [started.log_file for started in self.unfinished.values() if started.log_file is not None]
-        return max((log.stat().st_mtime for log in logs if log.exists()), default=0.0)
+        """Seconds in which a runner was at work, up to now."""
+        return self.run.duration(time.time())
 
 
 class RunReader:
     """Reads the folder of a run, again and again while it runs."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises ArgumentError: see ``read_run``."""
+    def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
+        """Open the folder; arguments and errors are those of ``read_run``."""
         self.folder = folder = Path(folder)
         if not _is_run(folder):
             raise ArgumentError(f"{str(folder)!r} is not the folder of a run: it has no file {EVENTS_FILE}.")
         self._corrupt: list[str] = []
+        self._recorded: set[Path] = set()
         self._request = _read_request(folder, self._corrupt)
         if self._request.get("version", VERSION) != VERSION:
             raise ArgumentError(
@@ -175,6 +111,7 @@ class RunReader:
             )
         self._reader = EventReader(folder)
         self._events: list[Event] = []
+        self._run = RunState(stages, _last_output)
         self._last: RunRecord | None = None
 
     def read(self) -> RunRecord:
@@ -183,7 +120,12 @@ class RunReader:
         alive = is_running(self.folder)
         new = self._reader.read_new()
         if self._last is None or new or alive != self._last.is_running:
-            self._events += new
+            for event in new:
+                event = self._relocated(event)
+                self._events.append(event)
+                self._run.on_event(event)
+            if not alive:
+                self._run.lose()
             self._last = self._record(alive)
         return self._last
 
@@ -195,20 +137,49 @@ class RunReader:
             pipeline=str(self._request.get("pipeline") or (first.pipeline if first else "")),
             created=_created(self.folder, self._request),
             events=tuple(self._events),
+            run=self._run,
             is_running=alive,
             arguments=self._request.get("arguments") or (first.arguments if first else {}),
             options=self._request.get("options") or {},
             corrupt=(*self._corrupt, *self._reader.corrupt),
         )
 
+    def _relocated(self, event: Event) -> Event:
+        """Return the event with the log's place now: the folder may have been moved, or come from another machine."""
+        if isinstance(event, RunStarted):
+            self._recorded.add(event.folder)
+        elif isinstance(event, StageStarted):
+            event = dataclasses.replace(event, log_file=self._place_now(event.log_file))
+        elif isinstance(event, StageFinished):
+            result = dataclasses.replace(event.result, log_file=self._place_now(event.result.log_file))
+            event = dataclasses.replace(event, result=result)
+        return event
 
-def read_run(folder: str | os.PathLike[str]) -> RunRecord:
-    """What the folder of a run tells. It may be running meanwhile.
+    def _place_now(self, log: Path | None) -> Path | None:
+        inside = (before for before in self._recorded if log is not None and log.is_relative_to(before))
+        before = next(inside, None)
+        return log if log is None or before is None else self.folder.absolute() / log.relative_to(before)
+
+
+def _last_output(attempt: StageStarted) -> float:
+    """Return when the attempt has last printed something."""
+    try:
+        return attempt.log_file.stat().st_mtime if attempt.log_file is not None else 0.0
+    except OSError:
+        return 0.0
+
+
+def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> RunRecord:
+    """Return what the folder of a run tells. It may be running meanwhile.
+
+    Args:
+        folder: the run's folder.
+        stages: the stages of its pipeline, if they are known: see ``state.outline``.
 
     Raises:
         ArgumentError: it is not a run's folder, or one of another version of this program.
     """
-    return RunReader(folder).read()
+    return RunReader(folder, stages).read()
 
 
 def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:

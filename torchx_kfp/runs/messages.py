@@ -16,7 +16,7 @@ from torchx_kfp.runs.events import (
     StageRetried,
     StageStarted,
 )
-from torchx_kfp.runs.result import State
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration, shown
 
 

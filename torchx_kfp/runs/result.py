@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from torchx_kfp.errors import StageFailedError, StageNotFoundError
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean_line, counted, did_you_mean, listed
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
@@ -21,29 +21,6 @@ _QUOTED, _NAMED = 5, 20
 _TAIL_BYTES = 8192
 # KFP's type of artifacts whose metadata are numbers, and the entry that it adds by itself.
 _METRICS, _DISPLAY_NAME = "system.Metrics", "display_name"
-
-
-class State(str, enum.Enum):
-    """How a stage, or a run, ended."""
-
-    SUCCEEDED = "succeeded"
-    #: It did not run: an earlier run has done the same, and its outputs are taken.
-    CACHED = "cached"
-    FAILED = "failed"
-    #: A condition was false, or a stage that it reads was skipped.
-    SKIPPED = "skipped"
-    #: A stage that it depends on has failed, or the run was ended.
-    NOT_RUN = "not run"
-    #: It was running when the run was ended.
-    CANCELED = "canceled"
-
-    @property
-    def is_success(self) -> bool:
-        """Whether there are outputs."""
-        return self in (State.SUCCEEDED, State.CACHED)
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -84,7 +61,13 @@ class StageResult:
 
     @property
     def measures(self) -> dict[str, Any]:
-        """What the stage tells of its work: outputs that are numbers, KFP's metrics, and recorded results."""
+        """The values that tell about the stage's work.
+
+        They are the results of a tracked stage; of any other stage, or where results cannot be read, outputs that are
+        numbers and KFP's metrics.
+        """
+        if self.results is not None:
+            return dict(self.results)
         numbers = {name: value for name, value in self.outputs.items() if type(value) in (int, float)}
         metrics = {
             name: value
@@ -94,7 +77,7 @@ class StageResult:
             for name, value in artifact.facts.items()
             if isinstance(value, (int, float, str)) and name != _DISPLAY_NAME
         }
-        return {**numbers, **metrics, **(self.results or {})}
+        return {**numbers, **metrics}
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
         """The end of the stage's log, as it is shown while the stage runs: without control characters."""

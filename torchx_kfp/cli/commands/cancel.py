@@ -33,10 +33,11 @@ def cancel_command(run: str, output_dir: str) -> None:
     whose runner was killed, it ends what was left running.
     """
     from torchx_kfp.runs.history import find_run, read_run
+    from torchx_kfp.runs.vocabulary import State
 
     folder = find_run(output_dir, run)
     record = read_run(folder)
-    if record.state == "interrupted":
+    if record.state is State.INTERRUPTED:
         _end_left(record)
         print_message(f"The runner of {record.run_id} was killed before; whatever it had left running is ended now.")
         return
@@ -44,11 +45,11 @@ def cancel_command(run: str, output_dir: str) -> None:
         raise ArgumentError(f"The run {record.run_id} has ended already ({record.state}): there is nothing to cancel.")
     grace = _grace(record)
     if _terminate(folder, record):
-        stages = f"{listed(record.running)}, for up to {grace:g} s" if record.running else "its end"
+        stages = f"{listed(record.run.active)}, for up to {grace:g} s" if record.run.active else "its end"
         print_message(f"Canceling {record.run_id}: waiting for {stages}.")
         _wait(folder, record, grace + _BEYOND_GRACE)
     state = read_run(folder).state
-    if state in ("canceled", "interrupted"):
+    if state in (State.CANCELED, State.INTERRUPTED):
         print_message(f"The run {record.run_id} is canceled.")
     else:
         print_message(f"The run {record.run_id} has ended before that ({state}).")

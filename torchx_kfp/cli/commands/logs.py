@@ -68,15 +68,15 @@ class _Choice:
         self._attempt = attempt
         self._pod: str | None = None
         #: By stage, the place of the attempt that is shown first: those that follow are shown, too.
-        self._first = {name: len(attempts) - 1 for name, attempts in record.attempts.items()}
-        executed = [event for events in record.attempts.values() for event in events if event.pod_name == stage]
-        if executed and stage not in _tasks(record):
+        self._first = {name: len(attempts) - 1 for name, attempts in record.run.attempts.items()}
+        executed = [event for events in record.run.attempts.values() for event in events if event.pod_name == stage]
+        if executed and stage not in record.run.tasks_by_stage:
             self._stage = executed[0].name
             self._pod = stage if attempt is None else None
 
     def stages(self, record: RunRecord) -> list[str]:
         """The names of the stages that are meant, of those that are known by now."""
-        tasks = _tasks(record)
+        tasks = record.run.tasks_by_stage
         if self._stage is None:
             return list(tasks)
         if self._stage in tasks:
@@ -86,14 +86,14 @@ class _Choice:
     def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
         """Stages and their logs, in the order in which they started."""
         chosen = set(self.stages(record))
-        for name, attempts in record.attempts.items():
+        for name, attempts in record.run.attempts.items():
             if name in chosen:
                 for started in self._wanted(name, attempts):
                     if started.log_file is not None:
                         yield name, started.log_file
-        for name, result in record.finished.items():
+        for name, result in record.run.ends.items():
             # One that was cached has the log of the run that it is from.
-            if name in chosen and name not in record.attempts and result.log_file is not None:
+            if name in chosen and name not in record.run.attempts and result.log_file is not None:
                 yield name, result.log_file
 
     def is_over(self, record: RunRecord) -> bool:
@@ -117,18 +117,18 @@ class _Choice:
         elif not stages and not _may_come(record, self._stage):
             raise _unknown(record, self._stage)
         elif self._attempt and not waits and not any(self.logs(record)):
-            there = sum(len(record.attempts.get(name, ())) for name in stages)
+            there = sum(len(record.run.attempts.get(name, ())) for name in stages)
             raise ArgumentError(
                 f"There is no attempt {self._attempt} at {self._stage!r} in the run {record.run_id}, but {there}."
             )
         elif not any(self.logs(record)) and not (waits and not self.is_over(record)):
-            result = record.finished.get(stages[0]) if stages else None
+            result = record.run.ends.get(stages[0]) if stages else None
             why = f"it {result.reason or result.state}" if result else f"it was not started ({record.state})"
             raise ArgumentError(f"The stage {self._stage!r} of the run {record.run_id} has no log: {why}.")
 
     def _gone(self, record: RunRecord) -> Iterator[str]:
         for name in self.stages(record):
-            result = record.finished.get(name)
+            result = record.run.ends.get(name)
             if result and result.cached_from and result.log_file and not result.log_file.exists():
                 yield (
                     f"The log of {name!r} is gone: the stage was taken from the cache, and the folder of the run "
@@ -143,11 +143,11 @@ class _Choice:
         return attempts[self._first.get(name, 0) :]
 
     def _has_ended(self, record: RunRecord, name: str) -> bool:
-        attempts = record.attempts.get(name, [])
+        attempts = record.run.attempts.get(name, [])
         wanted = self._wanted(name, attempts) if attempts else []
         if (self._pod or self._attempt) and wanted and wanted[-1] is not attempts[-1]:
             return True  # another attempt has followed
-        return name in record.ended
+        return record.run.has_ended(name)
 
 
 class _Printer:
@@ -193,19 +193,6 @@ class _Printer:
         print_text("\n".join(start + clean_line(line) for line in lines) + "\n")
 
 
-def _tasks(record: RunRecord) -> dict[str, str]:
-    """The names of all stages that are known by now, and their tasks."""
-    from torchx_kfp.local import StageFinished, StageStarted, StageWaiting
-
-    tasks: dict[str, str] = {}
-    for event in record.events:
-        if isinstance(event, StageWaiting | StageStarted):
-            tasks.setdefault(event.name, event.task)
-        elif isinstance(event, StageFinished):
-            tasks.setdefault(event.result.name, event.result.task)
-    return tasks
-
-
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Whether the pipeline has this stage, though nothing has been heard of it."""
     from torchx_kfp.local import State, load_pipeline
@@ -222,7 +209,7 @@ def _may_come(record: RunRecord, stage: str) -> bool:
 
 
 def _unknown(record: RunRecord, stage: str) -> ArgumentError:
-    there = list(_tasks(record))
+    there = list(record.run.tasks_by_stage)
     return ArgumentError(
         f"There is no stage {stage!r} in the run {record.run_id}.{did_you_mean(stage, there)} "
         f"Its stages: {listed(there) or 'none yet'}."

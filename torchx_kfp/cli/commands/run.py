@@ -145,29 +145,28 @@ def run_command(
             **limits,
         )
     watch = _watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
-    with summarize(watch.progress, _resume(output_dir), quiet=quiet, as_json=as_json), watch.shown():
+    with summarize(watch.run, _resume(output_dir), quiet=quiet, as_json=as_json), watch.shown():
         start(watch=watch)
 
 
 def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> Shown:
     """Return what these options, and the terminal, ask for."""
     from torchx_kfp.cli.display.output import is_capable, wants_colors
-    from torchx_kfp.cli.display.progress import Progress
     from torchx_kfp.cli.display.watch import Json, Shown, ShownLines
-    from torchx_kfp.pipeline.walk import walk
+    from torchx_kfp.runs.state import RunState, outline
     from torchx_kfp.runs.watch import Terminal
 
-    progress = Progress({place.name: place.looped for place in walk(pipeline) if place.is_stage})
+    run = RunState(outline(pipeline))
     watch: Shown
     if quiet:
-        watch = Shown(progress)
+        watch = Shown(run)
     elif not (verbose or as_json) and is_capable(sys.stderr):
         from torchx_kfp.cli.display.live import LiveView, size_of_stderr
 
         is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
-        watch = LiveView(progress, Terminal(sys.stderr), size_of_stderr, colors=wants_colors(), ascii_only=not is_utf8)
+        watch = LiveView(run, Terminal(sys.stderr), size_of_stderr, colors=wants_colors(), ascii_only=not is_utf8)
     else:
-        watch = ShownLines(progress, verbose=verbose)
+        watch = ShownLines(run, verbose=verbose)
     return Json(watch) if as_json else watch
 
 

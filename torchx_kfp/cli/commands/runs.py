@@ -11,6 +11,7 @@ import click
 from torchx_kfp.cli.display.output import print_json, print_message, terminal_width
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.runs import OUTPUT_DIR
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ def say_corrupt(record: RunRecord) -> None:
 
 
 def _done(record: RunRecord) -> int:
-    return sum(stage.state.is_success for stage in record.finished.values())
+    return sum(number for state, number in record.run.counts().items() if state.is_success)
 
 
 def _failed(record: RunRecord) -> int:
-    return sum(stage.state == "failed" for stage in record.finished.values())
+    return record.run.counts().get(State.FAILED, 0)
 
 
 def _print_table(records: list[RunRecord]) -> None:
@@ -73,7 +74,7 @@ def _print_table(records: list[RunRecord]) -> None:
     rows = [
         (
             record.run_id,
-            record.state,
+            str(record.state),
             _started(record.created),
             duration(record.duration),
             f"{_done(record):,}" + (f", {failed:,} failed" if (failed := _failed(record)) else ""),
@@ -95,11 +96,11 @@ def _as_json(record: RunRecord) -> dict[str, Any]:
     return {
         "run": record.run_id,
         "pipeline": record.pipeline,
-        "state": record.state,
+        "state": str(record.state),
         "started": record.created,
         "seconds": round(record.duration, 3),
         "done": _done(record),
         "failed": _failed(record),
-        "running": list(record.running),
+        "running": record.run.active,
         "folder": str(record.folder.absolute()),
     }

@@ -7,14 +7,15 @@ next; the rest is a line of counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from rich.text import Text
 
 from torchx_kfp.cli.display.output import show_results
-from torchx_kfp.cli.display.progress import LINES, Group, Phase, Progress, Stage, Task
+from torchx_kfp.runs.state import RunState, StageState, TaskState
+from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import REPLACEMENT, clean, duration
 
 #: Line ends and tabs, and joiners, whose width depends on the terminal.
@@ -27,25 +28,40 @@ _LESS = 4
 _BAR, _CUT = 12, 1000
 #: A terminal of fewer columns has no bars.
 _NARROW = 70
-_UNICODE = ("✗", "●", "↻", "✓", "✓", "■", "–", "–", "○", "·")
-_ASCII = ("x", "*", "r", "+", "+", "#", "-", "-", "o", ".")
-_STYLES = dict(
-    zip(Phase, ("bold red", "cyan", "yellow", "green", "green", "yellow", "dim", "dim", "dim", "dim"), strict=True)
-)
-_WORDS = {Phase.QUEUED: "waiting"}
-#: The phase of several stages is the first of these that one of them has.
-_FIRST = (
-    Phase.RUNNING,
-    Phase.RETRYING,
-    Phase.FAILED,
-    Phase.CANCELED,
-    Phase.QUEUED,
-    Phase.WAITING,
-    Phase.NOT_RUN,
-    Phase.DONE,
-    Phase.CACHED,
-    Phase.SKIPPED,
-)
+#: Lines of a running stage's output.
+LINES = 5
+#: Returns the last lines of a stage's output.
+Tails = Callable[[str], list[str]]
+
+
+@dataclass
+class _Group:
+    """A nested pipeline; the root's name is empty."""
+
+    name: str = ""
+    members: list[_Group | TaskState] = field(default_factory=list)
+
+    def tasks(self) -> Iterator[TaskState]:
+        """The tasks inside, also those of pipelines in it."""
+        for member in self.members:
+            if isinstance(member, TaskState):
+                yield member
+            else:
+                yield from member.tasks()
+
+
+def _grouped(tasks: Iterable[TaskState]) -> _Group:
+    groups = {"": _Group()}
+
+    def group(name: str) -> _Group:
+        if name not in groups:
+            groups[name] = _Group(name)
+            group(name.rpartition("/")[0]).members.append(groups[name])
+        return groups[name]
+
+    for task in tasks:
+        group(task.path.rpartition("/")[0]).members.append(task)
+    return groups[""]
 
 
 @dataclass(eq=False)
@@ -53,14 +69,14 @@ class _Row:
     """A line of the picture, as long as it is open whether there is room for it."""
 
     name: str
-    phase: Phase
+    state: State
     parent: _Row | None
     #: What is said of it: made for the rows alone that are shown.
     detail: Callable[[], Text]
     time: str = ""
     #: The smallest are shown first.
     rank: tuple[int, float] = (0, 0)
-    counts: Mapping[Phase, int] = field(default_factory=dict)
+    counts: Mapping[State, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     shown: bool = True
 
@@ -72,30 +88,38 @@ class _Row:
             row = row.parent
 
 
-def frame(progress: Progress, width: int, height: int, now: float, *, ascii_only: bool = False) -> list[Text]:
-    """The run at this moment in at most ``height`` lines of at most ``width`` columns; ``now``: since the epoch."""
-    symbols = dict(zip(Phase, _ASCII if ascii_only else _UNICODE, strict=True))
+def frame(run: RunState, tails: Tails, width: int, height: int, now: float, *, ascii_only: bool = False) -> list[Text]:
+    """Draw the run at this moment in at most ``height`` lines of at most ``width`` columns.
+
+    Args:
+        run: the run.
+        tails: the last lines that its stages have printed.
+        width: in columns.
+        height: in lines.
+        now: in seconds since the epoch.
+        ascii_only: whether the terminal is limited to ASCII.
+    """
     bar = None if width < _NARROW else "#-" if ascii_only else "━─"
-    rows = list(_rows(progress, progress.root, None, now, bar))
+    rows = list(_rows(run, tails, _grouped(run.tasks.values()), None, now, bar))
     room = max(1, height - 1)
     rest = _choose(rows, room)
     rows = [row for row in rows if row.shown]
-    tails = _tails(rows, room - len(rows) - bool(rest))
-    labels = [_cleaned(_label(row, symbols)) for row in rows]
+    most = _tails(rows, room - len(rows) - bool(rest))
+    labels = [_cleaned(_label(row, ascii_only)) for row in rows]
     widest = max((label.cell_len for label in labels), default=0)
     column = min(widest, max(16, width * 2 // 5))
-    lines = [_header(progress, now)]
+    lines = [_header(run, now)]
     for row, label in zip(rows, labels, strict=True):
         label.truncate(column, overflow="crop" if ascii_only else "ellipsis", pad=True)
         line = Text.assemble(label, f"{row.time:>7}  ", row.detail())
-        if row.lines and not tails:
+        if row.lines and not most:
             line.append_text(_output(row.lines[-1]))
         lines.append(line)
         indent = " " * (2 * len(list(row.ancestors())) + 2)
         lines += [
             Text.assemble(indent, ("| " if ascii_only else "│ ", "dim"), _output(text))
-            for text in row.lines[-tails:]
-            if tails
+            for text in row.lines[-most:]
+            if most
         ]
     if rest:
         lines.append(
@@ -107,90 +131,91 @@ def frame(progress: Progress, width: int, height: int, now: float, *, ascii_only
     return lines[:height]
 
 
-def _header(progress: Progress, now: float) -> Text:
-    started = progress.started
+def _header(run: RunState, now: float) -> Text:
+    started = run.started
     header = Text(started.pipeline if started else "", "bold")
     if started is not None:
         header.append(f" {duration(now - started.time, whole=True)}", "not bold")
-    header.append("  ").append_text(_counts(progress.counts()))
-    if progress.ending is not None:
-        left = max(0, round(progress.ending.time + progress.ending.grace - now))
-        reason = progress.ending.reason
+    header.append("  ").append_text(_counts(run.counts()))
+    if run.ending is not None:
+        left = max(0, round(run.ending.time + run.ending.grace - now))
+        reason = run.ending.reason
         header = Text.assemble((f"{reason}: ending, {left} s left", "bold yellow"), "; Ctrl-C: at once  ", header)
     return header
 
 
-def _counts(counts: Mapping[Phase, int]) -> Text:
-    words: dict[str, tuple[int, str]] = {}
-    for phase, number in counts.items():
-        word = _WORDS.get(phase, phase.value)
-        words[word] = words.get(word, (0, ""))[0] + number, _STYLES[phase]
-    return Text(", ").join(Text(f"{number:,} {word}", style) for word, (number, style) in words.items())
+def _counts(counts: Mapping[State, int]) -> Text:
+    return Text(", ").join(Text(f"{number:,} {state}", state.style) for state, number in counts.items())
 
 
-def _rows(progress: Progress, group: Group, parent: _Row | None, now: float, bar: str | None) -> Iterator[_Row]:
+def _rows(
+    run: RunState, tails: Tails, group: _Group, parent: _Row | None, now: float, bar: str | None
+) -> Iterator[_Row]:
     for member in group.members:
-        if isinstance(member, Task) and not member.looped:
-            stage = next(iter(member.stages.values()), Stage(member.name, Phase.WAITING))
-            yield _stage_row(progress, stage, parent, now, member.counts)
+        if isinstance(member, TaskState) and not member.looped:
+            counts = run.counts([member])
+            stage = next(iter(member.stages.values()), StageState(member.path, member.path))
+            yield _stage_row(tails, stage, parent, now, counts)
             continue
-        if isinstance(member, Group) and len(member.members) == 1:
-            yield from _rows(progress, member, parent, now, bar)
+        if isinstance(member, _Group) and len(member.members) == 1:
+            yield from _rows(run, tails, member, parent, now, bar)
             continue
-        counts = progress.counts(member)
-        phase = next(phase for phase in _FIRST if counts.get(phase))
-        row = _Row(member.name, phase, parent, partial(_several, counts, bar), counts=counts)
-        row.rank = _rank(phase, math.inf)
+        counts = run.counts([member] if isinstance(member, TaskState) else member.tasks())
+        state = state_of_all(counts)
+        name = member.name if isinstance(member, _Group) else member.path
+        row = _Row(name, state, parent, partial(_several, counts, bar), counts=counts)
+        row.rank = _rank(state, math.inf)
         yield row
-        if isinstance(member, Group):
-            yield from _rows(progress, member, row, now, bar)
+        if isinstance(member, _Group):
+            yield from _rows(run, tails, member, row, now, bar)
             continue
         row.time = _loop_time(member, now)
         failed = list(member.failed.values())[-_FAILED:]
         for stage in (*member.active.values(), *failed):
-            inner = _stage_row(progress, stage, row, now, {})
+            inner = _stage_row(tails, stage, row, now, {})
             inner.rank = (inner.rank[0] + 1, inner.rank[1])
             yield inner
 
 
-def _stage_row(progress: Progress, stage: Stage, parent: _Row | None, now: float, counts: Mapping[Phase, int]) -> _Row:
-    rank = _rank(stage.phase, stage.ended_at)
-    row = _Row(stage.name, stage.phase, parent, partial(_detail, stage, now), counts=counts, rank=rank)
-    if stage.phase.is_active:
+def _stage_row(tails: Tails, stage: StageState, parent: _Row | None, now: float, counts: Mapping[State, int]) -> _Row:
+    rank = _rank(stage.state, stage.ended_at)
+    row = _Row(stage.name, stage.state, parent, partial(_detail, stage, now), counts=counts, rank=rank)
+    if stage.state.is_active:
         row.time = duration(now - (stage.started_at or now), whole=True)
-        row.lines = progress.lines_of(stage.name) if stage.phase is Phase.RUNNING else []
-    elif stage.result is not None and stage.result.attempts:
+        row.lines = tails(stage.name) if stage.state is State.RUNNING else []
+    elif stage.state.is_over and stage.result.attempts:
         row.time = duration(stage.result.duration)
     return row
 
 
-def _detail(stage: Stage, now: float) -> Text:
-    result, attempt = stage.result, f"attempt {stage.attempt}  " if stage.attempt > 1 else ""
-    if stage.phase is Phase.RETRYING:
+def _detail(stage: StageState, now: float) -> Text:
+    result = stage.result
+    attempt = f"attempt {result.attempts}  " if result.attempts > 1 else ""
+    if stage.state is State.RETRYING:
         left = round(stage.retry_at - now)
         when = f"in {left} s" if left > 0 else "is next"
-        return Text(f"attempt {stage.attempt + 1} {when}: {stage.reason}", "yellow")
-    if result is None or stage.phase.is_active:
+        return Text(f"attempt {result.attempts + 1} {when}: {stage.reason}", "yellow")
+    if not stage.state.is_over:
         return Text(attempt, "yellow")
     if result.state.is_success:
-        cached = ("cached  ", "dim") if stage.phase is Phase.CACHED else ""
+        cached = ("cached  ", "dim") if stage.state is State.CACHED else ""
         # Numbers first: texts are long, and what is behind them would not be seen.
         results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
         return Text.assemble(cached, (attempt, "dim"), (show_results(results)))
     if not result.attempts:
         return Text(result.reason.removeprefix("was "), "dim")
-    style = "red" if stage.phase is Phase.FAILED else ""
+    style = "red" if stage.state is State.FAILED else ""
     attempts = (f" ({result.attempts} attempts)", "yellow") if result.attempts > 1 else ""
     return Text.assemble((result.reason, style), attempts)
 
 
-def _rank(phase: Phase, ended_at: float) -> tuple[int, float]:
-    if phase.is_active:
+def _rank(state: State, ended_at: float) -> tuple[int, float]:
+    if state.is_active:
         return 0, 0
-    return (2, -ended_at) if phase is Phase.FAILED else (_LESS, -ended_at)
+    return (2, -ended_at) if state is State.FAILED else (_LESS, -ended_at)
 
 
-def _choose(rows: list[_Row], room: int) -> dict[Phase, int]:
+def _choose(rows: list[_Row], room: int) -> dict[State, int]:
     """Hides the rows for which there is no room; what they would have told, as counts."""
     if len(rows) <= room:
         return {}
@@ -201,10 +226,10 @@ def _choose(rows: list[_Row], room: int) -> dict[Phase, int]:
     for row in rows:
         if row.rank[0] < _LESS:
             important.append(row)
-        elif row.phase in (Phase.DONE, Phase.CACHED):
+        elif row.state.is_success:
             ended.append(row)
         else:
-            (coming if row.phase in (Phase.QUEUED, Phase.WAITING) else others).append(row)
+            (coming if row.state in (State.QUEUED, State.WAITING) else others).append(row)
     for those in (important, ended):
         those.sort(key=lambda row: row.rank)
     # What has just ended and what comes next take turns.
@@ -212,14 +237,14 @@ def _choose(rows: list[_Row], room: int) -> dict[Phase, int]:
     in_order = [*important, *(row for _, row in turns), *others]
     for row in in_order[max(0, room - 1) :]:
         row.shown = False
-    rest = dict.fromkeys(Phase, 0)
+    rest = dict.fromkeys(State, 0)
     with_members = {row.parent for row in rows if row.counts}
     for row in rows:
         # A task's stages count once: by its own row, or that of a nested pipeline around it.
         if not row.shown and not any(row.ancestors()) and row not in with_members:
-            for phase, number in row.counts.items():
-                rest[phase] += number
-    return {phase: number for phase, number in rest.items() if number}
+            for state, number in row.counts.items():
+                rest[state] += number
+    return {state: number for state, number in rest.items() if number}
 
 
 def _tails(rows: list[_Row], spare: int) -> int:
@@ -229,34 +254,36 @@ def _tails(rows: list[_Row], spare: int) -> int:
     return each if each > 1 else 0
 
 
-def _label(row: _Row, symbols: Mapping[Phase, str]) -> Text:
+def _label(row: _Row, ascii_only: bool) -> Text:
     above = list(row.ancestors())
     name = row.name
     for other in above:
         if name.startswith(f"{other.name}/"):
             name = name[len(other.name) + 1 :]
             break
-    style = "bold red" if row.counts.get(Phase.FAILED) else _STYLES[row.phase]
+    style = "bold red" if row.counts.get(State.FAILED) else row.state.style
     dim = "dim" if style == "dim" else ""
-    return Text.assemble("  " * len(above), (symbols[row.phase], style), " ", (name, dim))
+    return Text.assemble(
+        "  " * len(above), (row.state.ascii_glyph if ascii_only else row.state.glyph, style), " ", (name, dim)
+    )
 
 
-def _several(counts: Mapping[Phase, int], bar: str | None) -> Text:
+def _several(counts: Mapping[State, int], bar: str | None) -> Text:
     """How far a loop or a nested pipeline is; ``bar``: the characters of one, where there is room for it."""
     total = sum(counts.values())
-    if counts == {Phase.WAITING: total}:
+    if counts == {State.WAITING: total}:
         return Text()
-    open_ = sum(counts.get(phase, 0) for phase in (Phase.RUNNING, Phase.RETRYING, Phase.QUEUED, Phase.WAITING))
+    open_ = sum(number for state, number in counts.items() if not state.is_over)
     if not open_:
         return _counts(counts)
     filled = _BAR * (total - open_) // total
     text = Text.assemble((bar[0] * filled, "green"), (bar[1] * (_BAR - filled), "dim"), " ") if bar else Text()
     text.append(f"{total - open_:,}/{total:,}  ")
-    expected = (Phase.DONE, Phase.QUEUED, Phase.WAITING)
-    return text.append_text(_counts({phase: number for phase, number in counts.items() if phase not in expected}))
+    expected = (State.SUCCEEDED, State.QUEUED, State.WAITING)
+    return text.append_text(_counts({state: number for state, number in counts.items() if state not in expected}))
 
 
-def _loop_time(task: Task, now: float) -> str:
+def _loop_time(task: TaskState, now: float) -> str:
     if task.started_at is None:
         return ""
     if task.active:

@@ -14,17 +14,18 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
 
-from torchx_kfp.cli.display.frame import frame
-from torchx_kfp.cli.display.progress import Progress
+from torchx_kfp.cli.display.frame import LINES, frame
 from torchx_kfp.cli.display.watch import Shown
-from torchx_kfp.runs.events import Event, PipelineRetried, RunStarted
+from torchx_kfp.runs.events import Event, PipelineRetried, RunStarted, StageFinished
 from torchx_kfp.runs.messages import messages
+from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.watch import Terminal
 from torchx_kfp.text import clean
 
@@ -76,11 +77,40 @@ class Screen:
         return sum(max(1, -(-width // columns)) for width in self._widths)
 
 
+class Output:
+    """The last lines that the stages have printed."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[str]] = {}
+        self._unfinished: dict[str, str] = {}
+
+    def on_line(self, stage: str, line: str) -> None:
+        """Takes a line of a stage's output. The first may come before the event of the stage's start."""
+        if line and not line.isspace():
+            self._lines.setdefault(stage, deque(maxlen=LINES)).append(line)
+
+    def on_unfinished(self, stage: str, line: str) -> None:
+        """Takes the line that the stage has not ended yet."""
+        self._unfinished[stage] = line
+
+    def tail(self, stage: str) -> list[str]:
+        """Return the last lines of the stage, without empty ones."""
+        unfinished = self._unfinished.get(stage, "")
+        lines = [*self._lines.get(stage, ()), *([unfinished] if unfinished.strip() else [])]
+        return lines[-LINES:]
+
+    def forget(self, stage: str) -> None:
+        """Drops the lines of a stage that has ended."""
+        self._lines.pop(stage, None)
+        self._unfinished.pop(stage, None)
+
+
 class LiveView(Shown):
     """A run as a picture that changes; to be entered before the run, and left after it."""
 
-    def __init__(self, progress: Progress, terminal: Terminal, size: Size, *, colors: bool, ascii_only: bool) -> None:
-        super().__init__(progress)
+    def __init__(self, run: RunState, terminal: Terminal, size: Size, *, colors: bool, ascii_only: bool) -> None:
+        super().__init__(run)
+        self._output = Output()
         self._size = size
         self._ascii_only = ascii_only
         self._screen = Screen(terminal, size)
@@ -93,7 +123,7 @@ class LiveView(Shown):
             markup=False,
             emoji=False,
         )
-        # The progress is changed by two threads and read by a third, which must not hold them up while it writes.
+        # The run is changed by two threads and read by a third, which must not hold them up while it writes.
         self._lock = threading.Lock()
         self._changed = False
         self._said: list[str] = []
@@ -103,7 +133,9 @@ class LiveView(Shown):
     def on_event(self, event: Event) -> None:
         """Takes an event of the run."""
         with self._lock:
-            self.progress.on_event(event)
+            self.run.on_event(event)
+            if isinstance(event, StageFinished):
+                self._output.forget(event.result.name)
             self._changed = True
         if isinstance(event, RunStarted | PipelineRetried):
             self.say("".join(f"{line}\n" for line in messages(event)))
@@ -112,13 +144,13 @@ class LiveView(Shown):
         """Takes lines of a stage's output."""
         with self._lock:
             for line in lines:
-                self.progress.on_line(stage, line)
+                self._output.on_line(stage, line)
             self._changed = True
 
     def on_unfinished(self, stage: str, line: str) -> None:
         """Takes the line that a stage has not ended yet."""
         with self._lock:
-            self.progress.on_unfinished(stage, line)
+            self._output.on_unfinished(stage, line)
             self._changed = True
 
     def say(self, text: str) -> None:
@@ -152,7 +184,7 @@ class LiveView(Shown):
             self._changed = False
             # One column and one line stay free: for the cursor, and for the ^C that a terminal shows.
             width, height = max(1, size.columns - 1), max(1, size.lines - 1)
-            lines = frame(self.progress, width, height, time.time(), ascii_only=self._ascii_only)
+            lines = frame(self.run, self._output.tail, width, height, time.time(), ascii_only=self._ascii_only)
         self._screen.draw(lines, [self._render(line) for line in lines], self._take_said())
 
     def _render(self, line: Text) -> str:

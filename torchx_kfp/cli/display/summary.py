@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from torchx_kfp.cli.display.output import print_message, show_results, this_command
-from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.cli.display.watch import for_stderr
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.runs import OUTPUT_DIR
-from torchx_kfp.runs.result import RunResult, StageResult, State, describe_failure
+from torchx_kfp.runs.result import RunResult, StageResult, describe_failure
+from torchx_kfp.runs.state import RunState
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import counted, duration, listed
 
 #: Iterations of a loop that end alike have a row each up to this many, on a terminal.
@@ -22,11 +23,11 @@ _ROWS = 10
 
 
 @contextlib.contextmanager
-def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, as_json: bool) -> Iterator[None]:
+def summarize(run: RunState, resume: Callable[[str], str], *, quiet: bool, as_json: bool) -> Iterator[None]:
     """Says how the run of the block has ended.
 
     Args:
-        progress: what is known of the run.
+        run: what is known of the run.
         resume: the command line that goes on with a run, by its run id.
         quiet: only the table, and errors.
         as_json: no table.
@@ -37,39 +38,31 @@ def summarize(progress: Progress, resume: Callable[[str], str], *, quiet: bool, 
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as ending:
-        if progress.started is not None:
-            _end(progress, as_json=as_json)
-            print_message(_interruption(progress, ending))
+        if run.started is not None:
+            result = run.result()
+            _end(result, as_json=as_json)
+            print_message(_interruption(result, ending))
             if not quiet:
-                print_message(f"Logs and outputs are in {progress.started.folder}")
-                print_message(_way_on(resume(progress.started.run_id)))
+                print_message(f"Logs and outputs are in {result.folder}")
+                print_message(_way_on(resume(result.run_id)))
         raise
-    _end(progress, as_json=as_json)
-    started, finished = progress.started, progress.finished
-    if started is None or finished is None:
+    if run.finished is None:
         return
+    result = run.result()
+    _end(result, as_json=as_json)
     if not quiet:
-        took = f"{finished.state}, {duration(finished.duration)}"
-        print_message(f"Run {started.run_id} ({took}): logs and outputs are in {started.folder}")
+        took = f"{result.state}, {duration(result.duration)}"
+        print_message(f"Run {result.run_id} ({took}): logs and outputs are in {result.folder}")
     if not as_json:
-        recorded = [stage for stage in progress.results() if stage.results and stage.run_id]
+        recorded = [stage for stage in result.stages if stage.results and stage.run_id]
         # The run's folder tells whose results cached stages were given.
-        has_cached = any(str(stage.run_id).partition("/")[0] != started.run_id for stage in recorded)
-        folder = started.folder.parent
+        has_cached = any(str(stage.run_id).partition("/")[0] != result.run_id for stage in recorded)
+        folder = result.folder.parent
         place = ("--output-dir", str(folder)) if has_cached and folder != Path(OUTPUT_DIR).absolute() else ()
         for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
-            print_message(f"See the results again: {this_command('results', base, started.run_id, *place)}")
-    if finished.state is State.FAILED:
-        result = RunResult(
-            pipeline=started.pipeline,
-            run_id=started.run_id,
-            state=finished.state,
-            folder=started.folder,
-            duration=finished.duration,
-            stages=tuple(progress.results()),
-            reason=finished.reason,
-        )
-        hint = "" if quiet else f"\n{_way_on(resume(started.run_id))}"
+            print_message(f"See the results again: {this_command('results', base, result.run_id, *place)}")
+    if result.state is State.FAILED:
+        hint = "" if quiet else f"\n{_way_on(resume(result.run_id))}"
         raise StageFailedError(for_stderr(describe_failure(result)) + hint)
 
 
@@ -80,11 +73,10 @@ def _way_on(command: str) -> str:
     )
 
 
-def _end(progress: Progress, *, as_json: bool) -> None:
-    results = progress.results()
+def _end(result: RunResult, *, as_json: bool) -> None:
     if not as_json:
-        print_stages(results)
-    unread = [stage for stage in results if stage.run_id and stage.tracker_base and stage.results is None]
+        print_stages(result.stages)
+    unread = [stage for stage in result.stages if stage.run_id and stage.tracker_base and stage.results is None]
     for base in dict.fromkeys(str(stage.tracker_base) for stage in unread):
         names = listed(stage.name for stage in unread if stage.tracker_base == base)
         print_message(f"The results of {names} could not be read from {base}.")
@@ -125,16 +117,14 @@ def _seconds(group: Sequence[StageResult]) -> str:
     return f"{seconds[0]:.1f}" if len(seconds) == 1 else f"{seconds[0]:.1f} - {seconds[-1]:.1f}"
 
 
-def _interruption(progress: Progress, ending: KeyboardInterrupt | SystemExit) -> str:
+def _interruption(result: RunResult, ending: KeyboardInterrupt | SystemExit) -> str:
     code = ending.code if isinstance(ending, SystemExit) and isinstance(ending.code, int) else 128 + signal.SIGINT
-    results = progress.results()
-    finished = sum(stage.state.is_success for stage in results)
-    running = [stage.name for stage in results if stage.state is State.CANCELED]
-    failed = [stage.name for stage in results if stage.state is State.FAILED]
-    run_id = progress.started.run_id if progress.started is not None else ""
+    finished = sum(stage.state.is_success for stage in result.stages)
+    running = [stage.name for stage in result.stages if stage.state is State.CANCELED]
+    failed = [stage.name for stage in result.stages if stage.state is State.FAILED]
     parts = [f"{counted(finished, 'stage')} had finished"]
     parts += [f"{listed(running)} {'was' if len(running) == 1 else 'were'} running"] if running else []
     parts += [f"{listed(failed)} had failed"] if failed else []
-    waiting = sum(stage.state is State.NOT_RUN for stage in results)
+    waiting = sum(stage.state is State.NOT_RUN for stage in result.stages)
     parts += [f"{waiting:,} had not begun"] if waiting else []
-    return f"Run {run_id} was ended by {signal.Signals(code - 128).name}: {', '.join(parts)}."
+    return f"Run {result.run_id} was ended by {signal.Signals(code - 128).name}: {', '.join(parts)}."

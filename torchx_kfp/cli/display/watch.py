@@ -11,21 +11,21 @@ from contextlib import AbstractContextManager
 import click
 
 from torchx_kfp.cli.display.output import is_capable, plain, wants_colors
-from torchx_kfp.cli.display.progress import Progress
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.runs.events import Event, RunFinished, encode
 from torchx_kfp.runs.messages import messages
+from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.watch import Terminal, Watch
 
 
 class Shown(Watch):
     """Watches a run for a command; by itself it shows nothing, but knows how far the run is."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, run: RunState) -> None:
+        self.run = run
 
     def on_event(self, event: Event) -> None:
-        self.progress.on_event(event)
+        self.run.on_event(event)
 
     def shown(self) -> AbstractContextManager[None]:
         """To be entered while the run goes on."""
@@ -35,8 +35,8 @@ class Shown(Watch):
 class ShownLines(Shown):
     """A line on stderr for each that a stage prints, and for what happens."""
 
-    def __init__(self, progress: Progress, *, verbose: bool) -> None:
-        super().__init__(progress)
+    def __init__(self, run: RunState, *, verbose: bool) -> None:
+        super().__init__(run)
         self._terminal = Terminal(sys.stderr)
         self._verbose = verbose
 
@@ -54,7 +54,7 @@ class Json(Shown):
     """Each event as a JSON object on a line of stdout, beside what another one shows on stderr."""
 
     def __init__(self, beside: Shown) -> None:
-        super().__init__(beside.progress)
+        super().__init__(beside.run)
         self._beside = beside
         self._stdout = Terminal(sys.stdout)
 

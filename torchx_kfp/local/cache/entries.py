@@ -19,7 +19,8 @@ from typing import Any
 from torchx_kfp.local.cache.keys import stamp_of
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.runs.events import StageFinished, decode, encode
-from torchx_kfp.runs.result import StageResult, State
+from torchx_kfp.runs.result import StageResult
+from torchx_kfp.runs.vocabulary import State
 
 #: Its name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"

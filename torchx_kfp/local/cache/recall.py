@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.local.cache.entries import Cache
-from torchx_kfp.runs.result import StageResult, State
+from torchx_kfp.runs.result import StageResult
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import FsspecResultTracker
 
 # Seconds for which listing recorded results is retried.

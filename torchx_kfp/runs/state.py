@@ -1,0 +1,412 @@
+"""The state of a run, folded from its events: the one place that knows what they mean.
+
+The live view, the final table, ``RunResult``, ``runs``, ``logs``, ``cancel`` and the report all read a ``RunState``. It
+draws nothing, and knows no time but that of the events and what its reader tells it. Events can come from the local
+runner, from a run's folder, or from a backend that is polled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchx_kfp.pipeline.names import indices_of, without_indices
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.pipeline.walk import walk
+from torchx_kfp.runs.events import (
+    Event,
+    LoopStarted,
+    PipelineRetried,
+    RunEnding,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+)
+from torchx_kfp.runs.result import RunResult, StageResult
+from torchx_kfp.runs.vocabulary import State
+
+#: Returns when an attempt has last shown a sign of life, in seconds since the epoch; 0 if that is not known.
+Signs = Callable[[StageStarted], float]
+
+
+def outline(pipeline: Pipeline) -> dict[str, bool]:
+    """Return the names of all stages, in an order in which they could run, and whether each is in a loop."""
+    return {place.name: place.looped for place in walk(pipeline) if place.is_stage}
+
+
+@dataclass
+class Attempt:
+    """One process of a stage. ``end`` is None while it runs, and if nobody was there to see its end."""
+
+    started: StageStarted
+    state: State = State.RUNNING
+    end: float | None = None
+    reason: str = ""
+    #: Whether its end may still be heard of.
+    is_open: bool = True
+
+    @property
+    def number(self) -> int:
+        """Its number among all attempts at the stage, from 1."""
+        return self.started.attempt
+
+    @property
+    def start(self) -> float:
+        """When it started, in seconds since the epoch."""
+        return self.started.time
+
+
+@dataclass
+class StageState:
+    """One stage; in a loop, in one of its iterations. Times are in seconds since the epoch.
+
+    Attributes:
+        name: unique in the run, such as ``inner/train[2,0]``.
+        task: the task's name.
+        state: its state now.
+        attempts: all attempts, also those before the run was resumed.
+        queued_at: when its inputs were known.
+        started_at: when the first attempt since then started.
+        ended_at: when it ended.
+        reason: why it is tried again, or did not succeed, as a part of a sentence.
+        retry_at: when the next attempt is due, of a stage that is tried again.
+        last_end: how it ended, the last time that it did; it may be at work again.
+    """
+
+    name: str
+    task: str
+    state: State = State.WAITING
+    attempts: list[Attempt] = field(default_factory=list)
+    queued_at: float | None = None
+    started_at: float | None = None
+    ended_at: float = 0.0
+    reason: str = ""
+    retry_at: float = 0.0
+    last_end: StageResult | None = None
+    #: Whether nothing has happened since ``last_end``.
+    _has_ended: bool = False
+    #: The number of the session in which it was heard of last.
+    session: int = 0
+
+    @property
+    def path(self) -> str:
+        """The name without the indices of loops."""
+        return without_indices(self.name)
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The indices of loops in the name."""
+        return indices_of(self.name)
+
+    @property
+    def result(self) -> StageResult:
+        """How the stage has ended, or what is known of it so far."""
+        if self.last_end is not None and self.last_end.state is self.state:
+            return self.last_end
+        last = self.attempts[-1].started if self.attempts else None
+        return StageResult(
+            self.name,
+            self.task,
+            self.state,
+            reason=self.reason,
+            attempts=last.attempt if last else 0,
+            pod_name=last.pod_name if last else "",
+            log_file=last.log_file if last else None,
+            inputs=last.inputs if last else {},
+            started_at=self.started_at,
+        )
+
+    def start(self, event: StageStarted) -> None:
+        if self.started_at is None or self._has_ended:
+            self.started_at = event.time
+        self.attempts.append(Attempt(event))
+        self._has_ended, self.reason = False, ""
+
+    def end_attempt(self, state: State, end: float | None, reason: str = "") -> None:
+        if self.attempts and self.attempts[-1].is_open:
+            last = self.attempts[-1]
+            last.state, last.end, last.reason, last.is_open = state, end, reason, end is None
+
+    def queue(self, when: float) -> None:
+        self.queued_at, self.started_at, self._has_ended = when, None, False
+
+    def retry(self, reason: str, when: float) -> None:
+        self.reason, self.retry_at, self._has_ended = reason, when, False
+
+    def finish(self, result: StageResult, when: float) -> None:
+        self.end_attempt(result.state, when, result.reason)
+        self.task, self.last_end, self.ended_at, self._has_ended = result.task, result, when, True
+        self.reason = result.reason
+
+    def abandoned(self, state: State) -> State:
+        """Return the state in which the end of the run leaves the stage: ``state`` if it was at work."""
+        if self.state.is_over:
+            return self.state
+        if self._has_ended and self.last_end is not None:
+            return self.last_end.state
+        return state if self.attempts else State.NOT_RUN
+
+
+@dataclass
+class TaskState:
+    """The stages of one name: several in a loop, and none before their inputs are known."""
+
+    path: str
+    looped: bool = False
+    stages: dict[str, StageState] = field(default_factory=dict)
+    #: Those at work, and those that failed: the latest last.
+    active: dict[str, StageState] = field(default_factory=dict)
+    failed: dict[str, StageState] = field(default_factory=dict)
+    started_at: float | None = None
+    ended_at: float = 0.0
+    #: How many stages the loops that have begun will have.
+    expected: int = 0
+    _counts: Counter[State] = field(default_factory=Counter)
+
+    def move(self, stage: StageState, state: State) -> None:
+        """Takes a stage to a state, also one that has ended before."""
+        if stage.name in self.stages:
+            self._counts[stage.state] -= 1
+        self.stages[stage.name] = stage
+        self._counts[state] += 1
+        stage.state = state
+        for those, belongs in ((self.active, state.is_active), (self.failed, state is State.FAILED)):
+            those.pop(stage.name, None)
+            if belongs:
+                those[stage.name] = stage
+
+    def counts(self, unheard: State | None) -> Mapping[State, int]:
+        """Return how many stages there are in each state; ``unheard`` is that of stages without any event."""
+        if unheard is None:
+            return +self._counts
+        missing = max(0, self.expected - len(self.stages)) if self.stages or self.expected else 1
+        return self._counts + Counter({unheard: missing})
+
+
+@dataclass
+class Session:
+    """A time in which a runner was at work: one, and another one each time that the run was resumed."""
+
+    start: float
+    end: float
+    #: As the runner has measured it.
+    seconds: float | None = None
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return max(0.0, self.end - self.start) if self.seconds is None else self.seconds
+
+
+class RunState:
+    """A run, as far as its events tell."""
+
+    def __init__(self, stages: Mapping[str, bool] | None = None, signs: Signs | None = None) -> None:
+        """Begin with a run of which no event is known.
+
+        Args:
+            stages: the pipeline's stages, if they are known (see ``outline``).
+            signs: tells when an attempt was last alive, for the end of a session whose runner was killed.
+        """
+        #: The first event, that of the last session, and what has been heard of the run's end since.
+        self.first: RunStarted | None = None
+        self.started: RunStarted | None = None
+        self.ending: RunEnding | None = None
+        self.finished: RunFinished | None = None
+        self.sessions: list[Session] = []
+        self.tasks: dict[str, TaskState] = {}
+        self._signs: Signs = signs or (lambda started: 0.0)
+        self._loops: dict[str, int] = {}
+        self._heard: dict[str, StageState] = {}
+        self._is_lost = False
+        for name, looped in (stages or {}).items():
+            self.tasks[name] = TaskState(name, looped)
+
+    def on_event(self, event: Event) -> None:
+        """Takes the next event of the run."""
+        if isinstance(event, RunStarted):
+            self._start(event)
+        elif not self.sessions:
+            self.sessions.append(Session(event.time, event.time))
+        self.sessions[-1].end = max(event.time, self.sessions[-1].start)
+        if isinstance(event, LoopStarted):
+            # One in a nested pipeline that is tried again begins again.
+            more = event.iterations - self._loops.get(event.name, 0)
+            self._loops[event.name] = event.iterations
+            for name in event.stages:
+                task = self.task_of(name)
+                task.expected += more
+                task.looped = True
+        elif isinstance(event, StageWaiting):
+            self._move(event.name, event.task, State.QUEUED).queue(event.time)
+        elif isinstance(event, StageStarted):
+            self._move(event.name, event.task, State.RUNNING).start(event)
+            task = self.task_of(event.name)
+            task.started_at = event.time if task.started_at is None else task.started_at
+        elif isinstance(event, StageRetried):
+            stage = self._move(event.name, "", State.RETRYING)
+            stage.end_attempt(State.FAILED, event.time, event.reason)
+            stage.retry(event.reason, event.time + event.delay)
+        elif isinstance(event, PipelineRetried):
+            for stage in self._heard.values():
+                if stage.state is State.FAILED and stage.name.startswith(f"{event.name}/"):
+                    self._move(stage.name, "", State.RETRYING).retry(stage.reason, event.time + event.delay)
+        elif isinstance(event, StageFinished):
+            result = event.result
+            self._move(result.name, result.task, result.state).finish(result, event.time)
+            self.task_of(result.name).ended_at = event.time
+        elif isinstance(event, RunEnding):
+            self.ending = event
+        elif isinstance(event, RunFinished):
+            self.finished, self._is_lost = event, False
+            self.sessions[-1].seconds = event.duration
+            self._settle(State.CANCELED if event.state is State.CANCELED else State.INTERRUPTED)
+
+    def lose(self) -> None:
+        """Takes the news that no process runs the pipeline any more: what has not ended was interrupted."""
+        if self.finished is not None or self._is_lost:
+            return
+        self._is_lost = True
+        if self.sessions:
+            last = self.sessions[-1]
+            open_ = [stage.attempts[-1] for stage in self._heard.values() if stage.state.is_active and stage.attempts]
+            signs = (self._signs(attempt.started) for attempt in open_ if attempt.end is None)
+            last.end = max(last.end, *signs, 0.0)
+        self._settle(State.INTERRUPTED)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.first.run_id if self.first else ""
+
+    @property
+    def state(self) -> State:
+        """Running, or how it has ended."""
+        if self.finished is not None:
+            return self.finished.state
+        return State.INTERRUPTED if self._is_lost else State.RUNNING
+
+    @property
+    def stages(self) -> list[StageState]:
+        """The stages in the pipeline's order, those of a loop in its order; also those without any event so far."""
+        # The last session of a run that has reached its end has told of all that there are.
+        complete = self.finished is not None and self.finished.state is not State.CANCELED
+        found = []
+        for task in self.tasks.values():
+            heard = [stage for stage in task.stages.values() if stage.session == len(self.sessions) or not complete]
+            found += sorted(heard, key=lambda stage: (stage.indices, stage.name))
+            if not task.stages and not task.expected and self._unheard is not None:
+                found.append(StageState(task.path, task.path.rpartition("/")[2], self._unheard))
+        return found
+
+    @property
+    def tasks_by_stage(self) -> dict[str, str]:
+        """The task of each stage that has been heard of, by the stage's name."""
+        return {stage.name: stage.task for stage in self._heard.values()}
+
+    @property
+    def ends(self) -> dict[str, StageResult]:
+        """How stages ended, by name: each the last time that it did, which may have been before the run was resumed."""
+        return {stage.name: stage.last_end for stage in self._heard.values() if stage.last_end is not None}
+
+    @property
+    def attempts(self) -> dict[str, list[StageStarted]]:
+        """The starts of all attempts, by the stage's name, in the order in which the stages were heard of."""
+        return {
+            stage.name: [attempt.started for attempt in stage.attempts]
+            for stage in self._heard.values()
+            if stage.attempts
+        }
+
+    @property
+    def active(self) -> list[str]:
+        """The names of the stages that are at work."""
+        return [stage.name for stage in self.stages if stage.state.is_active]
+
+    def counts(self, tasks: Iterable[TaskState] | None = None) -> dict[State, int]:
+        """Return how many stages there are in each state, in the run or in some of its tasks: the worst first."""
+        total: Counter[State] = Counter()
+        for task in self.tasks.values() if tasks is None else tasks:
+            total.update(task.counts(self._unheard))
+        return {state: total[state] for state in State if total[state]}
+
+    def duration(self, now: float | None = None) -> float:
+        """Return the seconds in which a runner was at work; those between an end and a resume do not count.
+
+        Args:
+            now: the time, in seconds since the epoch, up to which a run that goes on is counted; otherwise up to its
+                last event.
+        """
+        total = sum(session.duration for session in self.sessions)
+        if self.state is State.RUNNING and self.sessions and now is not None:
+            total += max(0.0, now - self.sessions[-1].end)
+        return total
+
+    def has_ended(self, name: str) -> bool:
+        """Return whether the stage has ended for good, as far as this session of the run has told."""
+        stage = self._heard.get(name)
+        return self.state.is_over or (stage is not None and stage.state.is_over and stage.session == len(self.sessions))
+
+    def task_of(self, stage: str) -> TaskState:
+        """Return the task that the stage belongs to."""
+        path = without_indices(stage)
+        task = self.tasks.get(path)
+        if task is None:
+            task = self.tasks[path] = TaskState(path)
+        return task
+
+    def result(self) -> RunResult:
+        """Return the run as ``run`` returns it."""
+        finished = self.finished
+        return RunResult(
+            pipeline=self.first.pipeline if self.first else "",
+            run_id=self.run_id,
+            state=self.state,
+            folder=self.started.folder if self.started else Path(),
+            duration=self.duration(),
+            stages=tuple(stage.result for stage in self.stages),
+            outputs=finished.outputs if finished else {},
+            artifacts=finished.artifacts if finished else {},
+            reason=finished.reason if finished else "",
+        )
+
+    @property
+    def _unheard(self) -> State | None:
+        """The state of stages without any event; None if there are none."""
+        if self.state is State.INTERRUPTED:
+            return State.NOT_RUN
+        # A run that has ended has told of all its stages: a loop without items has none.
+        return None if self.state.is_over else State.WAITING
+
+    def _start(self, event: RunStarted) -> None:
+        if self.sessions:
+            self.lose()  # unless it has ended
+            for stage in self._heard.values():
+                for attempt in stage.attempts:
+                    attempt.is_open = False
+                if not stage.state.is_success:
+                    self.task_of(stage.name).move(stage, State.WAITING)
+        self.first = self.first or event
+        self.started, self.ending, self.finished, self._is_lost = event, None, None, False
+        self.sessions.append(Session(event.time, event.time))
+
+    def _settle(self, state: State) -> None:
+        for stage in self._heard.values():
+            if not stage.state.is_over:
+                self.task_of(stage.name).move(stage, stage.abandoned(state))
+                stage.end_attempt(state, None)
+
+    def _move(self, name: str, task: str, state: State) -> StageState:
+        of = self.task_of(name)
+        of.looped |= name != of.path
+        stage = self._heard.get(name)
+        if stage is None:
+            stage = self._heard[name] = StageState(name, task or of.path.rpartition("/")[2])
+        stage.session = len(self.sessions)
+        of.move(stage, state)
+        return stage

@@ -1,0 +1,72 @@
+"""The states of stages and runs: their words, their order and their signs, wherever they are shown."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+
+class State(str, enum.Enum):
+    """The state of a stage or of a run, as its word.
+
+    A run is running, succeeded, failed, canceled or interrupted; a stage can be in any state. They are in the order in
+    which people look at them: the worst first, what went well last.
+    """
+
+    def __new__(cls, word: str, glyph: str = "", ascii_glyph: str = "", style: str = "") -> State:
+        state = str.__new__(cls, word)
+        state._value_ = word
+        state.rank = len(cls.__members__)
+        state.glyph, state.ascii_glyph, state.style = glyph, ascii_glyph, style
+        return state
+
+    _value_: str
+    rank: int
+    #: The sign for the state, and one for terminals that are limited to ASCII.
+    glyph: str
+    ascii_glyph: str
+    #: The style of the word in a terminal, as rich knows it; the report's are in ``page.css``.
+    style: str
+
+    FAILED = "failed", "✗", "x", "bold red"
+    #: The process that ran the pipeline was killed meanwhile.
+    INTERRUPTED = "interrupted", "!", "!", "bold red"
+    #: The run was ended while the stage was running, or waiting for another attempt.
+    CANCELED = "canceled", "■", "#", "yellow"
+    RUNNING = "running", "●", "*", "cyan"
+    #: An attempt has failed, and another one follows.
+    RETRYING = "retrying", "↻", "r", "yellow"
+    #: Its inputs are known, and it waits for a free place.
+    QUEUED = "queued", "○", "o", "dim"
+    #: It waits for other stages.
+    WAITING = "waiting", "·", ".", "dim"
+    #: A stage that it depends on has failed, or the run was ended before its turn.
+    NOT_RUN = "not run", "–", "-", "dim"
+    SUCCEEDED = "succeeded", "✓", "+", "green"
+    #: An earlier run has done the same work, and its outputs were taken.
+    CACHED = "cached", "=", "=", "green"
+    #: Its condition was false, or a stage that it reads was skipped.
+    SKIPPED = "skipped", "↷", ">", "dim"
+
+    @property
+    def is_success(self) -> bool:
+        """Whether there are outputs."""
+        return self in (State.SUCCEEDED, State.CACHED)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the stage is at work: it has started, and has not ended."""
+        return self in (State.RUNNING, State.RETRYING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the state is an end."""
+        return not (self.is_active or self in (State.QUEUED, State.WAITING))
+
+    def __str__(self) -> str:
+        return self._value_
+
+
+def state_of_all(states: Iterable[State]) -> State:
+    """Return the state that stands for several, at least one: an active one, or else the worst."""
+    return min(states, key=lambda state: (not state.is_active, state.rank))
