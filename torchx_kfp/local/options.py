@@ -20,11 +20,12 @@ from torchx_kfp.runs.history import RunRecord
 from torchx_kfp.text import did_you_mean, shown
 
 if sys.version_info >= (3, 11):
-    from typing import Unpack
-elif TYPE_CHECKING:  # annotations are never evaluated here, so that Python 3.10 needs no typing_extensions
-    from typing_extensions import Unpack
-
-__all__ = ["GRACE", "ResumeKeywords", "RunKeywords", "RunOptions", "Unpack", "default_parallelism"]
+    from typing import Unpack as Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack as Unpack
+else:
+    # Python 3.10 needs no typing_extensions: nothing evaluates annotations.
+    Unpack = Any
 
 #: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
 GRACE = 10.0

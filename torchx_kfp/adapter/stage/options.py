@@ -29,8 +29,11 @@ from torchx_kfp.text import did_you_mean
 
 if sys.version_info >= (3, 11):
     from typing import Unpack as Unpack
-elif TYPE_CHECKING:  # nothing evaluates annotations, so Python 3.10 needs no typing_extensions
+elif TYPE_CHECKING:
     from typing_extensions import Unpack as Unpack
+else:
+    # Python 3.10 needs no typing_extensions: nothing evaluates annotations.
+    Unpack = Any
 
 
 class PublisherOptions(TypedDict, total=False):
