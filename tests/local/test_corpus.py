@@ -1,32 +1,62 @@
-"""The corpus: each pipeline ends as its source says, which is as it ended on KFP's backend."""
+"""The corpus: each pipeline ends as its source says, as it ended on KFP's backend, and as it ends under kfp.local."""
 
+import functools
 import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.local.corpus import FAMILIES, VERSION, compiled, load_cases
+from tests.local.corpus.kfp_local import content_of, is_comparable
 from tests.local.corpus.recorded import CASES as RECORDED
 from tests.local.corpus.recorded import CHOICES, NOT_RUN, differences
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import Lines, run
 
+ROOT = Path(__file__).parents[2]
 CASES = [case for family in FAMILIES for case in load_cases(family).values()]
 
 
+@pytest.fixture(scope="module")
+def under_kfp_local(tmp_path_factory):
+    """Returns how the cases of a family end under kfp.local: one process runs all of them."""
+
+    @functools.cache
+    def ends(family):
+        folder = tmp_path_factory.mktemp(family)
+        command = [sys.executable, "-W", "ignore", "-m", "tests.local.corpus.kfp_local", family]
+        with (folder / "log").open("w") as log:
+            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environ)
+        assert done.returncode == 0, (folder / "log").read_text()
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return ends
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_corpus(case, tmp_path, monkeypatch):
+def test_corpus(case, tmp_path, monkeypatch, under_kfp_local):
     monkeypatch.chdir(tmp_path)
-    check(case)
+    result = check(case)
+    # Before 2.15 kfp.local has neither loops nor conditions.
+    if VERSION >= (2, 15) and is_comparable(case):
+        theirs = under_kfp_local(case.name.partition(".")[0])[case.name]
+        theirs.pop("error", None)
+        assert end_of(result) == theirs
 
 
 def check(case):
-    """Run the pipeline, or see that it is refused."""
+    """Run the pipeline, or see that it is refused; return its result."""
     if case.refused:
         with pytest.raises(UnsupportedPipelineError, match=case.refused):
             run(case.pipeline, case.arguments)
         # Nothing is refused that the backend can do.
         assert case.name not in RECORDED or RECORDED[case.name]["state"] in ("failed", "refused")
-        return
+        return None
     log = io.StringIO()
     result = run(case.pipeline, case.arguments, watch=Lines(log), cache=False)
     stages = {stage.name: stage for stage in result.stages}
@@ -45,6 +75,18 @@ def check(case):
     if case.name in RECORDED:
         # A choice that is not needed any more has to go.
         assert bool(differences(result, case.name)) == (case.name in CHOICES), differences(result, case.name)
+    return result
+
+
+def end_of(result):
+    """How a run ended, in the form of ``kfp_local.run_case``."""
+    if result.state == "failed":
+        return {"state": "failed"}
+    return {
+        "state": str(result.state),
+        "outputs": dict(result.outputs),
+        "artifacts": {name: content_of(made) for name, made in result.artifacts.items()},
+    }
 
 
 def test_digests_are_of_what_is_compiled():
