@@ -93,8 +93,3 @@ def _walk(pipeline: Pipeline, scope: Component, names: StageNames, inside: Place
         yield place
         if component.dag is not None:
             yield from _walk(pipeline, component, names.inside(task), place)
-
-
-def positions(pipeline: Pipeline) -> dict[str, int]:
-    """Return the position of every task in the walk, by the name of its stages."""
-    return {place.name: position for position, place in enumerate(walk(pipeline))}

@@ -14,7 +14,7 @@ from torchx_kfp.pipeline.artifacts import Artifact
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptPlan:
     """An attempt at a stage that is ready to be started."""
 
     stage: str

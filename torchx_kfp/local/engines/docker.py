@@ -18,7 +18,7 @@ from torchx_kfp.local.engines.mounts import share
 if TYPE_CHECKING:
     from docker import APIClient
 
-    from torchx_kfp.local.engines.attempt import Attempt
+    from torchx_kfp.local.engines.attempt import AttemptPlan
 
 #: Labels of all containers.
 RUN_LABEL = "torchx-kfp.run"
@@ -66,7 +66,7 @@ class Host:
         """
         return self._images.provide(puller, image, policy)
 
-    def share_folders(self, attempt: Attempt, image_user: str) -> None:
+    def share_folders(self, attempt: AttemptPlan, image_user: str) -> None:
         """Let the container's user and this process's user write to the same folders, unless both are root.
 
         Raises:
@@ -83,7 +83,7 @@ class Host:
             else:
                 share(folder, root)
 
-    def labels(self, attempt: Attempt) -> dict[str, str]:
+    def labels(self, attempt: AttemptPlan) -> dict[str, str]:
         """Return the labels by which the attempt's container can be found."""
         return {RUN_LABEL: self.run_id, STAGE_LABEL: attempt.stage}
 

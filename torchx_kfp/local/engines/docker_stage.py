@@ -15,7 +15,7 @@ from torchx_kfp.local.engines.engine import RunningStage, StartError
 from torchx_kfp.runs.result import describe_exit
 
 if TYPE_CHECKING:
-    from torchx_kfp.local.engines.attempt import Attempt
+    from torchx_kfp.local.engines.attempt import AttemptPlan
     from torchx_kfp.local.engines.containers import ContainerPlan
 
 # Names in the errors of Docker and Podman if it is not installed.
@@ -31,7 +31,7 @@ _LEAST_MEMORY = 6 * 1024**2
 class DockerEngine(Host):
     """Runs attempts as containers."""
 
-    def start(self, attempt: Attempt) -> RunningStage:
+    def start(self, attempt: AttemptPlan) -> RunningStage:
         """Return the attempt's container, which ``wait`` makes and starts: its image may have to be pulled."""
         return ContainerStage(self, attempt)
 
@@ -39,7 +39,7 @@ class DockerEngine(Host):
 class ContainerStage:
     """A container that ``wait`` creates, starts, and removes when it has ended. ``pipe`` is its output."""
 
-    def __init__(self, host: Host, attempt: Attempt) -> None:
+    def __init__(self, host: Host, attempt: AttemptPlan) -> None:
         assert attempt.container is not None
         self._host = host
         self._client = host.client

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from torchx_kfp.local.engines.process import StageProcess
 
 if TYPE_CHECKING:
-    from torchx_kfp.local.engines.attempt import Attempt
+    from torchx_kfp.local.engines.attempt import AttemptPlan
 
 
 class StartError(Exception):
@@ -81,7 +81,7 @@ def _timer(seconds: float, action: Callable[[], None]) -> threading.Timer:
 class Engine(Protocol):
     """A way to run attempts. Its methods are called from many threads."""
 
-    def start(self, attempt: Attempt) -> RunningStage:
+    def start(self, attempt: AttemptPlan) -> RunningStage:
         """Start an attempt and return at once: anything that takes long belongs to ``RunningStage.wait``.
 
         Raises:
@@ -95,7 +95,7 @@ class Engine(Protocol):
 class Processes:
     """Attempts as processes of this machine."""
 
-    def start(self, attempt: Attempt) -> RunningStage:
+    def start(self, attempt: AttemptPlan) -> RunningStage:
         """Start the process.
 
         Raises:

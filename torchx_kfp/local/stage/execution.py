@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import TrackerError, explain
-from torchx_kfp.local.engines.attempt import Attempt
+from torchx_kfp.local.engines.attempt import AttemptPlan
 from torchx_kfp.local.engines.engine import Engine, Processes, RunningStage, StartError, TimeLimit
 from torchx_kfp.local.stage.logs import Log, LogPump
 from torchx_kfp.local.stage.outputs import describe_missing, read_outputs, read_run_id
@@ -46,7 +46,7 @@ class Execution:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: AttemptPlan,
         engine: Engine,
         pump: LogPump,
         done: Callable[[Execution, Outcome], None],
@@ -167,7 +167,7 @@ class Execution:
         attempt = dataclasses.replace(self.attempt, command=command, environ=environ)
         return self._run_to_end(Processes(), attempt)[0]
 
-    def _run_to_end(self, engine: Engine, attempt: Attempt) -> tuple[int, str]:
+    def _run_to_end(self, engine: Engine, attempt: AttemptPlan) -> tuple[int, str]:
         """Run the attempt to its end, and return its exit code, and why it failed, if it did."""
         with self._lock:
             if self._stopped:

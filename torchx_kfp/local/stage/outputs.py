@@ -22,7 +22,7 @@ from torchx_kfp.tracking.statements.artifacts import read_artifacts
 from torchx_kfp.tracking.values import Result
 
 if TYPE_CHECKING:
-    from torchx_kfp.local.engines.attempt import Attempt
+    from torchx_kfp.local.engines.attempt import AttemptPlan
 
 #: KFP's types of outputs by the names under which stages declare them.
 _KINDS = {"NUMBER_DOUBLE": "float", "NUMBER_INTEGER": "int", "BOOLEAN": "bool", "STRING": "str"}
@@ -31,7 +31,7 @@ _LONGEST_OUTPUT = 16 << 20
 _LONGEST_REPORT = 64 << 20
 
 
-def read_run_id(attempt: Attempt) -> str | None:
+def read_run_id(attempt: AttemptPlan) -> str | None:
     """Return the run id of a tracked stage, which exists even if the stage failed afterwards."""
     path = attempt.output_files.get("run_id")
     if path is None or attempt.tracker_base is None:
@@ -41,7 +41,7 @@ def read_run_id(attempt: Attempt) -> str | None:
     return None
 
 
-def read_outputs(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]:
+def read_outputs(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]]:
     """Return the stage's output parameters, and its artifacts in their final places.
 
     Raises:
@@ -52,7 +52,7 @@ def read_outputs(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]
     return outputs, {name: _store(attempt, artifact) for name, artifact in artifacts.items()}
 
 
-def _read_report(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]:
+def _read_report(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]]:
     try:
         text = beneath.read_text(attempt.report, attempt.root, limit=_LONGEST_REPORT)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def _read_report(attempt: Attempt) -> tuple[dict[str, Any], dict[str, Artifact]]
         raise ValueError(f"wrote a report that {error}: {attempt.report}") from None
 
 
-def _read_output(attempt: Attempt, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
+def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[str, Any]) -> Any:
     if name in reported:
         return convert(reported[name], type_)
     path = attempt.output_files[name]
@@ -92,7 +92,7 @@ def _read_output(attempt: Attempt, name: str, type_: str, reported: Mapping[str,
         raise ValueError(f"wrote something into its output {name!r} that {error}") from None
 
 
-def _store(attempt: Attempt, artifact: Artifact) -> Artifact:
+def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
     """Copy a file from the artifact's custom path to its final place, as KFP's launcher uploads it."""
     stored = dataclasses.replace(artifact, custom_path="")
     if not stored.is_here:
@@ -112,7 +112,7 @@ def _store(attempt: Attempt, artifact: Artifact) -> Artifact:
     return stored
 
 
-def _copy_custom(attempt: Attempt, path: str, target: str) -> None:
+def _copy_custom(attempt: AttemptPlan, path: str, target: str) -> None:
     if attempt.container is None:
         with contextlib.suppress(FileNotFoundError):
             beneath.copy(path, target)
@@ -127,7 +127,9 @@ def _copy_custom(attempt: Attempt, path: str, target: str) -> None:
         beneath.copy(source, target, source_root=mount.source, target_root=attempt.root)
 
 
-def describe_missing(attempt: Attempt, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]) -> str:
+def describe_missing(
+    attempt: AttemptPlan, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]
+) -> str:
     """Describe the declared results that a stage did not record, which made it fail after its application succeeded.
 
     Empty where that is not so: the stage's publisher reports what there is when the application is done.
@@ -150,7 +152,7 @@ def describe_missing(attempt: Attempt, tracker: FsspecResultTracker, run_id: str
 
 
 def _missing(
-    attempt: Attempt, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]
+    attempt: AttemptPlan, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]
 ) -> Iterator[str]:
     for name, kind in attempt.output_types.items():
         if not os.path.exists(attempt.output_files[name]):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchx_kfp.local.cache.code import CodeFiles, TooManyFiles
 from torchx_kfp.local.cache.keys import cache_key
-from torchx_kfp.local.engines.attempt import Attempt
+from torchx_kfp.local.engines.attempt import AttemptPlan
 from torchx_kfp.local.engines.containers import MADE, NO_CONTAINERS, Containers
 from torchx_kfp.local.engines.engine import Engine, Processes
 from torchx_kfp.local.engines.environment import RUN_MARK, stage_mark
@@ -112,7 +112,7 @@ class Preparation:
             surroundings = ["process", directory, sys.prefix, sys.version, files, installed]
         return cache_key(task, component, self.inputs, environ=environ, surroundings=surroundings)
 
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptPlan:
         """Return the attempt, ready to be started.
 
         Raises:
@@ -145,7 +145,7 @@ class Preparation:
             command = self._python.command(source_file, self._copies)
             source = None if self._python.source is None else (source_file, self._python.source)
             installs = self._python.installs
-        return Attempt(
+        return AttemptPlan(
             stage=self._node.name,
             pod_name=self._pod_name,
             folder=self._folder,
