@@ -16,10 +16,11 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "torchx_kfp"
 
-_FOUNDATION = {"errors", "extras", "text"}
+_FOUNDATION = {"errors", "extras", "files", "text"}
 #: Each package, and each module beside the packages -> the ones among them that it may import.
 MAY_IMPORT: Mapping[str, set[str]] = {
     "text": set(),
+    "files": set(),
     "errors": {"text"},
     "extras": {"errors", "text"},
     "protocol": _FOUNDATION,

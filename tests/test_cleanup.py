@@ -20,8 +20,7 @@ from torchx_kfp.tracking.statements.entries import STEPS, add_entry
 from torchx_kfp.tracking.statements.metadata import add_metadata
 from torchx_kfp.tracking.statements.sources import add_source
 from torchx_kfp.tracking.statements.starts import record_start
-from torchx_kfp.tracking.stores.files import File
-from torchx_kfp.tracking.stores.keys import run_id_parts
+from torchx_kfp.tracking.stores.keys import File, run_id_parts
 from torchx_kfp.tracking.stores.store import Store
 
 DAY = 86400.0
@@ -369,7 +368,12 @@ def test_links_in_the_base_lose_nothing_behind_them(local: Store, tmp_path: Path
     put(local, "run/train/1")
     (tmp_path / "base/linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "base/run/train/2").symlink_to(tmp_path / "elsewhere/train/1")
-    assert removed(local, later()) == ["run"]
+    put(local, "other/train/1")
+    assert removed(local, later()) == ["other"]
+    assert Cleanup(local, later()).look().left_alone == {
+        "linked": "'linked' is no result of a stage",
+        "run": "'run/train/2' cannot be read",
+    }
     assert (tmp_path / "elsewhere/train/1").read_text() == '{"loss": 1}'
 
 

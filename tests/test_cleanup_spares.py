@@ -15,7 +15,7 @@ import pytest
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.statements.starts import record_start
-from torchx_kfp.tracking.stores.files import File
+from torchx_kfp.tracking.stores.keys import File
 
 #: Puts results in turns under keys of its own, each made old just before, and looks whether what was put is there.
 #: Every tenth time it leaves something that is old for good.
@@ -104,21 +104,21 @@ def test_a_file_that_was_written_since_it_was_seen_stays(tmp_path: Path) -> None
 
 
 def test_a_folder_in_which_somebody_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchx_kfp.tracking.stores import atomic
+    from torchx_kfp import files
 
     store = FsspecResultTracker(tmp_path).store
     for key in ("run/train/1", "other/train/1"):
         store.write(key, b"{}")
     other, run = store.files()
     writing, going_on = threading.Event(), threading.Event()
-    unnamed = atomic._write_unnamed
+    unnamed = files._write_unnamed
 
-    def slow(folder: bytes, path: bytes, content: bytes) -> bool:
+    def slow(*given: object) -> bool:
         writing.set()
         assert going_on.wait(30)
-        return unnamed(folder, path, content)
+        return unnamed(*given)
 
-    monkeypatch.setattr(atomic, "_write_unnamed", slow)
+    monkeypatch.setattr(files, "_write_unnamed", slow)
     writer = threading.Thread(target=store.write, args=("run/train/2", b"{}"))
     writer.start()
     assert writing.wait(30)

@@ -344,7 +344,7 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     assert len(requests) <= 3 + 2
     done = call("results", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "does not exist. Make it, or name another one; the tracker makes none.\n" in done.stderr
+    assert "does not exist. Create it, or name another one. The tracker does not create buckets.\n" in done.stderr
 
 
 def test_a_store_that_does_not_answer(call: Call) -> None:

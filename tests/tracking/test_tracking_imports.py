@@ -22,6 +22,7 @@ ALLOWED = {
     "torchx_kfp",
     "torchx_kfp.errors",
     "torchx_kfp.extras",
+    "torchx_kfp.files",
     "torchx_kfp.protocol",
     "torchx_kfp.text",
     "torchx_kfp.tracking",

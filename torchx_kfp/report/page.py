@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.files import write_output
 from torchx_kfp.report import artifacts, plots, show
 from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
@@ -20,7 +21,6 @@ from torchx_kfp.report.tracked import read_tracked
 from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import counted, duration, moment, shorten
-from torchx_kfp.tracking.stores.atomic import write_file
 
 _HERE = Path(__file__).parent
 
@@ -41,7 +41,7 @@ def write_report(run: RunView, path: Path) -> None:
         if path.is_dir():
             raise ArgumentError(f"{str(path)!r} is a folder. Name the report's file: -o {path / 'report.html'}.")
         # Text of users may hold halves of characters, which UTF-8 has not.
-        write_file(bytes(path), render(run, path.parent).encode("utf-8", "replace"))
+        write_output(path, render(run, path.parent).encode("utf-8", "replace"))
     except OSError as error:
         raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
 

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError, explain
+from torchx_kfp.files import write_file
 from torchx_kfp.runs.events import Event, decode, encode
 
 #: Version of ``run.json``. One is added where a reader of the old form would go wrong.
@@ -89,8 +90,8 @@ class Journal:
         with journal._recording():
             journal._take_lock()
         with journal._recording():
-            _write_whole(folder / PIPELINE_FILE, text)
-            _write_whole(folder / REQUEST_FILE, json.dumps(request, indent=2))
+            write_file(bytes(folder / PIPELINE_FILE), text.encode(), durable=False)
+            write_file(bytes(folder / REQUEST_FILE), json.dumps(request, indent=2).encode(), durable=False)
         with journal._recording():
             journal._open_events()
         return journal
@@ -244,14 +245,3 @@ def is_runner(pid: int, folder: Path) -> bool:
                 if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), lock):
                     return True
     return False
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file that is there whole, or not at all."""
-    temporary = path.with_name(f".{path.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

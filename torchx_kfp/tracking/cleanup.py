@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking.statements.entries import KINDS, SOURCES, folder_name, run_id_of
 from torchx_kfp.tracking.statements.sources import Source, read_sources_of
-from torchx_kfp.tracking.stores.files import File
-from torchx_kfp.tracking.stores.keys import PRIVATE, run_id_parts
+from torchx_kfp.tracking.stores.keys import PRIVATE, File, run_id_parts
 from torchx_kfp.tracking.stores.store import Store
 
 #: Bytes above which a file is no result. Results have 1 kB at most, and hundreds of names.

@@ -31,8 +31,8 @@ from torchx_kfp.tracking.statements.sources import Source, add_source, read_sour
 from torchx_kfp.tracking.statements.starts import is_first_rank, record_start, start_here
 from torchx_kfp.tracking.step_log import flush, step_log
 from torchx_kfp.tracking.steps import History, read_history
+from torchx_kfp.tracking.stores.calls import PATIENCE
 from torchx_kfp.tracking.stores.keys import key_text
-from torchx_kfp.tracking.stores.retry import PATIENCE
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 from torchx_kfp.tracking.values import Result, check_results
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
 from torchx_kfp.tracking.statements.entries import ARTIFACTS, METADATA, SOURCES, add_entry
 from torchx_kfp.tracking.statements.sources import Source, encode_sources
+from torchx_kfp.tracking.stores.calls import PATIENCE
 from torchx_kfp.tracking.stores.keys import key_text
-from torchx_kfp.tracking.stores.retry import PATIENCE
 from torchx_kfp.tracking.stores.store import Store, open_store
 
 

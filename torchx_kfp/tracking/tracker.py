@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.steps import History, read_history
+from torchx_kfp.tracking.stores.calls import PATIENCE
 from torchx_kfp.tracking.stores.keys import Key, key_text
-from torchx_kfp.tracking.stores.retry import PATIENCE
 from torchx_kfp.tracking.stores.store import Store, open_store
 from torchx_kfp.tracking.values import Result, check_results, decode_results, encode_results
 

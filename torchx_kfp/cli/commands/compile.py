@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from torchx_kfp.cli.display.output import print_message, print_text
 from torchx_kfp.errors import PipelineFileError
+from torchx_kfp.files import write_output
 
 
 @click.command("compile")
@@ -37,7 +36,7 @@ def compile_command(target: str, output: str, strict: bool) -> None:
         _say_size(pipeline.text)
         return
     try:
-        Path(output).write_text(pipeline.text, encoding="utf-8")
+        write_output(output, pipeline.text.encode())
     except OSError as error:
         raise PipelineFileError(
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."

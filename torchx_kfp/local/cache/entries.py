@@ -11,11 +11,11 @@ import dataclasses
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.files import write_file
 from torchx_kfp.local.cache.keys import stamp_of
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.runs.events import StageFinished, decode, encode
@@ -75,14 +75,8 @@ class Cache:
             "files": _files(result),
             "stage": encode(StageFinished(result)),
         }
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(json.dumps(entry), encoding="ascii")
-                os.replace(temporary, path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
+            write_file(bytes(path), json.dumps(entry).encode(), durable=False)
 
     def _path(self, key: str) -> Path:
         if _KEY.fullmatch(key) is None:

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torchx_kfp.errors import ResultRefusedError
+from torchx_kfp.files import special_kind
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.statements.entries import ARTIFACTS, Entry, add_entry, no_entry, read_entries
-from torchx_kfp.tracking.stores.files import special_kind
 from torchx_kfp.tracking.stores.store import Store
 
 _logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Where the files of a tracker are: a local directory, or any file system of fsspec."""
+"""Stores hold the files of a tracker: in a local directory, or on any file system of fsspec."""

@@ -16,32 +16,30 @@ from fsspec.core import url_to_fs
 
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.text import shown
-from torchx_kfp.tracking.stores.each import Concurrency, each
-from torchx_kfp.tracking.stores.files import File
-from torchx_kfp.tracking.stores.keys import PRIVATE
-from torchx_kfp.tracking.stores.retry import retried
+from torchx_kfp.tracking.stores.calls import Concurrency, each, retried
+from torchx_kfp.tracking.stores.keys import PRIVATE, File
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Protocols of stores that know objects with names, and no folders.
+#: Protocols of stores that have objects with names, but no folders.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2", "tos", "obs"}
-#: Bytes of UTF-8 that the name of an object may have on S3 and Google Cloud Storage.
+#: The longest name of an object on S3 and Google Cloud Storage, in bytes of UTF-8.
 _MAX_OBJECT_NAME = 1024
-#: Requests at once: S3 takes thousands, and a client of Python makes some hundred in a second.
+#: Requests at once. S3 allows thousands; a client in Python makes some hundred in a second.
 _REQUESTS = 64
-#: Seconds for one attempt to write, and bytes for which there is another second. botocore asks S3 whether it may send
-#: ("Expect: 100-continue"), and the HTTP client waits for the answer without an end; for all else s3fs has time-outs.
+#: Seconds for one attempt to write, and the bytes that add another second. botocore asks S3 whether it may send
+#: ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs has time-outs for everything else.
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
-#: Where file systems of fsspec tell when a file was written.
+#: The fields in which fsspec's file systems give the time at which a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
 
 def open_filesystem(base: str) -> tuple[Any, str]:
-    """The file system of fsspec that the URL names, and the path on it. No request is made yet.
+    """Return the fsspec file system that the URL names, and the path on it. No request is sent yet.
 
-    For S3 there are as many connections as requests are made at once, and neither botocore nor s3fs tries again by
-    itself: ``retry`` does, for every file system alike. What the user has configured for botocore goes before.
+    For S3 there is a connection for each concurrent request, and the retries of botocore and s3fs are off: ``calls``
+    tries again for every file system alike. The user's own configuration of botocore takes precedence.
     """
     options = {}
     for protocol in re.findall(r"(?:^|::)(s3a?)://", base):
@@ -59,7 +57,7 @@ def open_filesystem(base: str) -> tuple[Any, str]:
 class FsspecStore:
     """One file or object for each key, on any file system of fsspec.
 
-    The base is resolved once; keys are joined to its path and never read as part of a URL.
+    The base is resolved once. Keys are joined to its path and are never parsed as part of a URL.
     """
 
     def __init__(self, base: str, filesystem: Any, path: str, patience: float) -> None:
@@ -72,29 +70,31 @@ class FsspecStore:
         self._objects = bool(protocols & _OBJECT_STORES)
         self._memory = "memory" in protocols
         if self._objects and not self._root:
-            raise TrackerError(f"The tracker base {base!r} names no bucket. Use one such as s3://bucket/results.")
-        # Others, such as SFTP, may not bear calls from several threads.
+            raise TrackerError(
+                f"The tracker base {base!r} does not name a bucket. Use one such as s3://bucket/results."
+            )
+        # Others, such as SFTP, may not allow calls from several threads.
         self._asynchronous = all(getattr(layer, "async_impl", False) for layer in _layers(filesystem))
         self._concurrency = Concurrency(_REQUESTS if self._asynchronous else 1)
         finder = getattr(filesystem, "_find", filesystem.find)
         self._finds_prefixes = self._objects and "prefix" in inspect.signature(finder).parameters
-        # s3fs asks for the size before it reads, in order to read large files in pieces; results are small.
+        # s3fs asks for the size before it reads, in order to read large files in pieces. Results are small.
         reader = getattr(filesystem, "_cat_file", filesystem.cat_file)
         self._read_options = {"max_concurrency": 1} if "max_concurrency" in inspect.signature(reader).parameters else {}
 
     @property
     def _fs(self) -> Any:
-        # Clients of object stores do not survive a fork. Nor does the event loop of older fsspec, which then says so.
+        # Clients of object stores do not survive a fork. Nor does the event loop of older fsspec, which raises then.
         if self._pid != os.getpid() and survives_fork():
             self._opened, self._pid = open_filesystem(self.base)[0], os.getpid()
         return self._opened
 
     def location(self, key: str) -> str:
-        """The URL of the key's file."""
+        """Return the URL of the key's file."""
         return str(self._fs.unstrip_protocol(f"{self._root}/{key}"))
 
     def read(self, key: str) -> bytes | None:
-        """The content of the key's file; None where there is none."""
+        """Return the content of the key's file, or None if it does not exist."""
         path = self._path(key)
         try:
             return self._tried("read", key, lambda: bytes(self._fs.cat_file(path, **self._read_options)))
@@ -107,7 +107,7 @@ class FsspecStore:
             raise self._problem("read", key, error) from error
 
     def write(self, key: str, content: bytes) -> None:
-        """Make this the content of the key's file."""
+        """Write the key's file."""
         path = self._path(key)
         self._refuse_beside(key, path)
 
@@ -115,7 +115,7 @@ class FsspecStore:
             try:
                 self._pipe(path, content)
             except FileNotFoundError:
-                if self._objects:  # the bucket is missing: none is made by the way
+                if self._objects:  # the bucket is missing, and none is made here
                     raise
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._pipe(path, content)
@@ -137,12 +137,12 @@ class FsspecStore:
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer in {seconds:g} s") from None
         except BaseException:
-            # Ctrl-C: what is abandoned may not come later and replace what is put next.
+            # Ctrl-C: an abandoned write must not arrive later and replace the next one.
             future.cancel()
             raise
 
     def remove(self, key: str) -> None:
-        """Remove the key's file, if there is one."""
+        """Remove the key's file, if it exists."""
         path = self._path(key)
         try:
             # Not rm: it would read the key as a pattern.
@@ -154,46 +154,46 @@ class FsspecStore:
             raise self._problem("remove", key, error) from error
 
     def remove_old(self, file: File) -> bool:
-        """Remove the file. Object stores cannot be asked to keep it if it was written since it was listed."""
+        """Remove a file. An object store cannot be asked to keep a file that was written since it was listed."""
         self.remove(file.key)
         return True
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """The function's value for each item, in order; where the store bears it, for many at once."""
+        """Call the function for each item, many at once if the store allows it, and yield the values in order."""
         return each(function, items, self._concurrency)
 
     def for_this_thread(self) -> FsspecStore:
-        """The store for a thread other than the one that has opened it; its client may be for that one."""
+        """Return the store for a thread other than the one that opened it, whose client may be for that one."""
         if self._asynchronous:
             return self
         return FsspecStore(self.base, *open_filesystem(self.base), self._patience)
 
     def keys(self, prefix: str | None) -> list[str]:
-        """The keys that are, or lie below, the prefix; all keys without one."""
+        """Return the prefix and the keys below it, as far as they exist, or all keys."""
         path = self._root if prefix is None else self._path(prefix)
         if prefix is not None and self._finds_prefixes:
-            # As a folder, s3fs would ask twice more for one that is not there.
+            # For a folder that does not exist, s3fs would send two more requests.
             above, _, name = path.rpartition("/")
             found = self._listed(lambda: self._fs.find(above, prefix=f"{name}/"))
-            found = [name for name in found if name.startswith(f"{path}/")]  # older ones give the prefix itself
+            found = [name for name in found if name.startswith(f"{path}/")]  # older versions include the prefix itself
         else:
             found = self._listed(lambda: self._fs.find(path))
         own = prefix is not None and prefix.partition("/")[0] == PRIVATE
         if prefix is not None and self._objects and not own and path not in found and self.read(prefix) is not None:
-            found.append(path)  # an object may be beside others below its name
+            found.append(path)  # an object may exist beside others below its name
         keys = self._below(found)
         start = len(prefix or "")
         return [key for key in keys if not key.endswith("/") and PRIVATE not in key[start:].split("/")]
 
     def names(self, prefix: str | None = None) -> list[str]:
-        """What is directly below the prefix or the base, sorted: keys, and folders of keys with a slash behind."""
+        """Return the names directly below the prefix or the base, sorted. Names of folders end with a slash."""
         path = self._root if prefix is None else self._path(prefix)
         found = self._listed(lambda: self._fs.ls(path or self._fs.root_marker, detail=True))
         there = self._below([entry["name"] + "/" * (entry["type"] == "directory") for entry in found], path)
         return [name for name in there if name != f"{PRIVATE}/"]
 
     def files(self) -> list[File]:
-        """All files below the base, the tracker's own included."""
+        """Return all files below the base, including the tracker's own files."""
         found = self._listed(lambda: self._fs.find(self._root, detail=True) or {})
         entries = found.items() if isinstance(found, dict) else ()
         return sorted(
@@ -210,16 +210,16 @@ class FsspecStore:
             return value.timestamp()
         if isinstance(value, (int, float)):
             return float(value)
-        raise TrackerError(f"The store of the tracker base {self.base!r} does not tell when a file was written.")
+        raise TrackerError(f"The store of the tracker base {self.base!r} does not report when a file was written.")
 
     def _tried(self, action: str, key: str, function: Callable[[], T]) -> T:
-        # A forked process that cannot reach the store never will.
+        # A forked process that cannot reach the store will never be able to.
         patience = self._patience if self._pid == os.getpid() else 0.0
         return retried(function, patience, lambda: f"{action} {self.location(key) if key else self.base}")
 
     def _listed(self, action: Callable[[], T]) -> T | list[Any]:
         def list_anew() -> T:
-            self._fs.invalidate_cache()  # others write, too
+            self._fs.invalidate_cache()  # other processes write as well
             return action()
 
         try:
@@ -243,13 +243,13 @@ class FsspecStore:
             if size > _MAX_OBJECT_NAME:
                 raise KeyRefusedError(
                     f"The key {shown(key)} is too long for the tracker base {self.base!r}: the object's name would "
-                    f"have {size:,} bytes in UTF-8, and object stores take {_MAX_OBJECT_NAME:,}. Shorten it."
+                    f"have {size:,} bytes in UTF-8, and object stores allow {_MAX_OBJECT_NAME:,}. Shorten it."
                 )
         understood = self._fs._strip_protocol(path)
         if understood == path and hasattr(self._fs, "split_path"):
             bucket, name = self._fs.split_path(path)[:2]
             understood = f"{bucket}/{name}"
-        if understood != path:  # for example '?versionId=', which s3fs takes off
+        if understood != path:  # for example '?versionId=', which s3fs removes
             raise KeyRefusedError(
                 f"The key {shown(key)} means something else to the tracker base {self.base!r}, which reads "
                 f"{shown(understood)} from {shown(path)}. Use another key."
@@ -257,22 +257,22 @@ class FsspecStore:
         return path
 
     def _refuse_beside(self, key: str, path: str) -> None:
-        """Refuse on memory:// what file systems refuse, which tests with it should show."""
+        """Refuse on memory:// the keys that file systems refuse, so that tests with it show the error."""
         if not self._memory:
             return
         if self._fs.isfile(self._root):
             raise TrackerError(f"The tracker base {self.base!r} is a file. Name a directory.")
         if self._fs.isdir(path):
             raise KeyRefusedError(
-                f"The key {shown(key)} is a folder of other keys below the tracker base {self.base!r}: use a key of "
-                f"its own, for example {shown(key + '/results')}."
+                f"The key {shown(key)} is a folder of other keys below the tracker base {self.base!r}. Use another "
+                f"key, for example {shown(key + '/results')}."
             )
         names = key.split("/")
         for end in range(1, len(names)):
             above = "/".join(names[:end])
             if self._fs.isfile(f"{self._root}/{above}"):
                 raise KeyRefusedError(
-                    f"The key {shown(key)} lies below the key {shown(above)}, which holds results itself. "
+                    f"The key {shown(key)} lies below the key {shown(above)}, which has results. "
                     "Use a key that is not below another one."
                 )
 
@@ -282,44 +282,44 @@ class FsspecStore:
         if self._pid != os.getpid():
             return TrackerError(
                 f"Cannot {action} {where} ({said}): this process was forked, and the installed fsspec cannot reach "
-                "object stores in one. Install a newer fsspec, or start the process anew (multiprocessing's 'spawn')."
+                "object stores from a forked process. Install a newer fsspec, or start processes with 'spawn'."
             )
-        # What is written is not found where the bucket is missing; Google's server does not say more.
+        # Writing to a missing bucket is "not found". Google's server does not say more.
         missing = action == "write" and self._objects and isinstance(error, FileNotFoundError)
         if missing or _bucket_is_missing(error):
             return TrackerError(
                 f"Cannot {action} {where}: the bucket of the tracker base {self.base!r} does not exist. "
-                "Make it, or name another one; the tracker makes none."
+                "Create it, or name another one. The tracker does not create buckets."
             )
         if isinstance(error, PermissionError):
             return TrackerError(
-                f"No permission to {action} {where} ({said}). Check the credentials, and that they may read, write and "
-                "list there: S3 answers so for missing objects too where it may not be listed."
+                f"No permission to {action} {where} ({said}). Check that the credentials allow reading, writing and "
+                "listing there: without permission to list, S3 gives this answer for missing objects as well."
             )
         if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):
             return KeyRefusedError(
                 f"The key {shown(key)} is a folder of other keys of the tracker base {self.base!r}, or lies below one "
-                f"that holds results itself ({said}). Use another key."
+                f"that has results ({said}). Use another key."
             )
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return KeyRefusedError(
                 f"The key {shown(key)} is too long for the tracker base {self.base!r} ({said}). Shorten it."
             )
         return TrackerError(
-            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, the credentials for it, and that "
-            "it can be reached from here."
+            f"Cannot {action} {where} ({said}). Check the tracker base {self.base!r}, its credentials, and whether it "
+            "can be reached from here."
         )
 
 
 def survives_fork() -> bool:
-    """Whether the installed fsspec makes a new event loop in a forked process."""
+    """Return whether the installed fsspec makes a new event loop in a forked process."""
     from fsspec import asyn
 
     return hasattr(asyn, "reset_after_fork")
 
 
 def _protocols(filesystem: Any) -> set[str]:
-    """The protocols of a file system and of those that it wraps."""
+    """Return the protocols of a file system and of those that it wraps."""
     found: set[str] = set()
     for layer in _layers(filesystem):
         found.update([layer.protocol] if isinstance(layer.protocol, str) else layer.protocol)
@@ -327,7 +327,7 @@ def _protocols(filesystem: Any) -> set[str]:
 
 
 def _layers(filesystem: Any) -> Iterator[Any]:
-    """The file system and those that it wraps."""
+    """Yield the file system and those that it wraps."""
     while filesystem is not None:
         yield filesystem
         filesystem = vars(filesystem).get("fs")

@@ -1,0 +1,432 @@
+"""Files on this machine: written whole or not at all, and reached without following links.
+
+``write_file`` writes atomically: a reader sees the old content or the new one, whatever happens to the writer. The
+content goes into a file without a name (``O_TMPFILE``), is forced to disk, and is then linked under its name, so a
+writer that is killed leaves nothing behind. Linux cannot link over a name that is taken: new content for an existing
+file passes for an instant through a folder ``.torchx_kfp`` beside it, which is made and removed on the way. Later
+writers remove the temporary files of a writer that was killed in that instant.
+
+``remove_file`` removes a file only if it is still the old one. A writer holds a shared lock on the folder (``flock``)
+while it writes; ``remove_file`` takes the lock exclusively, compares the file, and unlinks it. Where a file system has
+no locks on folders, or another program writes, a new file can still be lost in the instant between the comparison and
+the removal.
+
+Paths below a ``root`` are opened one component at a time, and a symbolic link among them is an error (``LinkError``).
+Somebody else, such as a stage in a container, may write there and plant links. The root itself may be a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+#: Name of the folders that temporary files pass through.
+PRIVATE = ".torchx_kfp"
+
+#: To pass through a folder takes no permission to read it. Only Linux has ``O_PATH``.
+_PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: A FIFO would be waited for, and a terminal would become this process's.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+#: How often a write is tried again: other processes may remove a folder just after this one has made it.
+_ATTEMPTS = 100
+#: Temporary files that one write checks.
+_SWEEP_ENTRIES = 32
+#: Seconds after which a temporary file counts as left over on file systems without locks.
+_STALE_SECONDS = 3600
+
+#: How often a folder that is being written to is tried again, and the seconds in between.
+_TRIES, _TRY_SECONDS = 3, 0.005
+_removing = threading.Lock()
+
+#: The errors of ``open`` where a file system or kernel does not support files without names. EPERM: ext4, in a folder
+#: that has just been removed. Any other problem shows again with a named file.
+_NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.EPERM)
+
+#: The errors of a write where only the file that is there may be changed: its folder takes no other files, or the file
+#: is mounted.
+_NO_NEW_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
+
+
+class LinkError(OSError):
+    """A symbolic link stands where links are not followed."""
+
+
+def write_file(path: bytes, content: bytes, *, root: bytes | None = None, durable: bool = True) -> None:
+    """Write a file atomically. Missing folders are made.
+
+    Args:
+        path: an absolute path.
+        content: the whole content of the file.
+        root: a folder above; links below it are not followed. By default the folder of the file.
+        durable: force the content and the file's name to disk, so that they survive a crash of the machine.
+
+    Raises:
+        LinkError: a folder between the root and the file is a symbolic link.
+        OSError: the file could not be written. It is as it was before.
+    """
+    root, folders, name = _split(path, root)
+    made: list[bytes] = []
+    try:
+        for attempt in range(_ATTEMPTS):
+            try:
+                with _writing(root, folders, made if attempt else None) as folder:
+                    if not _write_unnamed(folder, name, content, durable):
+                        _write_named(folder, name, content, durable)
+                    if durable:
+                        _sync(folder)
+                break
+            except FileNotFoundError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+    except BaseException:
+        for place in reversed(made):
+            with contextlib.suppress(OSError):
+                os.rmdir(place)
+        raise
+    if durable:
+        for place in reversed(made):
+            # The user who may write to a folder need not be allowed to read it.
+            with contextlib.suppress(OSError), _closing(os.open(os.path.dirname(place), _LIST)) as above:
+                _sync(above)
+
+
+def write_output(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write the file that a user has named for some output; its folder has to exist.
+
+    The file is written atomically. Links are followed. Devices and pipes, such as ``/dev/stdout``, are written in
+    place, and so are existing files in a folder that does not take new ones.
+
+    Raises:
+        OSError: the file could not be written.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    in_place = os.path.abspath(path).startswith(("/dev/", "/proc/")) or (mode is not None and not stat.S_ISREG(mode))
+    if not in_place:
+        place = os.path.realpath(path)
+        try:
+            os.stat(os.path.dirname(place))
+            write_file(os.fsencode(place), content)
+            return
+        except OSError as error:
+            if mode is None or error.errno not in _NO_NEW_FILES:
+                raise
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def open_file(path: bytes, root: bytes) -> int:
+    """Open a file below a root for reading, and return its descriptor. It may be a FIFO or a device: check its mode.
+
+    Raises:
+        LinkError: the file, or a folder between the root and the file, is a symbolic link.
+        OSError: it cannot be opened.
+    """
+    root, folders, name = _split(path, root)
+    with _closing(open_folder(root, folders)) as folder:
+        return _open_at(folder, name, _READ)
+
+
+def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, made: list[bytes] | None = None) -> int:
+    """Open a folder below a root without following links, and return its descriptor.
+
+    Args:
+        root: the folder to start from. It may be a link.
+        names: the names of the folders below the root, the outermost first.
+        readable: open it for listing and locking. Otherwise the descriptor is good for passing through.
+        made: make missing folders, and add their paths to this list. By default they are an error.
+
+    Raises:
+        LinkError: one of the folders is a symbolic link.
+        OSError: the folder cannot be opened or made.
+    """
+    if made is not None:
+        _make_root(root, made)
+    names = [name for name in names if name]  # of two slashes in a row
+    last = _LIST if readable else _PASS
+    descriptor = os.open(root, _PASS if names else last)
+    for number, name in enumerate(names, 1):
+        with _closing(descriptor):
+            if made is not None:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=descriptor)
+                    made.append(b"/".join([root, *names[:number]]))
+            descriptor = _open_at(descriptor, name, _PASS if number < len(names) else last)
+    return descriptor
+
+
+def special_kind(mode: int) -> str:
+    """Return what a mode stands for if it is neither a file nor a folder: opening or reading that may never end."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    if stat.S_ISLNK(mode):
+        return "symbolic link"
+    return "FIFO" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+
+
+def remove_file(path: bytes, root: bytes) -> None:
+    """Remove a file below a root; a missing file is not an error.
+
+    Raises:
+        LinkError: a folder between the root and the file is a symbolic link.
+        OSError: the file could not be removed.
+    """
+    root, folders, name = _split(path, root)
+    with contextlib.suppress(FileNotFoundError), _closing(open_folder(root, folders)) as folder:
+        os.unlink(name, dir_fd=folder)
+
+
+def remove_unchanged(path: bytes, root: bytes, size: int, modified: float) -> bool:
+    """Remove a file below a root if it still has this size and this time, and nobody is writing in its folder.
+
+    Returns:
+        Whether the file is gone.
+
+    Raises:
+        LinkError: a folder between the root and the file is a symbolic link.
+        OSError: the file could not be removed.
+    """
+    root, folders, name = _split(path, root)
+    try:
+        descriptor = open_folder(root, folders, readable=True)
+    except FileNotFoundError:
+        return True
+    try:
+        # Threads of one process would be in each other's way.
+        with _removing:
+            if not _lock_exclusively(descriptor):
+                return False
+            state = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if (state.st_size, state.st_mtime) != (size, modified):
+                return False
+            os.unlink(name, dir_fd=descriptor)
+            return True
+    except FileNotFoundError:
+        return True
+    finally:
+        _unlock(descriptor)
+
+
+def remove_empty_folders(path: bytes, root: bytes) -> None:
+    """Remove the folders between the root and a path that are empty, the innermost first."""
+    root, folders, _ = _split(path, root)
+    while folders:
+        *folders, name = folders
+        try:
+            with _closing(open_folder(root, folders)) as above:
+                os.rmdir(name, dir_fd=above)
+        except OSError:  # it is not empty, or somebody else was faster
+            return
+
+
+def _split(path: bytes, root: bytes | None) -> tuple[bytes, list[bytes], bytes]:
+    """Return the root, the names of the folders below it, and the name of the file."""
+    if root is None:
+        folder, name = os.path.split(path)
+        return folder or b".", [], name
+    *folders, name = path[len(root.rstrip(b"/")) + 1 :].split(b"/")
+    return root, folders, name
+
+
+def _open_at(folder: int, name: bytes, flags: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise LinkError(errno.ELOOP, "It is a symbolic link", name) from None
+        raise
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _make_root(root: bytes, made: list[bytes]) -> None:
+    missing = [root]
+    for _ in range(2 * root.count(b"/") + _ATTEMPTS):
+        if not missing:
+            return
+        try:
+            os.mkdir(missing[-1])
+            made.append(missing.pop())
+        except FileExistsError:  # opening it will tell whether it is a folder
+            missing.pop()
+        except FileNotFoundError:
+            missing.append(os.path.dirname(missing[-1]) or b".")
+    # Somebody removes the folders as fast as they are made, or this place does not take any, like /proc.
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), root)
+
+
+@contextlib.contextmanager
+def _writing(root: bytes, folders: list[bytes], made: list[bytes] | None) -> Iterator[int]:
+    """Open a folder to write to, and keep ``remove_unchanged`` out of it meanwhile.
+
+    Raises:
+        FileNotFoundError: the folder does not exist, or was removed meanwhile.
+    """
+    try:
+        descriptor = open_folder(root, folders, readable=True, made=made)
+    except PermissionError:  # the user who may write to a folder need not be allowed to read it
+        with _closing(open_folder(root, folders, made=made)) as folder:
+            yield folder
+        return
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.fstat(descriptor).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), root)
+        yield descriptor
+    finally:
+        _unlock(descriptor)
+
+
+def _lock_exclusively(descriptor: int) -> bool:
+    """Lock a folder; False if somebody is writing in it. On a file system without locks, go on."""
+    for attempt in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if attempt + 1 < _TRIES:
+                time.sleep(_TRY_SECONDS)
+        except OSError:
+            return True
+    return False
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close a folder. A process that was forked meanwhile has it open as well, and would keep the lock."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _write_unnamed(folder: int, name: bytes, content: bytes, durable: bool) -> bool:
+    """Write through a file without a name; False where that is not possible."""
+    flags = getattr(os, "O_TMPFILE", None)
+    if flags is None:
+        return False
+    try:
+        descriptor = os.open(b".", flags | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    except OSError as error:
+        if error.errno in _NO_UNNAMED_FILES:
+            return False
+        raise
+    with _closing(descriptor):
+        _fill(descriptor, content, durable)
+        try:
+            _link(descriptor, folder, name)
+        except FileExistsError:
+            _lock(descriptor)
+            _replace(folder, name, lambda private, temporary: _link(descriptor, private, temporary))
+        except OSError:
+            return False  # no /proc, or a sandbox; a lasting problem shows again with a named file
+        return True
+
+
+def _write_named(folder: int, name: bytes, content: bytes, durable: bool) -> None:
+    def create(private: int, temporary: bytes) -> None:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o666, dir_fd=private)
+        descriptors.append(descriptor)
+        _lock(descriptor)
+        _fill(descriptor, content, durable)
+
+    descriptors: list[int] = []
+    try:
+        _replace(folder, name, create)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _replace(folder: int, name: bytes, place: Callable[[int, bytes], None]) -> None:
+    """Let ``place`` put a complete file into the private folder under a temporary name, and rename that file."""
+    temporary = os.urandom(8).hex().encode()
+    try:
+        for attempt in range(_ATTEMPTS):
+            try:
+                with _closing(_open_at(folder, PRIVATE.encode(), _PASS)) as private:
+                    try:
+                        place(private, temporary)
+                        os.replace(temporary, name, src_dir_fd=private, dst_dir_fd=folder)
+                        return
+                    except BaseException:
+                        with contextlib.suppress(OSError):
+                            os.unlink(temporary, dir_fd=private)
+                        raise
+            except FileNotFoundError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(PRIVATE, dir_fd=folder)
+    finally:
+        _tidy(folder)
+
+
+def _link(descriptor: int, folder: int, name: bytes) -> None:
+    # With a dst_dir_fd Python calls linkat(AT_SYMLINK_FOLLOW), which /proc needs.
+    os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder)
+
+
+def _fill(descriptor: int, content: bytes, durable: bool) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    if durable:
+        os.fsync(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Show other writers that this one lives; the kernel releases the lock with the process."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _tidy(folder: int) -> None:
+    """Remove the private folder, and the files that killed writers left in it."""
+    try:
+        os.rmdir(PRIVATE, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            return
+        with contextlib.suppress(OSError), _closing(_open_at(folder, PRIVATE.encode(), _LIST)) as private:
+            for name in os.listdir(private)[:_SWEEP_ENTRIES]:
+                with contextlib.suppress(OSError):
+                    _sweep(private, name)
+        with contextlib.suppress(OSError):
+            os.rmdir(PRIVATE, dir_fd=folder)
+
+
+def _sweep(private: int, name: str) -> None:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with _closing(os.open(name, flags, dir_fd=private)) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:
+            if time.time() - os.fstat(descriptor).st_mtime < _STALE_SECONDS:
+                return
+    os.unlink(name, dir_fd=private)
+
+
+def _sync(folder: int) -> None:
+    with contextlib.suppress(OSError):  # some network file systems cannot do this
+        os.fsync(folder)
