@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -11,6 +13,7 @@ import time
 import types
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +402,52 @@ def test_processes_that_start_at_once_agree_on_one_run(
     apart_ = [run for run in found if run.info.run_name == "apart/1"]
     assert "active" in [run.info.lifecycle_stage for run in apart_]
     assert {name: value for run in apart_ for name, value in run.data.metrics.items()} == ranks
+
+
+def test_no_value_goes_to_a_run_that_another_process_deletes(
+    tracker: mlflow.MlflowTracker,
+    mlflow_server: str,
+    client: MlflowClient,
+    experiment: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a new run waits for others, a second machine records a value, and the run of a third one shows up."""
+    second = mlflow.create(mlflow_server)
+    monkeypatch.setattr(mlflow, "_one_process_at_a_time", lambda run_id: contextlib.nullcontext())
+    monkeypatch.setattr(mlflow, "_CHOICE", 0.0, raising=False)
+    waits = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        if next(waits) == 0:
+            second.add_metadata(RUN, second=1)
+            identifier = client.get_experiment_by_name(experiment).experiment_id
+            client.create_run(identifier, start_time=1, tags={mlflow.RUN_ID_TAG: RUN})
+
+    monkeypatch.setattr(mlflow, "time", types.SimpleNamespace(time=time.time, sleep=sleep, monotonic=time.monotonic))
+    tracker.add_metadata(RUN, first=1)
+    second.add_metadata(RUN, again=1)
+    second._open.clear()
+    kept = [run.data.metrics for run in runs(client, experiment) if run.info.lifecycle_stage == "active"]
+    assert {name for metrics in kept for name in metrics} == {"first", "second", "again"}
+
+
+def test_the_application_keeps_its_retries(
+    tracker: mlflow.MlflowTracker, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES as RETRIES
+
+    monkeypatch.delenv(str(RETRIES.name), raising=False)
+    usual = RETRIES.get()
+
+    def look(run_id: str) -> tuple[int, bool, int]:
+        with ThreadPoolExecutor(1) as pool:
+            return RETRIES.get(), RETRIES.name in os.environ, pool.submit(RETRIES.get).result()
+
+    monkeypatch.setattr(tracker._client._client, "get_run", look)
+    assert tracker._client.get_run(RUN) == (2, False, usual), "a call, the environment, and another thread meanwhile"
+    assert RETRIES.get() == usual
+    monkeypatch.setenv(str(RETRIES.name), "5")
+    assert tracker._client.get_run(RUN) == (5, True, 5), "the user's own number"
 
 
 ENDS = {

@@ -1,15 +1,16 @@
-"""A tracker of ``torchx.tracker`` on MLflow: results are metrics of MLflow's runs, metadata of a stage are parameters.
+"""The tracker of ``torchx.tracker`` on MLflow: results become metrics of MLflow's runs, metadata becomes parameters.
 
-TorchX 0.7.0 has one, which records everything as tags and parameters and knows no sources; its nightly has none.
+TorchX 0.7.0 has one that records everything as tags and parameters and does not record sources; its nightly has none.
 
-Each run id has one run in MLflow. It is found again by the tag ``torchx.run_id``, also by other processes of the stage.
-All calls name the run: an application that uses MLflow itself keeps its own active run.
+Each run id has one run in MLflow. All processes of the stage find it by the tag ``torchx.run_id``. All calls name the
+run, so an application that uses MLflow itself keeps its own active run.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import fcntl
 import json
 import logging
@@ -30,35 +31,59 @@ from torchx_kfp.tracking.backends.stage import AppLineage
 from torchx_kfp.tracking.lineage import trace
 from torchx_kfp.tracking.statements.artifacts import Artifact
 from torchx_kfp.tracking.statements.sources import Source
-from torchx_kfp.tracking.steps import Point
+from torchx_kfp.tracking.statements.steps import Point
 
 try:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag
+    from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_MAX_RETRIES
     from mlflow.exceptions import MlflowException
 except ModuleNotFoundError as error:
     raise TrackerError(f'The tracker "mlflow" needs MLflow ({error}): {install_line("mlflow")}.') from None
 
-#: MLflow's own names.
+#: MLflow's own environment variables.
 _URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
-_RETRIES, _FEW = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
-#: ``localhost:5000``: MLflow would take it for a folder.
+#: ``localhost:5000``, which MLflow would take for a folder.
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
-#: The experiment of stages that name none: what a pipeline is called, no stage knows.
+#: The experiment of stages that do not name one. A stage does not know the name of its pipeline.
 DEFAULT_EXPERIMENT = "torchx-kfp"
 
 RUN_ID_TAG = f"{values.OWN}run_id"
 _SOURCE, _ARTIFACT, _METADATA = (f"{values.OWN}{kind}." for kind in ("source", "artifact", "artifact_metadata"))
-#: Seconds for which a new run waits for others like it, which machines that start at once may be making.
-_SETTLE = 0.3
-#: Of tags or parameters that MLflow takes at once, and of metrics.
+#: A new run has this tag until its process knows that it is the one for the run id.
+_CANDIDATE_TAG = f"{values.OWN}candidate"
+#: Seconds for which a new run waits for others like it, made by machines that start at the same time; and seconds for
+#: which the others wait until the first of them is chosen: its process may have been killed.
+_SETTLE, _CHOICE = 0.3, 10.0
+#: How many tags or parameters MLflow accepts at once, and how many metrics.
 _BATCH, _METRICS = 100, 1000
+#: Retries of a request. MLflow's own seven take more than four minutes.
+_RETRIES = 2
 
 _log = logging.getLogger("torchx_kfp")
 
 
+#: Whether the current call is one of this tracker.
+_own_call: contextvars.ContextVar[bool] = contextvars.ContextVar("torchx_kfp_mlflow", default=False)
+
+
+def _limit_retries() -> None:
+    """Let calls of this tracker give up after seconds.
+
+    MLflow reads the number of retries from an environment variable at each request, and takes it from nowhere else.
+    The environment belongs to all threads of the application and to the processes that it starts, so the reading is
+    changed, and only for this tracker's own calls.
+    """
+    variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
+    read = variable.get
+    variable.get = lambda: _RETRIES if _own_call.get() and not variable.is_set() else read()
+
+
+_limit_retries()
+
+
 class _Client:
-    """MLflow's client, which gives up after seconds: its own seven retries take more than four minutes."""
+    """MLflow's client with fewer retries."""
 
     def __init__(self, tracking_uri: str) -> None:
         self._client = MlflowClient(tracking_uri=tracking_uri)
@@ -67,14 +92,11 @@ class _Client:
         method = getattr(self._client, name)
 
         def call(*args: Any, **options: Any) -> Any:
-            if _RETRIES in os.environ:
-                return method(*args, **options)
-            # MLflow has no other place for it, and the application's own calls keep theirs.
-            os.environ[_RETRIES] = _FEW
+            token = _own_call.set(True)
             try:
                 return method(*args, **options)
             finally:
-                os.environ.pop(_RETRIES, None)
+                _own_call.reset(token)
 
         return call
 
@@ -215,34 +237,48 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         }
 
     def _run(self, run_id: str) -> str:
-        """MLflow's run for this run id, which is running."""
+        """Return MLflow's run for this run id, and set its status to running."""
         if run_id not in self._open:
             with _one_process_at_a_time(run_id):
                 found = self._find(run_id) or self._create(run_id)
-            if found.info.status != "RUNNING":  # of a process that has ended, such as one that torchrun starts again
+            if found.info.status != "RUNNING":  # its process has ended, and torchrun may have started it again
                 self._client.update_run(found.info.run_id, status="RUNNING")
             self._open[run_id] = found.info.run_id
         return self._open[run_id]
 
-    def _find(self, run_id: str) -> Any:
-        """The run; of two that machines have made at once, the first on whom both agree."""
-        tag = values.encode_run_id(run_id)
-        found = self._client.search_runs([self._experiment_id()], f"tags.`{RUN_ID_TAG}` = '{tag}'")
+    def _find(self, run_id: str, tag: str = RUN_ID_TAG) -> Any:
+        """Return the run with this tag, or None. Of several, all processes choose the same one."""
+        value = values.encode_run_id(run_id)
+        found = self._client.search_runs([self._experiment_id()], f"tags.`{tag}` = '{value}'")
         return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
     def _create(self, run_id: str) -> Any:
+        """Make the run, or return the one that another machine makes at the same time.
+
+        A run is a candidate at first. Nobody records anything there until its own process has chosen it, and no run is
+        deleted afterwards. So no value goes to a run that another process deletes.
+        """
         pipeline_run, _, name = run_id.partition("/")
-        tags = {RUN_ID_TAG: values.encode_run_id(run_id), f"{values.OWN}pipeline_run": pipeline_run}
+        own = values.encode_run_id(run_id)
+        tags = {_CANDIDATE_TAG: own, f"{values.OWN}pipeline_run": pipeline_run}
         if name:
             tags[f"{values.OWN}stage"] = name.partition("/")[0]
         experiment, start = self._experiment_id(), time.monotonic()
         made = self._client.create_run(experiment, tags=tags, run_name=name or run_id)
-        # Where a busy server takes its time, another machine's run is seen as late.
+        # If the server is busy, the runs of other machines show up later as well.
         time.sleep(max(_SETTLE, 3 * (time.monotonic() - start)))
-        first = self._find(run_id) or made
-        if first.info.run_id != made.info.run_id:
+        first = self._find(run_id, _CANDIDATE_TAG) or made
+        chosen = self._find(run_id)
+        give_up = time.monotonic() + _CHOICE
+        while chosen is None and first.info.run_id != made.info.run_id and time.monotonic() < give_up:
+            time.sleep(_SETTLE)
+            chosen = self._find(run_id)
+        if chosen is not None:
             self._client.delete_run(made.info.run_id)
-        return first
+            return chosen
+        self._client.set_tag(made.info.run_id, RUN_ID_TAG, own)
+        self._client.delete_tag(made.info.run_id, _CANDIDATE_TAG)
+        return made
 
     def _data(self, run_id: str) -> Any:
         found = self._find(run_id)
