@@ -21,7 +21,7 @@ import pytest
 from fsspec.asyn import sync
 
 from tests.s3 import S3Server, running
-from torchx_kfp.tracking import run
+from torchx_kfp.tracking import announcing
 
 
 def pytest_configure() -> None:
@@ -155,4 +155,4 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a process of its own to what a process says once; memory's tracker base is the same for all."""
-    monkeypatch.setattr(run, "_said", set())
+    monkeypatch.setattr(announcing, "_said", set())

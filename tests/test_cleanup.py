@@ -15,11 +15,9 @@ from tests.facts import says
 from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup
-from torchx_kfp.tracking.statements.artifacts import add_artifact
-from torchx_kfp.tracking.statements.entries import STEPS, add_entry
-from torchx_kfp.tracking.statements.metadata import add_metadata
-from torchx_kfp.tracking.statements.sources import add_source
-from torchx_kfp.tracking.statements.starts import record_start
+from torchx_kfp.tracking.statements.artifacts import add_artifact, add_metadata
+from torchx_kfp.tracking.statements.sources import add_source, record_start
+from torchx_kfp.tracking.statements.steps import STEPS
 from torchx_kfp.tracking.stores.keys import File, run_id_parts
 from torchx_kfp.tracking.stores.store import Store
 
@@ -73,7 +71,7 @@ def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
     put(store, "run/train/1", "run/train/2", "run/evaluate/1")
     add_artifact(store, "run/train/1", "model", "s3://models/1", None)
     add_metadata(store, "run/evaluate/1", {"note": "x"})
-    add_entry(store, STEPS, "run/train/1", {"metrics": {}}, "steps")
+    STEPS.add(store, "run/train/1", {"metrics": {}}, "steps")
     record_start(store, "run/evaluate/1", {"trials": ["run/train/1", "run/train/2"]})
     sizes = sum(file.size for file in store.files())
     (run,) = Cleanup(store, later()).look().old
@@ -87,7 +85,7 @@ def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
 def test_a_run_that_still_logs_steps_is_young(local: Store) -> None:
     put(local, "logs/train/1", "ended/train/1")
     for run in ("logs", "ended", "without"):
-        add_entry(local, STEPS, f"{run}/train/1", {"metrics": {}}, "steps", "1")
+        STEPS.add(local, f"{run}/train/1", {"metrics": {}}, "steps", "1")
     age(local, "logs/", "ended/", ".torchx_kfp/steps/ended", ".torchx_kfp/steps/without")
     assert sorted(removed(local, time.time() - 30 * DAY)) == ["ended", "without"]
     assert keys(local) == [".torchx_kfp/steps/logs%2Ftrain%2F1/1", "logs/train/1"]
@@ -111,13 +109,13 @@ def test_the_newest_file_counts(local: Store) -> None:
 
 #: What lies beside results of stages, and why the folder is left alone.
 FOREIGN = {
-    "run/notes.txt": "'run/notes.txt' is no result of a stage",
-    "run/train/deep/1": "'run/train/deep/1' is no result of a stage",
-    "run/train/settings.json": "'run/train/settings.json' is no result of a stage",
-    "run/train/.hidden": "'run/train/.hidden' is no result of a stage",
-    "run/.train/2": "'run/.train/2' is no result of a stage",
-    "run/.torchx_kfp/metadata/x/1": "'run/.torchx_kfp/metadata/x/1' is no result of a stage",
-    "run/train/.torchx_kfp/notes": "'run/train/.torchx_kfp/notes' is no result of a stage",
+    "run/notes.txt": "'run/notes.txt' is not a result of a stage",
+    "run/train/deep/1": "'run/train/deep/1' is not a result of a stage",
+    "run/train/settings.json": "'run/train/settings.json' is not a result of a stage",
+    "run/train/.hidden": "'run/train/.hidden' is not a result of a stage",
+    "run/.train/2": "'run/.train/2' is not a result of a stage",
+    "run/.torchx_kfp/metadata/x/1": "'run/.torchx_kfp/metadata/x/1' is not a result of a stage",
+    "run/train/.torchx_kfp/notes": "'run/train/.torchx_kfp/notes' is not a result of a stage",
 }
 
 
@@ -154,7 +152,7 @@ def test_only_results_are_removed(number: int, store: Store) -> None:
     store.write("run/train/2", content)
     found = Cleanup(store, later()).look()
     if not goes:
-        large = "is larger than results are" if len(content) > 1 << 20 else "holds no results"
+        large = "is larger than results are" if len(content) > 1 << 20 else "does not hold results"
         assert found.left_alone == {"run": f"'run/train/2' {large}"}
     assert removed(store, later()) == (["run"] if goes else [])
     assert keys(store) == ([] if goes else ["run/train/1", "run/train/2"])
@@ -371,7 +369,7 @@ def test_links_in_the_base_lose_nothing_behind_them(local: Store, tmp_path: Path
     put(local, "other/train/1")
     assert removed(local, later()) == ["other"]
     assert Cleanup(local, later()).look().left_alone == {
-        "linked": "'linked' is no result of a stage",
+        "linked": "'linked' is not a result of a stage",
         "run": "'run/train/2' cannot be read",
     }
     assert (tmp_path / "elsewhere/train/1").read_text() == '{"loss": 1}'

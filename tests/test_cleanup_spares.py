@@ -14,7 +14,7 @@ import pytest
 
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.cleanup import Cleanup
-from torchx_kfp.tracking.statements.starts import record_start
+from torchx_kfp.tracking.statements.sources import record_start
 from torchx_kfp.tracking.stores.keys import File
 
 #: Puts results in turns under keys of its own, each made old just before, and looks whether what was put is there.
@@ -146,7 +146,7 @@ def test_what_nothing_tells_to_be_a_result_is_left_alone(tmp_path: Path, content
     for run in (*MADE, *OTHERS):
         store.write(f"{run}/b/Makefile", content.encode())
     cleanup = Cleanup(store, time.time() + 100)
-    reasons = {run: f"nothing tells that '{run}/b/Makefile' is a result of a stage" for run in OTHERS}
+    reasons = {run: f"nothing shows that '{run}/b/Makefile' is a result of a stage" for run in OTHERS}
     assert cleanup.look().left_alone == reasons
     assert sorted(run.run for run in cleanup.remove()) == sorted(MADE)
 

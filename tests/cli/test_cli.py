@@ -291,7 +291,7 @@ REFUSED = {
         "application.py, line 2 ended the program while it was imported (2). A file of pipelines defines them and",
     ),
     ("compile", "future.py"): (2, "KFP reads annotations as objects: remove 'from __future__ import annotations'."),
-    ("run", "pipelines.py:two", "--tracker-base", "s3:/x"): (1, "Write 's3://x', or './s3:/x' if a directory is meant"),
+    ("run", "pipelines.py:two", "--tracker-base", "s3:/x"): (1, "Write 's3://x', or './s3:/x' if you mean a directory"),
     ("run", "pipelines.py:two", "--tracker-base", ""): (1, "Error: The tracker base '' is not an fsspec URL"),
     ("run", "pipelines.py:two", "-p", "tracker_base=pipelines.py"): (1, "pipelines.py' is not a directory"),
     ("run", "pipelines.py:two", "--tracker-base", "memory://x"): (

@@ -14,7 +14,7 @@ from tests.cli.conftest import Call
 from torchx_kfp import protocol
 from torchx_kfp.cli.display.output import sparkline
 from torchx_kfp.tracking import FsspecResultTracker, current_run
-from torchx_kfp.tracking.statements.metadata import add_metadata
+from torchx_kfp.tracking.statements.artifacts import add_metadata
 
 ONE, TWO = "digits-20260101-120000", "digits-20260102-120000"
 

@@ -15,8 +15,7 @@ from tests.cli.conftest import Call
 from tests.conftest import S3Server
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup, OldRun
-from torchx_kfp.tracking.statements.artifacts import add_artifact
-from torchx_kfp.tracking.statements.metadata import add_metadata
+from torchx_kfp.tracking.statements.artifacts import add_artifact, add_metadata
 from torchx_kfp.tracking.statements.sources import add_source
 
 DAY = 86400
@@ -64,8 +63,8 @@ older   train               1     41 B   800d   would be removed
 Would remove 2 pipeline runs, 5 files, 1.7 kB. 1 younger pipeline run kept.
 """
 LEFT_ALONE = (
-    "Left alone: baseline ('baseline' is no result of a stage).\n"
-    "Left alone: notes ('notes/todo.txt' is no result of a stage).\n"
+    "Left alone: baseline ('baseline' is not a result of a stage).\n"
+    "Left alone: notes ('notes/todo.txt' is not a result of a stage).\n"
 )
 
 
@@ -171,7 +170,7 @@ def test_many_things_that_are_left_alone(inside: Call, project: Path) -> None:
         (project / f"base/thing-{number:02}/x").write_text("")
     lines = inside("gc", "base", "--older-than", "1d").stderr.splitlines()
     assert len(lines) == 12
-    assert lines[9] == "Left alone: thing-09 ('thing-09/x' is no result of a stage)."
+    assert lines[9] == "Left alone: thing-09 ('thing-09/x' is not a result of a stage)."
     assert lines[10].startswith("Left alone, too: thing-10, thing-11, ")
     assert lines[10].endswith("thing-19 and 10 more.")
 

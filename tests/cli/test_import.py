@@ -25,4 +25,6 @@ def test_takes_over_what_torchx_has_stored(call: Call, tmp_path: Path) -> None:
 def test_there_is_nothing(call: Call) -> None:
     done = call("import", "nowhere", "results")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: There is nothing of TorchX's FsspecTracker under 'nowhere'. Name the folder")
+    assert done.stderr.startswith(
+        "Error: There are no files of TorchX's FsspecTracker under 'nowhere'. Name the folder"
+    )

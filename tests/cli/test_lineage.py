@@ -14,9 +14,7 @@ from tests.cli.conftest import Call
 from torchx_kfp.cli.display.graphs import dot, mermaid
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Lineage, Link, Source
 from torchx_kfp.tracking.statements.artifacts import add_artifact
-from torchx_kfp.tracking.statements.entries import SOURCES, add_entry
-from torchx_kfp.tracking.statements.sources import add_source, encode_sources
-from torchx_kfp.tracking.statements.starts import Start, record_start
+from torchx_kfp.tracking.statements.sources import SOURCES, Start, add_source, encode_sources, record_start
 from torchx_kfp.tracking.stores.store import Store
 
 #: Text that each of the languages would take for something of its own.
@@ -27,7 +25,7 @@ def declare(store: Store, run_id: str, parents: dict[str, str | list[str]]) -> N
     """What a stage says at its start, but for the start itself."""
     found = {alias: [ids] if isinstance(ids, str) else ids for alias, ids in parents.items()}
     sources = [Source(source, alias=alias) for alias, ids in found.items() for source in ids]
-    add_entry(store, SOURCES, run_id, encode_sources(sources), "sources", "0-reads")
+    SOURCES.add(store, run_id, encode_sources(sources), "sources", "0-reads")
 
 
 def fill(base: str | Path) -> FsspecResultTracker:

@@ -168,7 +168,7 @@ def test_a_path_where_nothing_is_is_said_at_once(
     run.add_artifact("model", "modle.pt")
     run.add_artifact("model", f"file://{tmp_path}/none")
     run.add_artifact("model", f"{__file__}/none")
-    nothing = "and nothing is there yet"
+    nothing = "where nothing exists yet"
     assert caplog.messages == [
         f"The artifact 'model' is registered at {place}. Write it before the stage ends."
         for place in (
@@ -184,7 +184,7 @@ def test_it_is_said_in_an_application_that_configures_no_logging(tmp_path: Path)
     code = "from torchx_kfp.tracking import current_run; current_run().add_artifact('model', '/no/model.pt')"
     environ = protocol.encode(protocol.StageContext(str(tmp_path), "p1/train/e1"))
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert "'model' is registered at /no/model.pt, and nothing is there yet" in done.stderr
+    assert "'model' is registered at /no/model.pt, where nothing exists yet" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "device", "socket"])

@@ -197,7 +197,7 @@ run.put(late=1)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("create = None", "TrackerError: TorchX finds no factory of the name 'broken:create'"),
+        ("create = None", "TrackerError: TorchX does not find a factory named 'broken:create'"),
         ("def create(config): raise ConnectionError(config)", "ConnectionError: somewhere"),
         ("import no_such_module", "TrackerError: TorchX finds no factory"),
     ],

@@ -19,8 +19,8 @@ from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run
 from torchx_kfp.tracking.lineage import trace
-from torchx_kfp.tracking.statements.entries import folder_name, run_id_of, run_ids
-from torchx_kfp.tracking.statements.metadata import add_metadata
+from torchx_kfp.tracking.statements.artifacts import add_metadata
+from torchx_kfp.tracking.statements.kinds import folder_name, run_id_of, run_ids
 
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:

@@ -69,7 +69,7 @@ class TestOwnResults:
         (tmp_path / "p1/eval/e1").write_text(left)
         stage(tmp_path).put(loss=0.5)
         assert stage(tmp_path).results() == {"loss": 0.5}
-        assert caplog.messages[0].startswith(f"It is replaced: {tmp_path}/p1/eval/e1 ")
+        assert caplog.messages[0].startswith(f"These results are replaced: {tmp_path}/p1/eval/e1 ")
 
     @pytest.mark.parametrize("timeout", [None, "1", float("nan"), -1])
     def test_a_timeout_is_a_number_of_seconds(self, timeout: Any, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ class TestParents:
             parents["trian"]
         assert isinstance(caught.value, UnknownAliasError)
         assert str(caught.value) == (
-            "The stage 'p1/eval/e1' reads nothing under the alias 'trian'. It reads 'train', 'prepare'. "
+            "The stage 'p1/eval/e1' does not read anything under the alias 'trian'. It reads 'train', 'prepare'. "
             "Aliases are declared in the pipeline: task_from_app(..., reads={alias: task})."
         )
         assert "trian" not in parents
@@ -213,39 +213,39 @@ class TestMissingResults:
 
     def test_nothing_there(self, base: str) -> None:
         assert self.missing(base) == (
-            f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. Nothing at all is there. "
-            "Does that stage record any (current_run().put(...))? If they were removed (torchx-kfp gc), run that stage "
-            "again: a local run does so by itself, also with --resume; on a cluster, run the pipeline without KFP's "
-            "cache. Where the store is slow to show them, wait: results(timeout=60)."
+            f"The run 'p1/train/e9' has recorded no results under the tracker base {base!r}. There are no results at "
+            "all. Does that stage record any (current_run().put(...))? If they were removed (torchx-kfp gc), run that "
+            "stage again: a local run does so by itself, also with --resume. On a cluster, run the pipeline without "
+            "KFP's cache. If the store is slow to show them, wait: results(timeout=60)."
         )
 
     def test_says_which_runs_of_the_stage_have_results(self, base: str) -> None:
         tracker = FsspecResultTracker(base)
         tracker["p1/train/e1"] = tracker["p1/train/e2"] = tracker["p1/prepare/e1"] = tracker["p2/train/e1"] = {"x": 1}
-        assert "These runs under 'p1/train' have: 'p1/train/e1', 'p1/train/e2'. Does" in self.missing(base)
+        assert "These runs under 'p1/train' have results: 'p1/train/e1', 'p1/train/e2'. Does" in self.missing(base)
 
     def test_or_of_the_pipeline_run(self, base: str) -> None:
         tracker = FsspecResultTracker(base)
         for number in range(8):
             tracker[f"p1/prepare/e{number}"] = {"x": 1}
         tracker["p2/train/e1"] = {"x": 1}
-        assert "These runs under 'p1' have: 'p1/prepare/e0', 'p1/prepare/e1', 'p1/prepare/e2', " in self.missing(base)
+        assert "These runs under 'p1' have results: 'p1/prepare/e0', 'p1/prepare/e1', " in self.missing(base)
         assert "'p1/prepare/e4' and 3 more. Does" in self.missing(base)
 
     def test_a_run_id_without_a_folder(self, base: str) -> None:
         tracker = FsspecResultTracker(base)
         tracker["other"] = tracker["p2/train/e1"] = {"x": 1}
-        assert f"under the tracker base {base!r}. What is there: 'other', 'p2/'. Does" in self.missing(base, "train")
+        assert f"under the tracker base {base!r}. There are: 'other', 'p2/'. Does" in self.missing(base, "train")
 
     def test_or_anything(self, base: str) -> None:
         tracker = FsspecResultTracker(base)
         for number in range(8):
             tracker[f"q{number}/train/e1"] = {"x": 1}
         assert (
-            "No run under 'p1' has. What is there: 'q0/', 'q1/', 'q2/', 'q3/', 'q4/' and 3 more. Does"
+            "No run under 'p1' has results. There are: 'q0/', 'q1/', 'q2/', 'q3/', 'q4/' and 3 more. Does"
         ) in self.missing(base)
         tracker["a"] = {"x": 1}
-        assert "What is there: 'a', 'q0/'" in self.missing(base), "listings are fresh"
+        assert "There are: 'a', 'q0/'" in self.missing(base), "listings are fresh"
 
     def test_says_how_long_it_waited(self, tmp_path: Path) -> None:
         start = time.monotonic()

@@ -17,8 +17,7 @@ from tests.s3 import S3Server
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
-from torchx_kfp.tracking.statements.sources import read_sources
-from torchx_kfp.tracking.statements.starts import Start, read_starts, record_start
+from torchx_kfp.tracking.statements.sources import SOURCES, Start, read_starts, record_start
 
 #: An application that works before it records; the work is a file.
 APPLICATION = """
@@ -61,8 +60,8 @@ def test_says_when_where_and_what_is_read(base: str) -> None:
     assert before <= starts["p1/train/1"].time <= starts["p1/use/1"].time <= time.time()
     assert {start.host for start in starts.values()} == {os.uname().nodename}
     assert [start.image for start in starts.values()] == [None, "repo/use:1"]
-    assert read_sources(store, "p1/train/1") == []
-    assert read_sources(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
+    assert SOURCES.read(store, "p1/train/1") == []
+    assert SOURCES.read(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
     assert FsspecResultTracker(base).keys() == FsspecResultTracker(base).names() == [], "it is no result"
 
 
@@ -70,7 +69,7 @@ def test_who_asks_about_a_run_takes_nothing_of_its_record_away(tmp_path: Path) -
     store = FsspecResultTracker(tmp_path).store
     record_start(store, "p1/use/1", {"train": "p1/train/1"}, Start(100.0, "node"))
     current_run(environ(tmp_path, "p1/use/1"))
-    assert read_sources(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
+    assert SOURCES.read(store, "p1/use/1") == [Source("p1/train/1", alias="train")]
     assert read_starts(store, ["p1/use/1"]) == {"p1/use/1": Start(100.0, "node")}
 
 
@@ -98,7 +97,7 @@ class TestCannotBeWritten:
         (tmp_path / "file").touch()
         done = application(tmp_path, environ(tmp_path / base), code)
         assert done.returncode == 1
-        assert f"The stage 'p1/train/1' could record no results: its tracker base '{tmp_path / base}' cannot" in (
+        assert f"The stage 'p1/train/1' could not record results: its tracker base '{tmp_path / base}' cannot" in (
             done.stderr
         )
         assert not (tmp_path / "worked").exists()
@@ -168,4 +167,4 @@ def test_processes_of_one_stage_at_once(tmp_path: Path) -> None:
     processes = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(8)]
     assert [process.wait() for process in processes] == [0] * 8
     assert [path.name for path in tmp_path.glob(".torchx_kfp/sources/*/*")] == ["0-reads"]
-    assert read_sources(FsspecResultTracker(tmp_path).store, "p1/train/1") == [Source("p1/prepare/1", alias="train")]
+    assert SOURCES.read(FsspecResultTracker(tmp_path).store, "p1/train/1") == [Source("p1/prepare/1", alias="train")]

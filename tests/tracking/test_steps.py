@@ -21,7 +21,7 @@ from tests.facts import says
 from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, MissingMetricError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, step_log
-from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series
+from torchx_kfp.tracking.statements.steps import MAX_NAMES, MAX_POINTS, Point, Series
 from torchx_kfp.tracking.stores.objects import survives_fork
 
 RUN = "p1/train/e1"
@@ -345,7 +345,7 @@ run.log(1, loss=0.5)
         run.log(2, loss=0.25)
         run.flush()
         (warning,) = caplog.messages
-        assert f"What the run '{RUN}' has logged is not stored yet" in warning
+        assert f"The metrics of the run '{RUN}' are not stored yet" in warning
         assert f"the tracker base '{tmp_path}/base' is not a directory" in warning
         (tmp_path / "base").unlink()
         assert values(run.history(), "loss") == [(1, 0.5), (2, 0.25)]
@@ -355,7 +355,7 @@ run.log(1, loss=0.5)
         child = application(f"{gone}\nrun.log(1, loss=0.5)", tmp_path / "base")
         _, complaints = child.communicate()
         assert child.returncode == 0
-        assert f"The last of what the run '{RUN}' has logged is not under the tracker base" in complaints
+        assert f"The last metrics of the run '{RUN}' are not stored under the tracker base" in complaints
 
     def test_a_thread_that_forks_leaves_no_lock(self, tmp_path: Path) -> None:
         run = stage(tmp_path)

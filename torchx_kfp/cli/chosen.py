@@ -148,7 +148,7 @@ def _place(base: str) -> str:
 def _newest(tracker: FsspecResultTracker, here: RunsHere) -> str | None:
     """The pipeline run that was written last, or was started later on this machine."""
     from torchx_kfp.runs.history import created
-    from torchx_kfp.tracking.statements.entries import run_id_of
+    from torchx_kfp.tracking.statements.kinds import run_id_of
     from torchx_kfp.tracking.stores.keys import PRIVATE
 
     times: dict[str, float] = {}

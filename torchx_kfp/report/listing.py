@@ -16,7 +16,7 @@ from torchx_kfp.report.readers import Read
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import Curve
-from torchx_kfp.tracking.statements.starts import Start
+from torchx_kfp.tracking.statements.sources import Start
 
 #: Lines of a failed stage's log in the page, for so many of them; of the others fewer.
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4

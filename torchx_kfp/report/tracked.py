@@ -9,9 +9,9 @@ from typing import Any
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.report.model import StageView
 from torchx_kfp.tracking import History
-from torchx_kfp.tracking.statements.metadata import read_metadata_of
-from torchx_kfp.tracking.statements.starts import Start, read_starts
-from torchx_kfp.tracking.steps import read_history_of
+from torchx_kfp.tracking.statements.artifacts import METADATA
+from torchx_kfp.tracking.statements.sources import Start, read_starts
+from torchx_kfp.tracking.statements.steps import STEPS
 from torchx_kfp.tracking.stores.store import open_store
 
 #: Seconds for which a store that fails is tried again: somebody waits for the page.
@@ -54,9 +54,9 @@ def read_tracked(stages: Iterable[StageView]) -> Tracked:
     for base, wanted in run_ids.items():
         try:
             store = open_store(base, _PATIENCE)
-            found = read_history_of(store, wanted, lambda error: problems.append(str(error)))
+            found = STEPS.read_many(store, wanted, lambda error: problems.append(str(error)))
             histories |= {(base, run_id): history for run_id, history in found.items()}
-            metadatas |= {(base, run_id): said for run_id, said in read_metadata_of(store, wanted).items()}
+            metadatas |= {(base, run_id): said for run_id, said in METADATA.read_many(store, wanted).items()}
             starts |= {(base, run_id): start for run_id, start in read_starts(store, wanted).items()}
         except TrackerError as error:
             problems.append(f"Metrics of steps and metadata could not be read: {error}")

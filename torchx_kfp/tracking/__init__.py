@@ -12,13 +12,13 @@ Needs the standard library and fsspec; neither kfp nor torchx has to be in the a
 from __future__ import annotations
 
 from torchx_kfp.tracking.lineage import Lineage, Link
+from torchx_kfp.tracking.results import Result
 from torchx_kfp.tracking.run import FanIn, Parents, Run, current_run
 from torchx_kfp.tracking.statements.artifacts import Artifact
 from torchx_kfp.tracking.statements.sources import Source
-from torchx_kfp.tracking.steps import Curve, History, Point
+from torchx_kfp.tracking.statements.steps import Curve, History, Point
 from torchx_kfp.tracking.stores.keys import Key
 from torchx_kfp.tracking.tracker import FsspecResultTracker, ResultTracker
-from torchx_kfp.tracking.values import Result
 
 __all__ = [
     "Artifact",

@@ -1,9 +1,9 @@
-"""What of a tracker base is old and may go: whole pipeline runs, their results and what was said of them.
+"""Removing old pipeline runs from a tracker base: their results, and the statements about them.
 
 The base may be a wrong folder. So a pipeline run is removed only if every file in its folder is the result of a stage,
-``<run>/<stage>/<execution>``, and if it is known to be one: it has the name that an engine gives to a run, or the
-tracker has an entry of it, which each stage that calls ``current_run()`` makes. Whatever else there is stays. The files
-of artifacts lie elsewhere, and are not touched.
+``<run>/<stage>/<execution>``, and if it is known to be a pipeline run: its name has the form that an engine gives to
+runs, or there is a statement about it, which each stage that calls ``current_run()`` makes. Everything else stays. The
+files of artifacts are elsewhere and are not touched.
 """
 
 from __future__ import annotations
@@ -14,61 +14,70 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.tracking.statements.entries import KINDS, SOURCES, folder_name, run_id_of
-from torchx_kfp.tracking.statements.sources import Source, read_sources_of
+from torchx_kfp.tracking.statements.kinds import FOLDERS, folder_name, run_id_of
+from torchx_kfp.tracking.statements.sources import SOURCES, Source
 from torchx_kfp.tracking.stores.keys import PRIVATE, File, run_id_parts
 from torchx_kfp.tracking.stores.store import Store
 
-#: Bytes above which a file is no result. Results have 1 kB at most, and hundreds of names.
+#: A larger file, in bytes, does not hold results. A result has 1 kB at most, and there are hundreds of names.
 _MAX_SIZE = 1 << 20
-#: Files that are removed between two looks at the base, and the part of all that is removed at least.
+#: Files that are removed between two looks at the base, and at least this part of all.
 _FILES, _PART = 2000, 8
-#: A temporary file of a writer that was killed, in a folder ``.torchx_kfp`` (``tracking.atomic``).
+#: A temporary file of a writer that was killed, in a folder ``.torchx_kfp`` (``files``).
 _TEMPORARY = re.compile(r"[0-9a-f]{16}")
-#: Names of pipeline runs: KFP's (and those of a stage that is told none) are UUIDs, and those of ``local.names``.
+#: Names of pipeline runs: UUIDs of KFP (and of stages that are not told a name), and names of local runs.
 _MADE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|.+-\d{8}-\d{6}-[0-9a-f]{6}")
-#: The end of a file's name that no execution has.
+#: An extension, which executions do not have.
 _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
 
 
 @dataclass(frozen=True)
 class OldRun:
-    """A pipeline run that is older than the age, and why it is kept all the same, if it is.
+    """A pipeline run that is older than the age.
 
-    ``results`` and ``entries`` are its files, ``size`` is their bytes, and ``modified`` when the newest of
-    them was written, in seconds since 1970.
+    Attributes:
+        run: its name.
+        stages: the names of its stages.
+        results: the files of its results.
+        statements: the files of the statements about it.
+        size: the bytes of all files.
+        modified: when the newest file was written, in seconds since 1970.
+        kept: the reason to keep it in spite of its age, if there is one.
     """
 
     run: str
     stages: tuple[str, ...]
     results: tuple[File, ...]
-    entries: tuple[File, ...]
+    statements: tuple[File, ...]
     size: int
     modified: float
     kept: str = ""
 
     @property
     def files(self) -> int:
-        """How many files it has."""
-        return len(self.results) + len(self.entries)
+        """The number of its files."""
+        return len(self.results) + len(self.statements)
 
     @property
     def parts(self) -> tuple[list[File], list[File], list[File]]:
-        """Its files as they go: results, since entries without results are known to be a rest, and sources last.
+        """Its files in the order in which they are removed: results, then statements, and sources last.
 
-        Sources keep other runs from going.
+        Statements without results are known to be a rest. Sources protect other runs.
         """
-        folder = f"{PRIVATE}/{SOURCES}/"
-        others = [file for file in self.entries if not file.key.startswith(folder)]
-        return list(self.results), others, [file for file in self.entries if file.key.startswith(folder)]
+        folder = f"{PRIVATE}/{SOURCES.folder}/"
+        others = [file for file in self.statements if not file.key.startswith(folder)]
+        return list(self.results), others, [file for file in self.statements if file.key.startswith(folder)]
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What is under a tracker base: old runs, the newest first, how many younger ones, and what is no run.
+    """The pipeline runs and other things under a tracker base.
 
-    ``left_alone`` has the first name of its keys -> why it is no pipeline run. ``marked`` says whether anything is
-    there that only a tracker makes.
+    Attributes:
+        old: the old runs, the newest first.
+        younger: the number of younger runs.
+        left_alone: anything that is not a pipeline run: the first name of its keys -> why it is not one.
+        marked: whether there is anything that only a tracker makes.
     """
 
     old: tuple[OldRun, ...]
@@ -78,26 +87,26 @@ class Findings:
 
 
 class Cleanup:
-    """Finds and removes the pipeline runs under a tracker base whose newest file was written before a time.
+    """Finds and removes the pipeline runs under a tracker base that are older than a certain time.
 
     Args:
         store: the store of the tracker base.
-        before: seconds since 1970.
+        before: runs whose newest file was written before this time are old, in seconds since 1970.
     """
 
     def __init__(self, store: Store, before: float) -> None:
         self._store = store
         self._before = before
-        # What was read once need not be read again, unless the file has changed.
+        # Files are read once, and again only if they have changed.
         self._problems: dict[File, str] = {}
         self._seen: dict[str, set[File]] = {}
         self._known: dict[str, list[Source]] = {}
 
     def look(self) -> Findings:
-        """What is there now.
+        """Return the current findings.
 
         Raises:
-            CorruptResultError: what a run was made of cannot be read, so which runs are used is not known.
+            CorruptResultError: the sources of a run cannot be read, so it is not known which runs are used.
             TrackerError: the store failed.
         """
         files = self._store.files()
@@ -110,7 +119,7 @@ class Cleanup:
         for run in old:
             problem = next(filter(None, (self._problems.get(file) for file in results.get(run, ()))), "")
             if not problem and run not in entries and not _MADE.fullmatch(run):
-                problem = f"nothing tells that {results[run][0].key!r} is a result of a stage"
+                problem = f"nothing shows that {results[run][0].key!r} is a result of a stage"
             if problem:
                 left_alone[run] = problem
         candidates = [
@@ -129,12 +138,12 @@ class Cleanup:
         )
 
     def remove(self) -> Iterator[OldRun]:
-        """Remove what may go, and give each run that is gone. A run that was given is gone whole.
+        """Remove the old runs that nothing protects, and yield each run that is completely gone.
 
-        Before every few thousand files it looks again: what was written or used meanwhile stays. On a local file system
-        it also looks at each file just before that goes, with writers shut out (``DiskStore.remove_old``). An
-        interruption leaves runs of which a part is gone; they are as old as they were, so that the next call finishes
-        them.
+        It looks again before every few thousand files, so runs that were written to or used meanwhile stay. On a local
+        file system it also checks each file just before it is removed, with writers locked out
+        (``DiskStore.remove_old``). After an interruption parts of some runs are gone. They are as old as before, so the
+        next call removes the rest.
         """
         done: set[str] = set()
         share = 0
@@ -146,19 +155,19 @@ class Cleanup:
                 files = [(run.run, file) for run in batch if run.run not in written for file in run.parts[part]]
                 gone = self._store.each(self._store.remove_old, [file for _, file in files])
                 written.update(run for (run, _), is_gone in zip(files, gone, strict=True) if not is_gone)
-            # What is there again was written since, and not by a run that is over.
+            # Files that exist again were written since, and not by a run that is over.
             done.update(run.run for run in batch)
             yield from (run for run in batch if run.run not in written)
 
     def _sources(self, files: Iterable[File]) -> dict[str, list[Source]]:
-        """The sources of all runs; those whose files are as they were are not read again."""
+        """Return the sources of all runs. Files that have not changed are not read again."""
         there: dict[str, set[File]] = {}
         for file in files:
-            if file.key.startswith(f"{PRIVATE}/{SOURCES}/") and file.key.count("/") >= 3:
+            if file.key.startswith(f"{PRIVATE}/{SOURCES.folder}/") and file.key.count("/") >= 3:
                 there.setdefault(run_id_of(file.key), set()).add(file)
         changed = [run_id for run_id, its in there.items() if self._seen.get(run_id) != its]
         if changed:
-            self._known.update(read_sources_of(self._store, changed))
+            self._known.update(SOURCES.read_many(self._store, changed))
             self._seen.update((run_id, there[run_id]) for run_id in changed)
         return {run_id: self._known.get(run_id, []) for run_id in there}
 
@@ -173,28 +182,30 @@ class Cleanup:
             return f"{file.key!r} is larger than results are"
         try:
             content = self._store.read(file.key)
-            return "" if content is not None and _is_flat(json.loads(content)) else f"{file.key!r} holds no results"
+            return (
+                "" if content is not None and _is_flat(json.loads(content)) else f"{file.key!r} does not hold results"
+            )
         except TrackerError:
             return f"{file.key!r} cannot be read"
         except (ValueError, RecursionError):
-            return f"{file.key!r} holds no results"
+            return f"{file.key!r} does not hold results"
 
 
 def _grouped(files: Iterable[File]) -> tuple[dict[str, list[File]], dict[str, list[File]]]:
-    """The files by the first name of their keys, and entries by the pipeline run that they belong to."""
+    """Group results by the first name of their keys, and statements by the pipeline run that they are about."""
     results: dict[str, list[File]] = {}
     entries: dict[str, list[File]] = {}
     for file in files:
         names = file.key.split("/")
         if names[0] != PRIVATE:
             results.setdefault(names[0], []).append(file)
-        elif (run_id := _run_id_of_entry(names)) and (parts := run_id_parts(run_id)):
+        elif (run_id := _run_id_of_statement(names)) and (parts := run_id_parts(run_id)):
             entries.setdefault(parts[0], []).append(file)
     return results, entries
 
 
-def _run_id_of_entry(names: list[str]) -> str | None:
-    if len(names) < 4 or names[1] not in KINDS or (len(names) > 4 and not _is_temporary(names[3:])):
+def _run_id_of_statement(names: list[str]) -> str | None:
+    if len(names) < 4 or names[1] not in FOLDERS or (len(names) > 4 and not _is_temporary(names[3:])):
         return None
     run_id = run_id_of("/".join(names))
     return run_id if folder_name(run_id) == names[2] else None
@@ -205,16 +216,16 @@ def _is_temporary(names: list[str]) -> bool:
 
 
 def _shape_problem(files: Iterable[File]) -> str:
-    """Why these files are not all results of stages; empty if they are."""
+    """Return why these files are not all results of stages; empty if they are."""
     results = 0
     for file in files:
         names = file.key.split("/")
         if len(names) == 4 and _is_temporary(names[2:]):
             continue
         if run_id_parts(file.key) is None or any(name.startswith(".") for name in names) or _EXTENSION.search(names[2]):
-            return f"{file.key!r} is no result of a stage"
+            return f"{file.key!r} is not a result of a stage"
         results += 1
-    return "" if results else "it has no result of a stage"
+    return "" if results else "it does not have a result of a stage"
 
 
 def _is_flat(value: object) -> bool:
@@ -228,21 +239,21 @@ def _old_run(run: str, results: Iterable[File], entries: Iterable[File], modifie
         run,
         stages=tuple(dict.fromkeys(sorted(run_id.split("/")[1] for run_id in run_ids))),
         results=tuple(results),
-        entries=tuple(entries),
+        statements=tuple(entries),
         size=sum(file.size for file in [*results, *entries]),
         modified=modified,
     )
 
 
 def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[str, str]:
-    """Candidates that a run uses which stays, directly or through others -> the run id that uses them."""
+    """Return the candidates that a run outside uses, directly or through others -> the run id that uses them."""
     uses: dict[str, list[tuple[str, str]]] = {}
     for run_id, found in sources.items():
         user = run_id.partition("/")[0]
         uses.setdefault(user, []).extend((source.run_id.partition("/")[0], run_id) for source in found)
     used: dict[str, str] = {}
     waiting = [run for run in uses if run not in candidates]
-    for run in waiting:  # grows on the way
+    for run in waiting:  # grows meanwhile
         for source, run_id in uses.get(run, ()):
             if source in candidates and source not in used:
                 used[source] = run_id
@@ -251,7 +262,7 @@ def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[st
 
 
 def _first(runs: list[OldRun], files: int) -> list[OldRun]:
-    """The first runs that have this many files together, at least one."""
+    """Return the first runs that have this many files together, at least one run."""
     taken: list[OldRun] = []
     for run in runs:
         if taken and sum(one.files for one in taken) + run.files > files:

@@ -1,8 +1,8 @@
-"""What a run records, handed on to further trackers of ``torchx.tracker``.
+"""Forwarding the records of a run to further trackers of ``torchx.tracker``.
 
-The results in the project's own store are what counts: a further tracker that fails is a warning, and the stage goes
-on. One that cannot be loaded at all is an error before the training starts. TorchX is loaded on first use, and only
-where there are further trackers.
+The results in the project's own store are the ones that count. If a further tracker fails, a warning is logged and the
+stage continues. A tracker that cannot be loaded is an error before the training starts. TorchX is loaded on first use,
+and only if there are further trackers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking.statements.artifacts import absolute
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.steps import Point
+    from torchx_kfp.tracking.statements.steps import Point
 
 _GROUP = "torchx.tracker"
-#: Modules of this project that are trackers -> what they need beside TorchX, and the extra that brings it.
+#: Modules of this project that are trackers -> the module that they need beside TorchX, and the extra that brings it.
 _NEEDED = {"torchx_kfp.tracking.backends.mlflow": ("mlflow", "mlflow")}
-#: After a failure a tracker is left alone for this many times as long as it took to fail: a server that is gone
-#: costs a tenth of the time, however often a stage records.
+#: After a failure a tracker is not called for this many times as long as the failure took. So a server that is gone
+#: takes a tenth of the time, however often a stage records.
 _PAUSE = 9
-#: Parameters of ``add_metadata``, which results of these names would be taken for.
+#: Parameters of ``add_metadata``. Results with these names would be mistaken for them.
 _PARAMETERS = ("self", "run_id")
 
 _log = logging.getLogger("torchx_kfp")
@@ -39,8 +39,8 @@ class FurtherTracker:
     """One further tracker of this process, made on first use.
 
     Args:
-        name: of an entry point ``torchx.tracker``, or ``module:function``.
-        config: what TorchX hands to its factory.
+        name: the name of an entry point ``torchx.tracker``, or ``module:function``.
+        config: the configuration that TorchX passes to the tracker's factory.
         run_id: the run that records.
         sources: the runs that it reads.
     """
@@ -57,12 +57,12 @@ class FurtherTracker:
         self._pid = os.getpid()
 
     def add_metadata(self, metadata: Mapping[str, object]) -> None:
-        """Hand on results, by name."""
+        """Forward results by name."""
         if metadata:
             self._call(lambda tracker: self._add_metadata(tracker, metadata))
 
     def add_parameters(self, parameters: Mapping[str, object]) -> None:
-        """Hand on metadata, by name: as parameters where the tracker has them, as that of MLflow."""
+        """Forward metadata by name, as parameters if the tracker has them, as the one for MLflow does."""
 
         def add(tracker: Any) -> None:
             if hasattr(tracker, "add_parameters"):
@@ -74,15 +74,15 @@ class FurtherTracker:
             self._call(add)
 
     def log_steps(self, points: Mapping[str, Sequence[Point]]) -> None:
-        """Hand on metrics of steps, by name, where the tracker takes them: TorchX's interface has none."""
+        """Forward metrics of steps by name if the tracker accepts them. TorchX's interface does not have them."""
         self._call(lambda tracker: tracker.log_steps(self._run_id, points) if hasattr(tracker, "log_steps") else None)
 
     def add_artifact(self, name: str, path: str, metadata: Mapping[str, object]) -> None:
-        """Hand on an artifact."""
+        """Forward an artifact."""
         self._call(lambda tracker: tracker.add_artifact(self._run_id, name, absolute(path), metadata or None))
 
     def _add_metadata(self, tracker: Any, metadata: Mapping[str, object]) -> None:
-        # A name that add_metadata has for itself would be a TypeError for all of them.
+        # One name that is a parameter of add_metadata would be a TypeError for all of them.
         named = {f"{name}_" if name in _PARAMETERS else name: value for name, value in metadata.items()}
         tracker.add_metadata(self._run_id, **named)
 
@@ -99,9 +99,9 @@ class FurtherTracker:
         try:
             if self._made is None:
                 self._made = self._make()
-                started = time.monotonic()  # loading takes its time, and is done
+                started = time.monotonic()  # loading takes long, and is done now
             call(self._made)
-        except Exception as error:  # whatever a tracker raises, the results are stored
+        except Exception as error:  # whatever a tracker raises, the results are stored already
             ended = time.monotonic()
             self._paused_until = ended + _PAUSE * (ended - started)
             self._warn(error)
@@ -111,7 +111,7 @@ class FurtherTracker:
 
         made = list(build_trackers({self._name: self._config}))
         if not made:
-            raise TrackerError(f"TorchX finds no factory of the name {self._name!r}")
+            raise TrackerError(f"TorchX does not find a factory named {self._name!r}")
         for source in self._sources:
             try:
                 made[0].add_source(self._run_id, source)
@@ -134,10 +134,10 @@ class FurtherTracker:
 
 
 def further_trackers(context: StageContext) -> tuple[FurtherTracker, ...]:
-    """The stage's further trackers: the same objects each time in one process.
+    """Return the stage's further trackers. In one process they are the same objects each time.
 
     Raises:
-        TrackerError: one that cannot be loaded here.
+        TrackerError: a tracker cannot be loaded here.
     """
     if not context.trackers:
         return ()
@@ -152,7 +152,7 @@ _tracker = lru_cache(maxsize=None)(FurtherTracker)
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker that cannot be loaded, without loading it: that may take seconds.
+    """Reject a tracker that cannot be loaded, without loading it, which may take seconds.
 
     Raises:
         TrackerError: TorchX, the tracker, or what it needs is missing.

@@ -1,4 +1,4 @@
-"""Lineage: what a run was made of, what was made of it, and the artifacts between them."""
+"""Lineage: the runs that a run was made of, the runs that were made of it, and the artifacts between them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from torchx_kfp.tracking.statements.artifacts import Artifact, read_artifacts_of
-from torchx_kfp.tracking.statements.sources import Source, read_sources_of
+from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, Artifact
+from torchx_kfp.tracking.statements.sources import SOURCES, Source
 from torchx_kfp.tracking.stores.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -17,11 +17,15 @@ ArtifactsOf = Callable[[Iterable[str]], Mapping[str, Mapping[str, Artifact]]]
 
 @dataclass(frozen=True)
 class Link:
-    """One run uses another one.
+    """A link between a run and one of its sources.
 
-    ``artifacts`` are those of the source that were used, where ``named`` says that this is known. Where the run has not
-    named any artifact that it uses, they are all that the source has. ``alias`` is the name under which the pipeline
-    declares the source, if it does.
+    Attributes:
+        source: the run id, or the name of something outside, that was used.
+        run_id: the run that used it.
+        alias: the name under which the pipeline declares the source, if it does.
+        artifacts: the artifacts of the source that were used. If the run has not named any, all artifacts of the
+            source.
+        named: whether the run has named the artifacts that it used.
     """
 
     source: str
@@ -35,9 +39,11 @@ class Link:
 class Lineage:
     """The lineage of runs.
 
-    ``ancestors`` are the runs, and what else was named as a source, that they were made of, directly or through
-    others, the nearest first; ``descendants`` the runs that were made of them, likewise. ``links`` are all links among
-    these and the runs themselves, from the farthest ancestor on.
+    Attributes:
+        run_ids: the runs themselves.
+        ancestors: the runs and other sources that they were made of, directly or through others, the nearest first.
+        descendants: the runs that were made of them, likewise.
+        links: all links among these, from the farthest ancestor on.
     """
 
     run_ids: tuple[str, ...]
@@ -47,26 +53,26 @@ class Lineage:
 
 
 def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
-    """The lineage of these runs, over all pipelines that use this tracker base.
+    """Return the lineage of these runs, over all pipelines that use the tracker base.
 
-    Every run's sources are read for it: who uses a run is written with the user, so that a stage with a thousand
-    sources writes one file and not a thousand. A warning is logged for what are none.
+    This reads the sources of every run: a run records the runs that it uses, so that a stage with a thousand sources
+    writes one file and not a thousand. A warning is logged for each file that does not hold sources.
 
     Raises:
-        CorruptResultError: what is stored are no artifacts.
+        CorruptResultError: a stored file does not hold artifacts.
         TrackerError: the store failed.
     """
-    sources = read_sources_of(store, corrupt=lambda error: _logger.warning("Left out of the lineage: %s", error))
-    return trace(run_ids, sources, lambda wanted: read_artifacts_of(store, wanted))
+    sources = SOURCES.read_many(store, corrupt=lambda error: _logger.warning("Left out of the lineage: %s", error))
+    return trace(run_ids, sources, lambda wanted: ARTIFACTS.read_many(store, wanted))
 
 
 def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts_of: ArtifactsOf) -> Lineage:
-    """The lineage of runs whose sources are known.
+    """Return the lineage of runs whose sources are known.
 
     Args:
         run_ids: the runs.
-        sources: run id -> its sources, of all runs.
-        artifacts_of: gives the artifacts of runs.
+        sources: run id -> its sources, for all runs.
+        artifacts_of: returns the artifacts of runs.
     """
     starts = tuple(dict.fromkeys(run_ids))
     above: dict[str, dict[str, list[Source]]] = {}
@@ -94,7 +100,7 @@ def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts
 
 
 def _reachable(starts: Iterable[str], neighbours: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """What can be reached from the starts, the nearest first; circles are left at what was seen."""
+    """Return everything that can be reached from the starts, the nearest first. There may be circles."""
     seen = dict.fromkeys(starts)
     own = len(seen)
     waiting = list(seen)

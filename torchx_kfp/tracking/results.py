@@ -1,24 +1,33 @@
-"""Results: what may be one, and the JSON that holds them."""
+"""Results: the values that can be one, the JSON that stores them, and a DataFrame that shows them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
+from torchx_kfp.extras import require
 from torchx_kfp.text import shown
+from torchx_kfp.tracking.stores.keys import run_id_parts
+
+if TYPE_CHECKING:
+    import pandas
 
 Result = int | float | bool | str
 
-#: Bytes of UTF-8 that a str result may have: TorchX's documented limit.
+#: The longest str result in bytes of UTF-8: TorchX's documented limit.
 MAX_STR_BYTES = 1024
 
-#: Bits of an int result. Python's json neither writes nor reads ints of more than 4,300 digits.
+#: The largest int result in bits. Python's json neither writes nor reads ints of more than 4,300 digits.
 _MAX_INT_BITS = 14_280
 
+#: Columns of a DataFrame for the parts of a run id.
+_PARTS = ("run", "stage", "execution")
 
-def check_results(key: str, results: object) -> dict[str, Result]:
-    """These results as plain Python values, for the key they are to be put under.
+
+def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
+    """Return the results that are put under a key as plain Python values.
 
     Raises:
         ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
@@ -32,14 +41,14 @@ def check_results(key: str, results: object) -> dict[str, Result]:
 
 
 def encode_results(results: Mapping[str, Result]) -> bytes:
-    """The file's content: one JSON object, laid out as TorchX's tracker does it."""
+    """Return the content of the file: one JSON object, laid out as by TorchX's tracker."""
     return json.dumps(results, indent=2).encode()
 
 
 def decode_results(content: bytes, location: str) -> dict[str, Result]:
-    """The results that a file holds.
+    """Return the results in a file.
 
-    Other programs write such files too, so values come back as they are, whatever their type.
+    Other programs write such files as well, so values are returned as they are, whatever their type.
 
     Raises:
         CorruptResultError: the content is not a JSON object.
@@ -60,6 +69,22 @@ def decode_results(content: bytes, location: str) -> dict[str, Result]:
     return results
 
 
+def results_frame(items: Iterable[tuple[str, Mapping[str, Result]]]) -> pandas.DataFrame:
+    """Return a DataFrame with a row for each key and a column for each name; see ``FsspecResultTracker.to_frame``."""
+    require("pandas", "A DataFrame")
+    import pandas
+
+    found = list(items)  # a fan-in may contain a run twice
+    names = dict.fromkeys(name for _, results in found for name in results)
+    parts = [name for name in _PARTS if name not in names and any(run_id_parts(key) for key, _ in found)]
+    rows = []
+    for key, results in found:
+        own = dict(zip(_PARTS, run_id_parts(key) or (), strict=False))
+        rows.append({**{name: own[name] for name in parts if name in own}, **results})
+    index = pandas.Index([key for key, _ in found], name="run_id", dtype=object)
+    return pandas.DataFrame(rows, index=index, columns=[*parts, *names])
+
+
 def _name(key: str, name: object) -> str:
     if not isinstance(name, str):
         raise ResultRefusedError(
@@ -78,7 +103,7 @@ def _value(key: str, name: str, value: object) -> Result:
         if value.bit_length() > _MAX_INT_BITS:
             raise ResultRefusedError(
                 f"The result {shown(name)} of the key {shown(key)} is an int of more than 4,298 digits, "
-                "which JSON readers do not take. Put it as a float."
+                "which JSON readers do not accept. Put it as a float."
             )
         return int(value)
     if isinstance(value, float):
@@ -101,13 +126,13 @@ def _value(key: str, name: str, value: object) -> Result:
 
 
 def _scalar(value: object) -> Result | None:
-    """The Python value of a scalar of NumPy, PyTorch, JAX or pandas, or of an array that holds one; None otherwise."""
+    """Return the Python value of a scalar of NumPy, PyTorch, JAX or pandas or of an array with one item, or None."""
     item = getattr(value, "item", None)
     if not callable(item) or isinstance(value, type):
         return None
     try:
         found = item()
-    except Exception:  # an array of several, and whatever else has such a method
+    except Exception:  # an array of several items, or something else with such a method
         return None
     return found if isinstance(found, (int, float, str)) else None
 
@@ -117,7 +142,7 @@ def _utf8(key: str, name: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise ResultRefusedError(
-            f"The result {shown(name)} of the key {shown(key)} holds half of a surrogate pair, which cannot be "
+            f"The result {shown(name)} of the key {shown(key)} contains half of a surrogate pair, which cannot be "
             'written as UTF-8. Replace it, for example with text.encode("utf-8", "replace").decode().'
         ) from None
 
@@ -136,9 +161,9 @@ def _way_out(name: str, value: object) -> str:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "Decode it, or store it elsewhere and put its URL."
     if isinstance(value, Mapping):
-        return f"Put each value under a name of its own, for example {shown(f'{name}/mean')}."
+        return f"Put each value under its own name, for example {shown(f'{name}/mean')}."
     if isinstance(value, (list, tuple, set, frozenset)):
-        return f"Put each value under a name of its own, for example {shown(f'{name}/0')}."
+        return f"Put each value under its own name, for example {shown(f'{name}/0')}."
     if callable(getattr(value, "item", None)):  # arrays of NumPy, PyTorch, JAX, pandas
-        return "Put a number that it is reduced to, such as its .mean()."
+        return "Reduce it to a number, such as its .mean()."
     return "Convert it, for example with float(...) or str(...)."

@@ -1,57 +1,50 @@
-"""The run that this process is: its results, and those of the runs that it reads."""
+"""The run of this process, and the runs that it reads."""
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import (
-    CorruptResultError,
     KeyRefusedError,
     MissingArtifactError,
     MissingResultsError,
     ProtocolError,
     ReadsError,
     ResultRefusedError,
-    TrackerError,
     UnknownAliasError,
 )
 from torchx_kfp.text import listed, shown
-from torchx_kfp.tracking.batch import Batch
+from torchx_kfp.tracking.announcing import announce_start, announce_use
 from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
 from torchx_kfp.tracking.lineage import Lineage, read_lineage
-from torchx_kfp.tracking.nearby import recorded_nearby
-from torchx_kfp.tracking.statements.artifacts import Artifact, absolute, add_artifact, read_artifacts
-from torchx_kfp.tracking.statements.metadata import add_metadata, read_metadata
-from torchx_kfp.tracking.statements.sources import Source, add_source, read_sources
-from torchx_kfp.tracking.statements.starts import is_first_rank, record_start, start_here
+from torchx_kfp.tracking.reading import Batch, describe_missing, wait_for_results
+from torchx_kfp.tracking.results import Result, check_results, results_frame
+from torchx_kfp.tracking.statements.artifacts import (
+    ARTIFACTS,
+    METADATA,
+    Artifact,
+    absolute,
+    add_artifact,
+    add_metadata,
+)
+from torchx_kfp.tracking.statements.sources import SOURCES, Source
+from torchx_kfp.tracking.statements.steps import STEPS, History
 from torchx_kfp.tracking.step_log import flush, step_log
-from torchx_kfp.tracking.steps import History, read_history
 from torchx_kfp.tracking.stores.calls import PATIENCE
 from torchx_kfp.tracking.stores.keys import key_text
 from torchx_kfp.tracking.tracker import FsspecResultTracker
-from torchx_kfp.tracking.values import Result, check_results
 
 if TYPE_CHECKING:
     import pandas
 
-_logger = logging.getLogger(__name__)
-
-#: Seconds between two looks at the store: the first wait, and the longest.
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
-#: What this process has said already of what its stage reads: tracker base, run id, and the source.
-_said: set[tuple[str, str, object]] = set()
-_NO_LINEAGE = "The lineage of the run %r lacks what it reads: %s"
-
 
 class Run:
-    """One execution of a stage: this process's own, or one that it reads.
+    """One execution of a stage: the run of this process, or a run that it reads.
 
-    Get this process's own from ``current_run()``.
+    ``current_run()`` returns the run of this process. Only that run can record; runs that it reads can be read.
     """
 
     def __init__(
@@ -66,21 +59,24 @@ class Run:
     ) -> None:
         self._id = run_id
         self._tracker = tracker
-        self._reads = reads  # None: a run that another one reads
-        self._reader = reader  # which one
+        self._reads = reads  # None for a run that another one reads
+        self._reader = reader  # the run that reads it
         self._batch = batch
         self._further = further
 
     @property
     def id(self) -> str:
-        """``<pipeline run>/<stage>/<execution>``, also the key of its results below the tracker base."""
+        """The run id, ``<pipeline run>/<stage>/<execution>``. It is the key of the results below the tracker base."""
         return self._id
 
     def put(self, results: Mapping[str, Result] | None = None, /, **named: Result) -> None:
-        """Record results of this run; those recorded before under other names stay.
+        """Record results of this run. Results recorded before under other names stay.
 
-        Names that are no identifiers go in a mapping: ``run.put({"l2norm/mean": 1.2}, accuracy=0.9)``. Where a
-        stage has several processes, let one of them record: two that put at once may lose one's results.
+        If a stage has several processes, let one of them record: when two put at once, the results of one can be lost.
+
+        Args:
+            results: results by name, for names that are not identifiers: ``run.put({"l2norm/mean": 1.2})``.
+            named: results by name: ``run.put(accuracy=0.9)``. NumPy and PyTorch scalars are accepted.
 
         Raises:
             ResultRefusedError: a result is not an int, float, bool or short str, or this is a run that the
@@ -93,82 +89,80 @@ class Run:
             tracker.add_metadata(new)
 
     def results(self, timeout: float = 0.0) -> dict[str, Result]:
-        """What this run has recorded. This process's own run may have recorded nothing yet: ``{}``.
+        """Return the results that this run has recorded.
 
         Args:
-            timeout: seconds to wait for results, on stores that are slow to show what was put.
+            timeout: seconds to wait for results, for stores that are slow to show them.
+
+        Returns:
+            The results by name. The run of this process may not have recorded any yet; then this is ``{}``.
 
         Raises:
-            MissingResultsError: this is a run that the stage reads, and it has recorded nothing.
-            CorruptResultError: what is stored is not a JSON object.
-            ValueError: the timeout is no number of seconds.
+            MissingResultsError: this is a run that the stage reads, and it has not recorded any results.
+            CorruptResultError: the stored results are not a JSON object.
+            ValueError: the timeout is not a number of seconds.
         """
         if not self.id:
             raise MissingResultsError(
-                "The run that shall be read has an empty run id: nothing was given to the stage where the pipeline "
-                "declares what it reads, for example a parameter that is empty."
+                "A run that the stage reads has an empty run id: the pipeline passed an empty value to reads=, for "
+                "example an empty parameter. Pass the id of a run."
             )
         if not isinstance(timeout, (int, float)) or not timeout >= 0:
-            raise ValueError(f"timeout is a number of seconds, 0 or more. Got: {timeout!r}.")
-        deadline = time.monotonic() + timeout
-        wait = _FIRST_WAIT
+            raise ValueError(f"timeout must be a number of seconds, 0 or more. Got: {timeout!r}.")
         found = self._batch.take(self.id) if self._batch else None
-        while not found:
-            try:
-                found = self._tracker.get(self.id)
-            except CorruptResultError:  # other writers than this tracker show their files half written
-                if time.monotonic() >= deadline:
-                    raise
-                found = {}
-            left = deadline - time.monotonic()
-            if found or left <= 0:
-                break
-            time.sleep(min(wait, left))
-            wait = min(wait * 1.5, _LONGEST_WAIT)
+        if not found:
+            found = wait_for_results(self._tracker, self.id, timeout)
         if not found and self._reads is None:
-            raise MissingResultsError(self._missing(timeout))
+            raise MissingResultsError(describe_missing(self._tracker, self.id, timeout))
         return found
 
     def log(self, step: int, metrics: Mapping[str, float] | None = None, /, **named: float) -> None:
-        """Record metrics of one step of a training: ``run.log(step, loss=0.3)``. Returns at once.
+        """Log metrics of one step of a training: ``run.log(step, loss=0.3)``. The call returns at once.
 
-        They are written in the background: after two seconds, then every five seconds and later once a minute, when
-        the process ends, and on SIGTERM. A process that is killed otherwise loses what it has logged since the last
-        write; ``flush()`` writes now. A store that fails is a warning, and the next write tries again. However many
-        steps there are, some 1,000 points of a metric are kept, beside the exact last, smallest and largest value.
-        All processes of a stage can log; what they log under one name becomes one curve.
+        A background thread writes the metrics: after two seconds, then every five seconds and later once a minute, when
+        the process ends, and on SIGTERM. A process that is killed in another way loses the metrics since the last
+        write; ``flush()`` writes at once. If the store fails, a warning is logged and the next write tries again.
+        However many steps there are, about 1,000 points of a metric are kept, together with the exact last, smallest
+        and largest value. All processes of a stage can log; their values under one name become one curve.
 
         Args:
-            step: an int that counts batches, epochs or what else the metrics are drawn over.
-            metrics: by name, such as ``{"train/loss": 0.3}``; NaN and infinities are numbers too.
+            step: a number that counts batches, epochs or anything else to draw the metrics over.
+            metrics: metrics by name, for names that are not identifiers: ``{"train/loss": 0.3}``.
+            named: metrics by name. NaN and infinities are accepted.
 
         Raises:
-            ResultRefusedError: the step is not an int, a metric is not a number, the process has used more than 500
-                names, or this is a run that the stage reads. Nothing was recorded.
+            ResultRefusedError: the step is not an int, a metric is not a number, the process uses more than 500 names,
+                or this is a run that the stage reads. Nothing was logged.
         """
         self._refuse_others("logs metrics", "log")
         step_log(self._tracker.store, self.id, self._further).log(step, {**(metrics or {}), **named})
 
     def flush(self) -> None:
-        """Write what this process has logged of the run, and wait until it is stored."""
+        """Write the metrics that this process has logged, and wait until they are stored."""
         flush(self._tracker.store, self.id)
 
     def history(self) -> History:
-        """The curves that this run has logged, by name; ``history().to_frame()`` is a pandas DataFrame.
+        """Return the metrics that this run has logged, one curve for each name.
+
+        ``history().to_frame()`` is a pandas DataFrame.
 
         Raises:
-            CorruptResultError: what is stored is no curve.
+            CorruptResultError: a stored file does not hold curves.
             TrackerError: the store failed.
         """
         self.flush()
-        return read_history(self._tracker.store, self.id)
+        return STEPS.read(self._tracker.store, self.id)
 
     def add_metadata(self, metadata: Mapping[str, object] | None = None, /, **named: object) -> None:
-        """Say of this run what is not a result: hyperparameters, environment, notes; of any size, not for other stages.
+        """Record metadata of this run: hyperparameters, the environment, notes, of any size.
 
-        To MLflow (``trackers={"mlflow": ...}`` of the stage) these are parameters.
+        Metadata is for people and tools; other stages read results. MLflow (``trackers={"mlflow": ...}`` of the stage)
+        shows metadata as parameters. All processes of a stage can record metadata. Of several values with one name, the
+        last one counts.
 
-        All processes of a stage can; of several values under one name, the last one counts.
+        Args:
+            metadata: values that JSON can hold, by name.
+            named: the same as keyword arguments.
 
         Raises:
             ResultRefusedError: JSON cannot hold a value, or this is a run that the stage reads. Nothing was written.
@@ -181,26 +175,26 @@ class Run:
             tracker.add_parameters(new)
 
     def metadata(self) -> dict[str, object]:
-        """What this run has said of itself, by name.
+        """Return the metadata that this run has recorded, by name.
 
         Raises:
-            CorruptResultError: what is stored is no metadata.
+            CorruptResultError: a stored file does not hold metadata.
             TrackerError: the store failed.
         """
-        return read_metadata(self._tracker.store, self.id)
+        return METADATA.read(self._tracker.store, self.id)
 
     def add_artifact(self, name: str, path: str | os.PathLike[str], /, **metadata: object) -> None:
         """Register a file or folder that this run has made.
 
-        Where the stage declares it (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes an artifact of
-        KFP, and ``metadata`` goes along. KFP stores a local path; a URL stays where it is, and KFP stores a small file
-        that names it; HTML and Markdown go by their content, for the UI to show.
+        If the stage declares the artifact (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes an artifact
+        of KFP with this metadata. KFP stores the file or folder at a local path. For a URL, which stays where it is,
+        KFP stores a small file that names it. Of HTML and Markdown KFP stores the content, so that its UI can show it.
 
         Args:
-            name: under which the stage declares it, and others find it.
-            path: local path or fsspec URL; empty where the metadata is all, as for ``dsl.ClassificationMetrics``. Where
-                nothing is yet at a local path, a warning is logged.
-            metadata: what JSON can hold.
+            name: the name under which the stage declares the artifact and others find it.
+            path: a local path or an fsspec URL. Empty if the artifact consists of metadata only, as
+                ``dsl.ClassificationMetrics`` does. If nothing exists at a local path yet, a warning is logged.
+            metadata: values that JSON can hold, by name.
 
         Raises:
             ResultRefusedError: the name, path or metadata cannot be stored, or this is a run that the stage reads.
@@ -212,47 +206,49 @@ class Run:
             tracker.add_artifact(name, absolute(os.fspath(path)), metadata)
 
     def artifacts(self) -> dict[str, Artifact]:
-        """The artifacts that this run has registered, by name.
+        """Return the artifacts that this run has registered, by name.
 
         Raises:
-            CorruptResultError: what is stored is no artifact.
+            CorruptResultError: a stored file does not hold an artifact.
             TrackerError: the store failed.
         """
-        return read_artifacts(self._tracker.store, self.id)
+        return ARTIFACTS.read(self._tracker.store, self.id)
 
     def artifact(self, name: str) -> Artifact:
-        """The artifact of that name; of a run that this stage reads, the lineage then shows that it was used.
+        """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
 
         Raises:
-            MissingArtifactError: the run has registered none of that name.
-            CorruptResultError: what is stored is no artifact.
+            MissingArtifactError: the run has not registered an artifact with this name.
+            CorruptResultError: a stored file does not hold an artifact.
             TrackerError: the store failed.
         """
         there = self.artifacts()
         if name not in there:
             others = f"It has {listed(map(repr, list(there)))}." if there else "It has none."
             raise MissingArtifactError(
-                f"The run {self.id!r} has registered no artifact {shown(name)}. {others} A stage registers artifacts "
-                "with current_run().add_artifact(name, path)."
+                f"The run {self.id!r} has not registered an artifact {shown(name)}. {others} A stage registers "
+                "artifacts with current_run().add_artifact(name, path)."
             )
         if self._reader is not None:
-            _say_once(self._tracker, self._reader, Source(self.id, name))
+            announce_use(self._tracker, self._reader, Source(self.id, name))
         return there[name]
 
     def sources(self) -> list[Source]:
-        """What this run was made of: the runs that it reads, in order, with the artifacts that it has used.
+        """Return the sources of this run: the runs that it reads, in order, and the artifacts that it has used.
 
         Raises:
-            CorruptResultError: what is stored are no sources.
+            CorruptResultError: a stored file does not hold sources.
             TrackerError: the store failed.
         """
-        return read_sources(self._tracker.store, self.id)
+        return SOURCES.read(self._tracker.store, self.id)
 
     def lineage(self) -> Lineage:
-        """All runs that this one was made of, all that were made of it, and the artifacts between them.
+        """Return the lineage of this run, over all pipelines that use the tracker base.
+
+        It has all runs that this one was made of, all runs that were made of it, and the artifacts between them.
 
         Raises:
-            CorruptResultError: what is stored are no sources or no artifacts.
+            CorruptResultError: a stored file does not hold artifacts.
             TrackerError: the store failed.
         """
         return read_lineage(self._tracker.store, [self.id])
@@ -262,7 +258,7 @@ class Run:
         """The first run that this stage reads.
 
         Raises:
-            ReadsError: the stage reads none.
+            ReadsError: the stage does not read any.
         """
         run_id = protocol.first_run_id(self._declared())
         if run_id is None:
@@ -271,13 +267,13 @@ class Run:
 
     @property
     def parents(self) -> Parents:
-        """The runs that this stage reads, by alias; a fan-in is the list of its runs, in loop order."""
+        """The runs that this stage reads, by alias. A fan-in is the list of its runs, in loop order."""
         return Parents(self.id, self._declared(), self._tracker)
 
     def _refuse_others(self, what: str, method: str) -> None:
         if self._reads is None:
             raise ResultRefusedError(
-                f"The run {self.id!r} is one that this stage reads; a stage {what} of its own run only. "
+                f"The run {self.id!r} is one that this stage reads. A stage {what} only for its own run. "
                 f"Use current_run().{method}(...)."
             )
 
@@ -285,31 +281,21 @@ class Run:
         first = next(iter(self._declared()), None)
         if first is None:
             return (
-                f"The stage {self.id!r} reads no other stage. Declare what it reads in the pipeline: "
+                f"The stage {self.id!r} does not read another stage. Declare what it reads in the pipeline: "
                 "task_from_app(app, tracker_base=..., reads=other_task)."
             )
         return (
-            f"The stage {self.id!r} has no first run to read: its first alias {first!r} is a fan-in of no runs. "
+            f"The stage {self.id!r} has no first run to read: its first alias {first!r} is a fan-in without runs. "
             f"Use run.parents[{first!r}], which is an empty list."
         )
 
     def _declared(self) -> Mapping[str, protocol.RunIds]:
         if self._reads is None:
             raise ReadsError(
-                f"What the run {self.id!r} reads is not known here: a stage knows what it reads itself. "
-                "Use current_run().parents, and declare what else it shall read in the pipeline."
+                f"The runs that {self.id!r} reads are not known here: a stage knows only what it reads itself. "
+                "Use current_run().parents, and declare in the pipeline what else this stage should read."
             )
         return self._reads
-
-    def _missing(self, timeout: float) -> str:
-        waited = f" after {timeout:g} s" if timeout > 0 else ""
-        return (
-            f"The run {self.id!r} has recorded no results{waited} under the tracker base "
-            f"{self._tracker.tracker_base!r}. {recorded_nearby(self._tracker, self.id)} Does that stage record any "
-            "(current_run().put(...))? If they were removed (torchx-kfp gc), run that stage again: a local run does so "
-            "by itself, also with --resume; on a cluster, run the pipeline without KFP's cache. Where the store is "
-            "slow to show them, wait: results(timeout=60)."
-        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self._identity() == other._identity()
@@ -325,7 +311,7 @@ class Run:
 
 
 class FanIn(list[Run]):
-    """The runs of a fan-in, in loop order. To read their results one after the other fetches them many at once."""
+    """The runs of a fan-in, in loop order. Iterating over them fetches many results at once."""
 
     def __init__(self, run_ids: Iterable[str], tracker: FsspecResultTracker, reader: str) -> None:
         self._ids = tuple(run_ids)
@@ -338,19 +324,20 @@ class FanIn(list[Run]):
             yield Run(run.id, self._tracker, reader=run._reader, batch=batch)
 
     def to_frame(self) -> pandas.DataFrame:
-        """Their results as a pandas DataFrame, a row for each run; see ``FsspecResultTracker.to_frame``.
+        """Return the results as a pandas DataFrame with a row for each run; see ``FsspecResultTracker.to_frame``.
 
         Raises:
             MissingResultsError: a run has recorded nothing.
             TrackerError: pandas is not installed, or the store failed.
         """
-        from torchx_kfp.tracking.frame import frame
-
-        return frame((run.id, run.results()) for run in self)
+        return results_frame((run.id, run.results()) for run in self)
 
 
 class Parents(Mapping[str, Run | FanIn]):
-    """The runs that a stage reads, by alias; a fan-in is the list of its runs, in loop order."""
+    """The runs that a stage reads, by alias. A fan-in is the list of its runs, in loop order.
+
+    An alias that does not exist raises ``UnknownAliasError``.
+    """
 
     def __init__(self, run_id: str, reads: Mapping[str, protocol.RunIds], tracker: FsspecResultTracker) -> None:
         self._run_id = run_id
@@ -360,10 +347,12 @@ class Parents(Mapping[str, Run | FanIn]):
     def __getitem__(self, alias: str) -> Run | FanIn:
         ids = self._reads.get(alias)
         if ids is None:
-            there = f"It reads {', '.join(map(repr, self._reads))}." if self._reads else "It reads no other stage."
+            there = (
+                f"It reads {', '.join(map(repr, self._reads))}." if self._reads else "It does not read another stage."
+            )
             raise UnknownAliasError(
-                f"The stage {self._run_id!r} reads nothing under the alias {shown(alias)}. {there} Aliases are "
-                "declared in the pipeline: task_from_app(..., reads={alias: task})."
+                f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}. {there} Aliases "
+                "are declared in the pipeline: task_from_app(..., reads={alias: task})."
             )
         if isinstance(ids, str):
             return Run(ids, self._tracker, reader=self._run_id)
@@ -380,18 +369,22 @@ class Parents(Mapping[str, Run | FanIn]):
 
 
 def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PATIENCE) -> Run:
-    """The run of the stage that this process is.
+    """Return the run of this process, which is a tracked stage of a pipeline.
 
-    Its start is recorded with one request, once in a process: when and where it runs, and what the pipeline declares
-    that it reads. So a tracker base that cannot be written is an error here and not after the work. Processes that
-    torchrun starts can all call this; the first rank records.
+    The first call in a process records the start of the run with one request: when and where it started, and the runs
+    that the pipeline lets it read. So a tracker base that cannot be written is an error at the start and not after the
+    work. All processes that torchrun starts can call this; the first rank records.
 
     Args:
-        environ: the stage protocol's variables.
-        patience: seconds for which a call tries again while the store fails for a moment.
+        environ: the environment variables, which contain those of the stage protocol.
+        patience: seconds for which a call is tried again while the store fails for a moment.
+
+    Returns:
+        The run, to record results with ``put`` and to read those of other stages with ``parents``.
 
     Raises:
-        NotInStageError: the process was not started as a tracked stage; the message says what is missing.
+        NotInStageError: the process was not started as a tracked stage. The message lists the variables to set if you
+            want to run the application by hand.
         ProtocolError: a variable of the stage protocol is malformed.
         TrackerError: the tracker base cannot be used or written, or a further tracker of the stage cannot be loaded.
     """
@@ -399,41 +392,8 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     try:
         key_text(context.run_id)
     except KeyRefusedError as error:
-        raise ProtocolError(f"{protocol.JOB_ID} is no run id. {error}") from None
+        raise ProtocolError(f"{protocol.JOB_ID} is not a run id. {error}") from None
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     further = further_trackers(context)
-    announce(tracker, context, environ)
+    announce_start(tracker, context, environ)
     return Run(context.run_id, tracker, context.parents, further=further)
-
-
-def announce(tracker: FsspecResultTracker, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
-    """Record the start of the stage and what it reads, once in a process; of torchrun's ranks the first one does.
-
-    Raises:
-        TrackerError: the tracker base cannot be written, so that no result could be recorded either.
-    """
-    saying = (tracker.tracker_base, context.run_id, "start")
-    if saying in _said or not is_first_rank(environ):
-        return
-    try:
-        record_start(tracker.store, context.run_id, context.parents, start_here(environ))
-    except KeyRefusedError as error:  # no place for such a name, which results may have all the same
-        _logger.warning(_NO_LINEAGE, context.run_id, error)
-    except TrackerError as error:
-        raise TrackerError(
-            f"The stage {context.run_id!r} could record no results: its tracker base {tracker.tracker_base!r} cannot "
-            f"be written. {error}"
-        ) from error
-    _said.add(saying)
-
-
-def _say_once(tracker: FsspecResultTracker, run_id: str, source: Source) -> None:
-    """Record that the run uses the source. A stage that can read does not fail over that."""
-    saying = (tracker.tracker_base, run_id, source)
-    if saying in _said:
-        return
-    try:
-        add_source(tracker.store, run_id, source)
-        _said.add(saying)
-    except TrackerError as error:
-        _logger.warning(_NO_LINEAGE, run_id, error)

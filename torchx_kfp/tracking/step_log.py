@@ -1,8 +1,8 @@
-"""Writes what a process logs while its training goes on: behind its back, and never a request for each step.
+"""Writing the metrics that a process logs, in the background and without a request for each step.
 
-Logging appends to a queue. A thread of its own takes from there and writes the process's entry anew: after two seconds,
-then every five, and later ever more seldom, up to once a minute. So a process that is killed loses what it has logged
-since. One that ends, or is asked to end with SIGTERM, writes the rest first.
+Logging appends to a queue. A thread takes from the queue and replaces the statement of the process: after two seconds,
+then every five, and later less often, up to once a minute. A process that is killed loses the metrics since the last
+write. A process that ends, or is asked to end with SIGTERM, writes the rest first.
 """
 
 from __future__ import annotations
@@ -16,30 +16,38 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.forwarding import FurtherTracker
-from torchx_kfp.tracking.statements.entries import STEPS, add_entry, time_name
-from torchx_kfp.tracking.steps import MAX_NAMES, MAX_POINTS, Point, Series, check_step, encode_series, points_for_each
+from torchx_kfp.tracking.statements.kinds import time_name
+from torchx_kfp.tracking.statements.steps import (
+    MAX_NAMES,
+    MAX_POINTS,
+    STEPS,
+    Point,
+    Series,
+    check_step,
+    encode_series,
+    points_for_each,
+)
 from torchx_kfp.tracking.stores.store import Store
 
-#: Seconds before the first write; between two at least and at most; the part of the time since the first value, and how
-#: many times as long as a write takes, between these.
+#: Seconds before the first write, and between two writes at least and at most. Within these bounds the pause is a part
+#: of the time since the start, or a multiple of the time that a write takes.
 _FIRST, _LEAST, _MOST, _PART, _TIMES = 2.0, 5.0, 60.0, 1 / 20, 20
-#: Values that wait for the thread before it is woken, and before a process that logs faster has to wait for it.
+#: Values that wait before the thread is woken, and before a process that logs faster has to wait for the thread.
 _MANY, _TOO_MANY = 10_000, 200_000
-#: Seconds for which an ending process waits for the last write: a store that fails is tried for a minute.
+#: Seconds for which a process that ends waits for the last write. A store that fails is tried for a minute.
 _LAST = 120.0
-#: Seconds for which SIGTERM is put off: engines kill some seconds after it.
+#: Seconds by which SIGTERM is delayed. Engines kill some seconds after it.
 _SIGTERM = 5.0
 
 _logger = logging.getLogger(__name__)
 
 
 class StepLog:
-    """What one process logs of one run. Only its thread touches what is kept: no lock can be left held."""
+    """The metrics that one process logs for one run. Only its thread touches the series: no lock can be left held."""
 
     def __init__(self, store: Store, run_id: str, further: Sequence[FurtherTracker]) -> None:
         self._store = store
@@ -48,23 +56,23 @@ class StepLog:
         self._name = time_name()
         self._names: set[str] = set()
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
-        # Of a plain queue: an Event's own lock may be held by what a signal has interrupted.
+        # A SimpleQueue, because a signal handler may interrupt the code that holds the lock of an Event.
         self._asked: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
         self._series: dict[str, Series] = {}
-        self._new: dict[str, Series] = {}  # for further trackers, which get each once
+        self._new: dict[str, Series] = {}  # for further trackers, which get each value once
         self._unsaved = False
         self._said: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="torchx-kfp-steps", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; where Python takes no more threads, as at its end, ``flush`` does without."""
+        """Start the thread. If Python does not start threads any more, as at its end, ``flush`` works without it."""
         try:
             self._thread.start()
         except RuntimeError as error:
             _logger.debug("Steps are written without a thread: %s", error)
 
-    def log(self, step: object, metrics: Mapping[str, Any]) -> None:
-        """Take these in; see ``Run.log``."""
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics of a step; see ``Run.log``."""
         checked = check_step(self._run_id, step, metrics)
         if not self._names.issuperset(checked[1]):
             names = self._names | checked[1].keys()
@@ -83,7 +91,7 @@ class StepLog:
             self._asked.put(None)
 
     def flush(self, timeout: float = _LAST) -> bool:
-        """Write what was logged; False where that failed, or took longer."""
+        """Write everything that was logged, and return whether that succeeded in time."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             done = threading.Event()
             self._asked.put(done)
@@ -127,7 +135,7 @@ class StepLog:
         new, self._new = self._new, {}
         if self._unsaved:
             try:
-                add_entry(self._store, STEPS, self._run_id, encode_series(self._series), "steps", self._name)
+                STEPS.add(self._store, self._run_id, encode_series(self._series), "steps", self._name)
                 self._unsaved = False
             except Exception as error:  # the training goes on, and the next write has it all
                 self._warn(error)
@@ -140,7 +148,7 @@ class StepLog:
         if kind not in self._said:
             self._said.add(kind)
             _logger.warning(
-                "What the run %r has logged is not stored yet; the next write will try again. Further errors of this "
+                "The metrics of the run %r are not stored yet. The next write will try again. Further errors of this "
                 "kind are not shown. %s: %s",
                 self._run_id,
                 kind,
@@ -148,12 +156,12 @@ class StepLog:
             )
 
 
-#: Of each process and run; a process that was forked from one has none of its own yet.
+#: By process, tracker base and run id. A forked process does not have any yet.
 _logs: dict[tuple[int, str, str], StepLog] = {}
 
 
 def step_log(store: Store, run_id: str, further: Sequence[FurtherTracker]) -> StepLog:
-    """What this process logs of the run."""
+    """Return the step log of this process for a run."""
     key = (os.getpid(), store.base, run_id)
     if key not in _logs:
         made = StepLog(store, run_id, further)
@@ -164,7 +172,7 @@ def step_log(store: Store, run_id: str, further: Sequence[FurtherTracker]) -> St
 
 
 def flush(store: Store, run_id: str) -> None:
-    """Write what this process has logged of the run."""
+    """Write the metrics that this process has logged for a run."""
     found = _logs.get((os.getpid(), store.base, run_id))
     if found is not None:
         found.flush()
@@ -174,11 +182,11 @@ def _flush_all(timeout: float = _LAST) -> None:
     deadline = time.monotonic() + timeout
     for (pid, base, run_id), log in list(_logs.items()):
         if pid == os.getpid() and not log.flush(max(0.0, deadline - time.monotonic())):
-            _logger.warning("The last of what the run %r has logged is not under the tracker base %r.", run_id, base)
+            _logger.warning("The last metrics of the run %r are not stored under the tracker base %r.", run_id, base)
 
 
 def _flush_at_sigterm() -> None:
-    """Write before the process dies of SIGTERM, unless the application itself says what becomes of the signal."""
+    """Write before the process dies of SIGTERM, unless the application handles the signal itself."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
 
@@ -190,7 +198,7 @@ def _flush_at_sigterm() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-# The first is called while there still are threads, which HTTP clients need, and in processes of multiprocessing, for
-# which the second is not. It is Python's own, for concurrent.futures, and has no public name.
+# The first is called while threads still run, which HTTP clients need, and also in processes of multiprocessing, where
+# the second is not called. It belongs to Python's concurrent.futures and does not have a public name.
 getattr(threading, "_register_atexit", atexit.register)(_flush_all)
 atexit.register(_flush_all)

@@ -1,10 +1,10 @@
-"""What ``torchx.tracker.backend.fsspec.FsspecTracker`` has stored, taken over.
+"""Importing the files of ``torchx.tracker.backend.fsspec.FsspecTracker``.
 
 Its layout, as of torchx 0.7.0 and the nightly of 2026-10::
 
     <root>/<base32 of the run id>/artifacts/<nanoseconds>     {"name": ..., "path": ..., "metadata": ...}
     <root>/<base32 of the run id>/metadata/<nanoseconds>      {"metadata": {...}}
-    <root>/<base32 of the run id>/sources/<base32 of a run id>    an artifact's name, or nothing, on each line
+    <root>/<base32 of the run id>/sources/<base32 of a run id>    on each line an artifact's name, or nothing
     <root>/<base32 of the run id>/descendants/...             the same as sources, from the other side
 """
 
@@ -16,13 +16,18 @@ import json
 import os
 from base64 import b32decode
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
-from torchx_kfp.tracking.statements.entries import ARTIFACTS, METADATA, SOURCES, add_entry
-from torchx_kfp.tracking.statements.sources import Source, encode_sources
+from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA
+from torchx_kfp.tracking.statements.kinds import Kind
+from torchx_kfp.tracking.statements.sources import SOURCES, Source, encode_sources
 from torchx_kfp.tracking.stores.calls import PATIENCE
 from torchx_kfp.tracking.stores.keys import key_text
 from torchx_kfp.tracking.stores.store import Store, open_store
+
+#: TorchX's folders have the same names as this package's.
+_KINDS: Mapping[str, Kind[Any, Any]] = {kind.folder: kind for kind in (ARTIFACTS, METADATA, SOURCES)}
 
 
 def import_torchx(
@@ -32,29 +37,30 @@ def import_torchx(
     corrupt: Callable[[CorruptResultError], object] | None = None,
     patience: float = PATIENCE,
 ) -> dict[str, int]:
-    """Take over what TorchX's tracker has stored under a root; nothing there is changed.
+    """Import the files that TorchX's tracker has stored under a root. They stay as they are.
 
-    To do it again changes nothing. The last value of a name counts by the time in TorchX's file names.
+    Importing them again changes nothing. Of several values with one name, the last one counts, by the time in TorchX's
+    file names.
 
     Args:
-        root: fsspec URL or local directory: ``root_path`` of TorchX's configuration.
-        store: the store that gets it.
-        corrupt: is called for a file that is not what TorchX writes, which is then left out.
-        patience: seconds for which what fails for a moment at the root is tried again.
+        root: an fsspec URL or a local directory: ``root_path`` of TorchX's configuration.
+        store: the store to import into.
+        corrupt: called with the error for each file that TorchX has not written. The file is then left out.
+        patience: seconds for which a call to the root that fails for a moment is tried again.
 
     Returns:
-        Run id -> how many of its files were taken over.
+        Run id -> the number of its files that were imported.
 
     Raises:
-        CorruptResultError: a file is not what TorchX writes, and ``corrupt`` is not given.
-        TrackerError: nothing of TorchX's tracker is there, or a store failed.
+        CorruptResultError: a file was not written by TorchX, and ``corrupt`` is not given.
+        TrackerError: there are no files of TorchX's tracker, or a store failed.
     """
     theirs = open_store(root, patience)
     keys = [key for key in theirs.keys(None) if _parse(key)]
     if not keys:
         raise TrackerError(
-            f"There is nothing of TorchX's FsspecTracker under {theirs.base!r}. Name the folder that its configuration "
-            "has as root_path."
+            f"There are no files of TorchX's FsspecTracker under {theirs.base!r}. Name the folder that is root_path in "
+            "its configuration."
         )
 
     def entries() -> Iterator[tuple[str, str, Mapping[str, object], str]]:
@@ -66,19 +72,18 @@ def import_torchx(
                 entry = _convert(kind, name, content)
             except (binascii.Error, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
                 problem = CorruptResultError(
-                    f"{theirs.location(key)} is not what TorchX's tracker writes: {error!r}. Remove it, and import "
-                    "again."
+                    f"{theirs.location(key)} is not a file of TorchX's tracker: {error!r}. Remove it, and import again."
                 )
                 if corrupt is None:
                     raise problem from None
                 corrupt(problem)
                 continue
-            # The same name each time: an import that is repeated replaces what it wrote.
+            # The same name each time: a repeated import replaces its own files.
             yield run_id, kind, entry, f"{_time(name)}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
     def write(found: tuple[str, str, Mapping[str, object], str]) -> str:
         run_id, kind, entry, name = found
-        add_entry(store, kind, run_id, entry, kind, name)
+        _KINDS[kind].add(store, run_id, entry, kind, name)
         return run_id
 
     count: dict[str, int] = {}
@@ -88,9 +93,9 @@ def import_torchx(
 
 
 def _parse(key: str) -> tuple[str, str, str] | None:
-    """Run id, kind and file name in a key of TorchX's; None for another file."""
+    """Return the run id, kind and file name in a key of TorchX's tracker, or None for another file."""
     parts = key.split("/")
-    if len(parts) != 3 or parts[1] not in (ARTIFACTS, METADATA, SOURCES):
+    if len(parts) != 3 or parts[1] not in _KINDS:
         return None
     try:
         return key_text(b32decode(parts[0]).decode()), parts[1], parts[2]
@@ -99,16 +104,16 @@ def _parse(key: str) -> tuple[str, str, str] | None:
 
 
 def _convert(kind: str, name: str, content: bytes) -> Mapping[str, object]:
-    if kind == SOURCES:
+    if kind == SOURCES.folder:
         source = b32decode(name).decode()
         lines = [line.strip() for line in content.decode().splitlines()] or [""]
         return encode_sources(Source(source, line or None) for line in dict.fromkeys(lines))
     entry = json.loads(content)
-    if kind == METADATA:
+    if kind == METADATA.folder:
         return {"metadata": dict(entry["metadata"])}
     return {"name": str(entry["name"]), "path": str(entry["path"]), "metadata": dict(entry["metadata"] or {}) or None}
 
 
 def _time(name: str) -> str:
-    """TorchX's nanoseconds, so that these entries sort among this package's by time; sources have none."""
+    """Return TorchX's nanoseconds, so that imported statements sort by time. Sources do not have any."""
     return name.zfill(19) if name.isdigit() else "0" * 19

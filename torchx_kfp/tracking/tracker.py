@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError
 from torchx_kfp.text import shown
-from torchx_kfp.tracking.steps import History, read_history
+from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
+from torchx_kfp.tracking.statements.steps import STEPS, History
 from torchx_kfp.tracking.stores.calls import PATIENCE
 from torchx_kfp.tracking.stores.keys import Key, key_text
 from torchx_kfp.tracking.stores.store import Store, open_store
-from torchx_kfp.tracking.values import Result, check_results, decode_results, encode_results
 
 if TYPE_CHECKING:
     import pandas
@@ -23,14 +23,14 @@ _logger = logging.getLogger(__name__)
 
 
 class ResultTracker(abc.ABC):
-    """Records small results under a key, and reads them again.
+    """Records small results under a key and reads them again.
 
-    ``tracker.put("run", loss=0.1)`` and ``tracker["run"] = {"loss": 0.1}`` are the same, and so are
-    ``tracker.get("run")`` and ``tracker["run"]``. Names that are not identifiers work in both:
+    ``tracker.put("run", loss=0.1)`` and ``tracker["run"] = {"loss": 0.1}`` do the same, and so do
+    ``tracker.get("run")`` and ``tracker["run"]``. The second form accepts names that are not identifiers:
     ``tracker["run"] = {"l2norm/mean": 1.2}``.
     """
 
-    # Without these, [0], [1], ... would make a tracker a sequence without an end to Python.
+    # Without these, Python would take a tracker for an endless sequence: [0], [1], ...
     __iter__ = None
     __contains__ = None
 
@@ -42,30 +42,30 @@ class ResultTracker(abc.ABC):
 
     @abc.abstractmethod
     def put(self, key: Key, /, **results: Result) -> None:
-        """Record these results under the key, in place of what was there."""
+        """Record these results under the key. They replace earlier results."""
 
     @abc.abstractmethod
     def get(self, key: Key) -> dict[str, Result]:
-        """The results recorded under the key; ``{}`` where there are none."""
+        """Return the results recorded under the key, or ``{}`` if there are none."""
 
 
 class FsspecResultTracker(ResultTracker):
-    """Keeps each key's results as one JSON object in the file ``<tracker base>/<key>``.
+    """Stores the results of each key as one JSON object in the file ``<tracker base>/<key>``.
 
-    Files of ``torchx.runtime.tracking.FsspecResultTracker`` can be read, and it can read these.
+    The files have the format of ``torchx.runtime.tracking.FsspecResultTracker``; each reads the other's.
 
-    On a local file system a put is atomic and durable: readers see the old results or the new ones, and what
-    was put survives a crash of the machine. On an object store a put is one request and a get is one; such
-    stores hold ``a`` and ``a/b`` side by side, while a file system (and ``memory://``) refuses the second of them.
-    What fails for a moment is tried again, with a warning in the log; a put that has returned is there.
+    On a local file system, put is atomic and durable: readers see the old results or the new ones, and the new ones
+    survive a crash of the machine. Symbolic links below the base are not followed. On an object store, put is one
+    request, and so is get. Object stores hold ``a`` and ``a/b`` side by side; a file system (and ``memory://``) rejects
+    the second of the two. A call that fails for a moment is tried again, with a warning in the log.
 
     Args:
-        tracker_base: fsspec URL or local directory; made when something is first put below it. A relative
-            directory belongs to the current directory of the time of this call.
-        patience: seconds for which a call tries again before it raises.
+        tracker_base: an fsspec URL or a local directory. It is made when something is put below it for the first time.
+            A relative directory is relative to the current directory at the time of this call.
+        patience: seconds for which a call is tried again before it raises.
 
     Raises:
-        TrackerError: the base cannot be used; also by put and get where the store fails.
+        TrackerError: the base cannot be used. All methods raise it if the store fails.
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str], *, patience: float = PATIENCE) -> None:
@@ -73,7 +73,7 @@ class FsspecResultTracker(ResultTracker):
 
     @property
     def store(self) -> Store:
-        """Where the tracker keeps its files."""
+        """The store that holds the tracker's files."""
         return self._store
 
     @property
@@ -82,114 +82,127 @@ class FsspecResultTracker(ResultTracker):
         return self._store.base
 
     def put(self, key: Key, /, **results: Result) -> None:
-        """Record these results under the key, in place of what was there.
+        """Record these results under the key. They replace earlier results.
+
+        Args:
+            key: a run id, or any other path of names below the tracker base.
+            results: int, float, bool, or str of at most 1,024 bytes. NumPy and PyTorch scalars are accepted.
 
         Raises:
             KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
-            ResultRefusedError: a result is not an int, float, bool or short str. Nothing was written.
+            ResultRefusedError: a result has another type or is too long. Nothing was written.
         """
         text = key_text(key)
         self._store.write(text, encode_results(check_results(text, results)))
 
     def get(self, key: Key) -> dict[str, Result]:
-        """The results recorded under the key; ``{}`` where there are none.
+        """Return the results recorded under the key, or ``{}`` if there are none.
 
         Raises:
             KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: what is stored under the key is not a JSON object.
+            CorruptResultError: the key's file is not a JSON object.
         """
         text = key_text(key)
         content = self._store.read(text)
         return {} if content is None else decode_results(content, self._store.location(text))
 
     def update(self, key: Key, /, **results: Result) -> None:
-        """Record these results under the key, beside those that are there under other names.
+        """Record these results under the key. Earlier results under other names stay, even those of other programs.
 
-        What is there may be another program's, of any type, and stays as it is. Where it is no JSON object, as a writer
-        that was stopped half way leaves it, it is replaced, and a warning is logged: results of a long run shall not
-        be lost over it. Two that update a key at once may lose one's results.
+        If the key's file is not a JSON object, because another writer was stopped half way, it is replaced and a
+        warning is logged, so that the results of a long run are not lost. When two processes update a key at once, the
+        results of one can be lost.
 
         Raises:
             KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
-            ResultRefusedError: a result is not an int, float, bool or short str. Nothing was written.
+            ResultRefusedError: a result has another type or is too long. Nothing was written.
         """
         text = key_text(key)
         new = check_results(text, results)
         try:
             old = self.get(text)
         except CorruptResultError as error:
-            _logger.warning("It is replaced: %s", error)
+            _logger.warning("These results are replaced: %s", error)
             old = {}
         self._store.write(text, encode_results({**old, **new}))
 
     def get_many(
         self, keys: Iterable[Key], *, corrupt: Callable[[CorruptResultError], object] | None = None
     ) -> dict[str, dict[str, Result]]:
-        """The results recorded under each of the keys, in their order; ``{}`` where there are none.
+        """Return the results of each key, in the order of the keys. Keys without results have ``{}``.
 
-        They are fetched many at once: from an object store that takes a tenth of the time or less.
+        Many are fetched at once. From an object store this takes a tenth of the time or less.
 
         Args:
             keys: the keys.
-            corrupt: is called for what is no JSON object, which is then left out.
+            corrupt: called with the error for each file that is not a JSON object. The key is then left out.
 
         Raises:
             KeyRefusedError: a key would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: what is stored under a key is not a JSON object, and ``corrupt`` is not given.
+            CorruptResultError: a file is not a JSON object, and ``corrupt`` is not given.
         """
         if isinstance(keys, (str, bytes)):
-            raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. One key is for get.")
+            raise KeyRefusedError(f"get_many takes a list of keys. Got: {shown(keys)}. For one key, use get.")
         texts = dict.fromkeys(map(key_text, keys))
         return dict(self._fetch(texts, corrupt))
 
     def items(
         self, prefix: Key | None = None, *, corrupt: Callable[[CorruptResultError], object] | None = None
     ) -> Iterator[tuple[str, dict[str, Result]]]:
-        """Each key that has results, or each below a prefix such as ``<pipeline run>``, and its results; sorted.
+        """Yield each key that has results, with its results, in the order of the keys.
 
-        They are fetched many at once, a little ahead of what is taken: memory does not grow with their number. What is
-        removed meanwhile is left out. Arguments and errors are those of ``get_many``.
+        Many are fetched at once, a little ahead of the caller, so memory does not grow with their number. Keys that are
+        removed meanwhile are left out.
+
+        Args:
+            prefix: only this key and those below it, such as ``<pipeline run>``.
+            corrupt: called with the error for each file that is not a JSON object. The key is then left out.
+
+        Raises:
+            KeyRefusedError: the prefix would leave the tracker base, or the store cannot hold it.
+            CorruptResultError: a file is not a JSON object, and ``corrupt`` is not given.
         """
         return ((key, results) for key, results in self._fetch(self.keys(prefix), corrupt) if results)
 
     def to_frame(self, prefix: Key | None = None) -> pandas.DataFrame:
-        """All results, or those below a prefix, as a pandas DataFrame: a row for each key, a column for each name.
+        """Return results as a pandas DataFrame with a row for each key and a column for each name.
 
-        Its index is the key, ``run_id``. Of run ids of stages there are columns ``run``, ``stage`` and ``execution``
-        before those of the results, unless a result has that name. What has no value is NaN (or NA).
+        The index is the key, ``run_id``. The parts of run ids of stages are the columns ``run``, ``stage`` and
+        ``execution`` before those of the results, unless a result has that name. Missing values are NaN (or NA).
+
+        Args:
+            prefix: only this key and those below it, such as ``<pipeline run>``.
 
         Raises:
             TrackerError: pandas is not installed, or the store failed.
-            CorruptResultError: what is stored under a key is not a JSON object.
+            CorruptResultError: a file is not a JSON object.
         """
-        from torchx_kfp.tracking.frame import frame
-
-        return frame(self.items(prefix))
+        return results_frame(self.items(prefix))
 
     def history(self, key: Key) -> History:
-        """The curves that a run has logged with ``current_run().log()``, by name; empty where it has none.
+        """Return the metrics that a run has logged with ``current_run().log()``, one curve for each name.
 
         Raises:
             KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: what is stored is no curve.
+            CorruptResultError: a stored file does not hold curves.
         """
-        return read_history(self._store, key_text(key))
+        return STEPS.read(self._store, key_text(key))
 
     def keys(self, prefix: Key | None = None) -> list[str]:
-        """All keys that have results, sorted. None is read.
+        """Return all keys that have results, sorted. The results are not read.
 
         Args:
-            prefix: only this key and those below it: ``<pipeline run>`` or ``<pipeline run>/<stage>``, a folder and
-                not the beginning of a name.
+            prefix: only this key and those below it: ``<pipeline run>`` or ``<pipeline run>/<stage>``. It is a whole
+                name, not the beginning of one.
         """
         return self._store.keys(None if prefix is None else key_text(prefix))
 
     def names(self) -> list[str]:
-        """What is directly below the tracker base: keys, and folders of keys with a slash behind; sorted."""
+        """Return the names directly below the tracker base, sorted. Names of folders end with a slash."""
         return self._store.names()
 
     def location(self, key: Key) -> str:
-        """Path or URL of the key's file, for messages."""
+        """Return the path or URL of the key's file, for messages."""
         return self._store.location(key_text(key))
 
     def _fetch(

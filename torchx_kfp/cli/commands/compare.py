@@ -24,7 +24,7 @@ from torchx_kfp.cli.display.output import (
 )
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking.steps import History
+    from torchx_kfp.tracking.statements.steps import History
 
 _RESULT, _METADATA, _CACHED = "result", "metadata", "cached"
 #: Of what was logged for each step: the value of the last one, the smallest and the largest.
@@ -83,9 +83,9 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
     and how many there are. Of two runs, the last column is the second one's number less the first one's. Of metrics of
     steps there are the last value, with the curve before it, the smallest and the largest.
     """
-    from torchx_kfp.tracking.statements.entries import run_ids
-    from torchx_kfp.tracking.statements.metadata import read_metadata_of
-    from torchx_kfp.tracking.steps import read_history_of
+    from torchx_kfp.tracking.statements.artifacts import METADATA
+    from torchx_kfp.tracking.statements.kinds import run_ids
+    from torchx_kfp.tracking.statements.steps import STEPS
 
     if len(runs) < 2:
         raise click.UsageError("One run cannot be compared. Give two or more; `torchx-kfp results` shows one.")
@@ -100,8 +100,8 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
         raise click.UsageError(f"The run {again!r} is given twice. Give different runs.")
     keys = [one.keys for one in chosen]
     wanted = list(dict.fromkeys(key for found in keys for key in found))
-    results, metadata = read(tracker, wanted), read_metadata_of(tracker.store, wanted)
-    history = read_history_of(tracker.store, wanted)
+    results, metadata = read(tracker, wanted), METADATA.read_many(tracker.store, wanted)
+    history = STEPS.read_many(tracker.store, wanted)
     rows = [
         *_rows(keys, _RESULT, results),
         *_step_rows(keys, history),

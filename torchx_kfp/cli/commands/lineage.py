@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
     from torchx_kfp.tracking import Lineage, Link, Result
-    from torchx_kfp.tracking.statements.starts import Start
+    from torchx_kfp.tracking.statements.sources import Start
 
     Results = Mapping[str, Mapping[str, Result]]
 
@@ -65,13 +65,12 @@ def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> 
     runs that are read under one alias the first 20 are shown; the other formats have all.
     """
     from torchx_kfp.tracking.lineage import trace
-    from torchx_kfp.tracking.statements.artifacts import read_artifacts_of
-    from torchx_kfp.tracking.statements.entries import run_ids as runs_with_entries
-    from torchx_kfp.tracking.statements.sources import read_sources_of
-    from torchx_kfp.tracking.statements.starts import read_starts
+    from torchx_kfp.tracking.statements.artifacts import ARTIFACTS
+    from torchx_kfp.tracking.statements.kinds import run_ids as runs_with_entries
+    from torchx_kfp.tracking.statements.sources import SOURCES, read_starts
 
     tracker = open_tracker(tracker_base)
-    sources = read_sources_of(tracker.store, corrupt=lambda error: print_message(f"Left out: {error}"))
+    sources = SOURCES.read_many(tracker.store, corrupt=lambda error: print_message(f"Left out: {error}"))
     recorded = tracker.keys()
     named = (source.run_id for found in sources.values() for source in found)
     known = sorted({*recorded, *runs_with_entries(tracker.store), *named})
@@ -79,7 +78,7 @@ def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> 
         raise nothing(tracker_base, run)
     chosen = choose(run, known, tracker, output_dir)
     say_cached(chosen)
-    lineage = trace(chosen.keys, sources, lambda wanted: read_artifacts_of(tracker.store, wanted))
+    lineage = trace(chosen.keys, sources, lambda wanted: ARTIFACTS.read_many(tracker.store, wanted))
     if not lineage.links:
         print_message(
             f"Nothing is known of what {run!r} was made of, and of what was made of it. "

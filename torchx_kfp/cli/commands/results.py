@@ -107,7 +107,7 @@ def _chosen(tracker: FsspecResultTracker, run: str | None, output_dir: str) -> C
         return Chosen(run.rstrip("/"), tuple(keys))
     known = tracker.keys()
     if not known:
-        from torchx_kfp.tracking.statements.entries import run_ids
+        from torchx_kfp.tracking.statements.kinds import run_ids
 
         others = run_ids(tracker.store)
         if not others:

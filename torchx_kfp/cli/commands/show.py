@@ -31,12 +31,10 @@ def show_command(tracker_base: str, run: str, output_dir: str, form: str) -> Non
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
     """
-    from torchx_kfp.tracking.statements.artifacts import read_artifacts
-    from torchx_kfp.tracking.statements.entries import run_ids
-    from torchx_kfp.tracking.statements.metadata import read_metadata
-    from torchx_kfp.tracking.statements.sources import read_sources
-    from torchx_kfp.tracking.statements.starts import read_starts
-    from torchx_kfp.tracking.steps import read_history
+    from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA
+    from torchx_kfp.tracking.statements.kinds import run_ids
+    from torchx_kfp.tracking.statements.sources import SOURCES, read_starts
+    from torchx_kfp.tracking.statements.steps import STEPS
 
     tracker = open_tracker(tracker_base)
     known = sorted({*tracker.keys(), *run_ids(tracker.store)})
@@ -60,14 +58,14 @@ def show_command(tracker_base: str, run: str, output_dir: str, form: str) -> Non
                 "max": curve.max._asdict(),
                 "points": [point._asdict() for point in curve.points],
             }
-            for name, curve in read_history(tracker.store, run_id).items()
+            for name, curve in STEPS.read(tracker.store, run_id).items()
         },
-        "metadata": read_metadata(tracker.store, run_id),
+        "metadata": METADATA.read(tracker.store, run_id),
         "artifacts": {
             name: {"path": artifact.path, "metadata": dict(artifact.metadata)}
-            for name, artifact in read_artifacts(tracker.store, run_id).items()
+            for name, artifact in ARTIFACTS.read(tracker.store, run_id).items()
         },
-        "sources": [vars(source) for source in read_sources(tracker.store, run_id)],
+        "sources": [vars(source) for source in SOURCES.read(tracker.store, run_id)],
         "started": vars(start) if (start := read_starts(tracker.store, [run_id]).get(run_id)) else None,
     }
     say_cached(chosen)

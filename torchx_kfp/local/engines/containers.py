@@ -25,7 +25,7 @@ from torchx_kfp.pipeline.resources import NO_LIMITS, Limits, read_limits
 from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.text import did_you_mean, listed
-from torchx_kfp.tracking.statements.entries import KINDS
+from torchx_kfp.tracking.statements.kinds import FOLDERS
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
 #: The folder of an attempt to which its stage writes its outputs.
@@ -189,7 +189,7 @@ NO_CONTAINERS = Containers()
 
 def _written_folders(base: Path, run_id: str) -> list[Path]:
     """Return the folders below a tracker base to which stages of a run write."""
-    return [base / run_id, *(base / PRIVATE / kind for kind in KINDS)]
+    return [base / run_id, *(base / PRIVATE / kind for kind in FOLDERS)]
 
 
 def choose_containers(

@@ -17,9 +17,8 @@ from torchx_kfp.local.engines import beneath
 from torchx_kfp.pipeline.artifacts import Artifact, check_places, is_remote, read_report
 from torchx_kfp.pipeline.values import convert, from_output
 from torchx_kfp.publisher import missing
-from torchx_kfp.tracking import FsspecResultTracker
-from torchx_kfp.tracking.statements.artifacts import read_artifacts
-from torchx_kfp.tracking.values import Result
+from torchx_kfp.tracking import FsspecResultTracker, Result
+from torchx_kfp.tracking.statements.artifacts import ARTIFACTS
 
 if TYPE_CHECKING:
     from torchx_kfp.local.engines.attempt import AttemptPlan
@@ -158,6 +157,6 @@ def _missing(
         if not os.path.exists(attempt.output_files[name]):
             yield missing("result", name, results, _KINDS.get(kind, kind))
     lost = [name for name, artifact in attempt.artifacts.items() if not os.path.exists(artifact.path)]
-    registered = read_artifacts(tracker.store, run_id) if lost else {}
+    registered = ARTIFACTS.read(tracker.store, run_id) if lost else {}
     for name in lost:
         yield missing("artifact", name, registered)

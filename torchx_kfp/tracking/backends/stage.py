@@ -1,7 +1,8 @@
 """The backend that ``torchx.tracker.AppRun.run_from_env()`` finds in a tracked stage.
 
-What it keeps is what ``current_run()`` of ``torchx_kfp.tracking`` keeps: artifacts, metadata and sources, below the
-tracker base like the results. TorchX loads it through the entry point ``torchx_kfp`` of the group ``torchx.tracker``.
+It stores the same statements as ``current_run()`` of ``torchx_kfp.tracking``: artifacts, metadata and sources, below
+the tracker base like the results. TorchX loads it through the entry point ``torchx_kfp`` of the group
+``torchx.tracker``.
 """
 
 from __future__ import annotations
@@ -13,30 +14,34 @@ from torchx.tracker import api
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import NotInStageError
+from torchx_kfp.tracking.announcing import announce_start
 from torchx_kfp.tracking.lineage import Lineage, read_lineage
-from torchx_kfp.tracking.run import announce
-from torchx_kfp.tracking.statements import entries
-from torchx_kfp.tracking.statements.artifacts import add_artifact, read_artifacts
-from torchx_kfp.tracking.statements.metadata import add_metadata, read_metadata, read_metadata_of
-from torchx_kfp.tracking.statements.sources import Source, add_source, read_sources, read_sources_of
+from torchx_kfp.tracking.statements import kinds
+from torchx_kfp.tracking.statements.artifacts import (
+    ARTIFACTS,
+    METADATA,
+    add_artifact,
+    add_metadata,
+)
+from torchx_kfp.tracking.statements.sources import SOURCES, Source, add_source
 from torchx_kfp.tracking.stores.keys import run_id_parts
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 
 class AppLineage(Lineage, api.Lineage):  # type: ignore[misc]
-    """A run's lineage, to TorchX as well."""
+    """The lineage of a run, also for TorchX."""
 
 
 class StageTracker(api.TrackerBase):  # type: ignore[misc]
     """TorchX's tracker interface on a tracker base.
 
-    All processes of a run can write at once. Of artifacts, and of metadata, the last one under a name counts.
+    All processes of a run can write at once. Of several artifacts or metadata with one name, the last one counts.
 
     Args:
-        tracker_base: fsspec URL or local directory.
+        tracker_base: an fsspec URL or a local directory.
 
     Raises:
-        TrackerError: the base cannot be used; also by the methods, where the store fails.
+        TrackerError: the base cannot be used. All methods raise it if the store fails.
     """
 
     def __init__(self, tracker_base: str | os.PathLike[str]) -> None:
@@ -49,55 +54,55 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         return self._tracker
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
-        """Register an artifact; a local path is made absolute: who reads it may be in another folder."""
+        """Register an artifact. A local path is made absolute, because readers may be in another folder."""
         add_artifact(self._store, run_id, name, path, metadata)
 
     def artifacts(self, run_id: str) -> Mapping[str, api.TrackerArtifact]:
-        """The run's artifacts by name; one without metadata has None there."""
-        found = read_artifacts(self._store, run_id)
+        """Return the run's artifacts by name. The metadata of an artifact without any is None."""
+        found = ARTIFACTS.read(self._store, run_id)
         return {name: api.TrackerArtifact(name, it.path, dict(it.metadata) or None) for name, it in found.items()}
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Say these of the run: whatever JSON can hold."""
+        """Record metadata of the run: values that JSON can hold."""
         add_metadata(self._store, run_id, kwargs)
 
     def metadata(self, run_id: str) -> Mapping[str, object]:
-        """What was said of the run, by name."""
-        return read_metadata(self._store, run_id)
+        """Return the metadata of the run by name."""
+        return METADATA.read(self._store, run_id)
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Say that the run uses another one, or something outside, and which artifact of it."""
+        """Record that the run uses another run, or something outside, and which artifact of it."""
         add_source(self._store, run_id, Source(source_id, artifact_name or None))
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:
-        """What the run uses, each once; with a name, that with this artifact alone."""
-        found = read_sources(self._store, run_id)
+        """Return the sources of the run, each once. With a name, return only those with this artifact."""
+        found = SOURCES.read(self._store, run_id)
         return [api.TrackerSource(it.run_id, it.artifact) for it in found if artifact_name in (None, "", it.artifact)]
 
     def lineage(self, run_id: str) -> AppLineage:
-        """All that the run was made of and all that was made of it, also in other pipelines, with the artifacts."""
+        """Return the lineage of the run, over all pipelines that use the tracker base."""
         return AppLineage(**vars(read_lineage(self._store, [run_id])))
 
     def run_ids(
         self, parent_run_id: str | None = None, run: str | None = None, stage: str | None = None, **metadata: object
     ) -> Iterable[str]:
-        """The runs of which anything is said here, sorted; one that has recorded results alone is not among them.
+        """Return the runs with artifacts, metadata or sources, sorted. Runs that have only results are left out.
 
         Args:
-            parent_run_id: only those that use this run.
-            run: only those of this pipeline run.
-            stage: only those of this stage.
-            metadata: only those with these values; numbers and others are compared by their text, too.
+            parent_run_id: only runs that use this run.
+            run: only runs of this pipeline run.
+            stage: only runs of this stage.
+            metadata: only runs with these values. A value also matches its text.
         """
-        found: Iterable[str] = entries.run_ids(self._store)
+        found: Iterable[str] = kinds.run_ids(self._store)
         for value, place in ((run, 0), (stage, 1)):
             if value is not None:
                 found = [run_id for run_id in found if (run_id_parts(run_id) or (None, None))[place] == value]
         if parent_run_id:
-            sources = read_sources_of(self._store, found)
+            sources = SOURCES.read_many(self._store, found)
             found = [key for key in found if any(it.run_id == parent_run_id for it in sources.get(key, ()))]
         if metadata:
-            known = read_metadata_of(self._store, found)
+            known = METADATA.read_many(self._store, found)
             found = [key for key in found if _has(known.get(key, {}), metadata)]
         return list(found)
 
@@ -110,13 +115,13 @@ def _has(known: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
 
 
 def create(config: str | None = None) -> StageTracker:
-    """The backend of this process. In a stage, its start and all that it reads are recorded, as ``current_run()`` does.
+    """Return the backend of this process. In a stage, record its start and its sources, as ``current_run()`` does.
 
     Args:
-        config: the tracker base; ``TORCHX_TRACKER_BASE`` otherwise.
+        config: the tracker base, by default ``TORCHX_TRACKER_BASE``.
 
     Raises:
-        TrackerError: there is no tracker base, or one that cannot be used or written.
+        TrackerError: there is no tracker base, or it cannot be used or written.
     """
     base = config or os.environ.get(protocol.TRACKER_BASE, "")
     backend = StageTracker(base)
@@ -125,5 +130,5 @@ def create(config: str | None = None) -> StageTracker:
     except NotInStageError:
         return backend
     if context.tracker_base == base:
-        announce(backend.tracker, context, os.environ)
+        announce_start(backend.tracker, context, os.environ)
     return backend

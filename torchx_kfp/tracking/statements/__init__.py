@@ -1,1 +1,1 @@
-"""What is said of a run beside its results. Each statement is a file of its own."""
+"""Statements about a run beside its results: artifacts, metadata, sources and its start, metrics of steps."""

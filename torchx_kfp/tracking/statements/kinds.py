@@ -1,12 +1,12 @@
-"""What is said of a run beside its results: artifacts, metadata, sources, steps. Each statement is a file of its own.
+"""Kinds of statements about a run, and how they are stored: each statement in its own file.
 
-So processes of one run say what they have to say at once without locks, and nothing is ever half replaced. Files are
-named by the time, and the latest counts. They lie below the tracker base where no key of a result can be and no listing
-of results looks::
+So the processes of one run can make statements at the same time without locks, and no statement is ever half replaced.
+Files are named by the time, and the latest counts. They lie below the tracker base where keys of results cannot be and
+listings of results do not look::
 
     <tracker base>/.torchx_kfp/<kind>/<run id>/<nanoseconds>-<random>
 
-``publisher`` has the same layout for what it reads.
+A new kind is a ``Kind`` in a module here, and its folder is added to ``FOLDERS``. ``publisher`` reads the same layout.
 """
 
 from __future__ import annotations
@@ -16,133 +16,150 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.stores.keys import PRIVATE, key_text
 from torchx_kfp.tracking.stores.store import Store
 
-ARTIFACTS = "artifacts"
-METADATA = "metadata"
-SOURCES = "sources"
-STEPS = "steps"
-KINDS = (ARTIFACTS, METADATA, SOURCES, STEPS)
+S = TypeVar("S")
+T = TypeVar("T")
 
+#: The folders of all kinds.
+FOLDERS = ("artifacts", "metadata", "sources", "steps")
 
-class Entry(NamedTuple):
-    """A statement about a run, and the key of its file."""
-
-    key: str
-    content: Mapping[str, Any]
-
-
-#: What is called with the error for a file that is no entry.
+#: A callable that gets the error for each file that does not hold a statement.
 Corrupt = Callable[[CorruptResultError], object]
 
-#: Runs whose entries are listed one by one; of more, all of the kind are listed at once.
+#: For up to this number of runs, the statements of each run are listed by themselves. For more, the kind is listed.
 _FEW_RUNS = 64
 
 _lock = threading.Lock()
 _last = 0
 
 
-def folder_name(run_id: str) -> str:
-    """The run's folder: one name, that ``urllib.parse.unquote`` reads back.
+@dataclass(frozen=True)
+class Kind(Generic[S, T]):
+    """One kind of statement.
 
-    TorchX's own backend has base32, which is more than a file system takes (255 bytes) for run ids of a cluster.
-    ``publisher`` has the same rule, for run ids that a stage makes: those have no ``%``.
+    Args:
+        folder: the name of its folder, one of ``FOLDERS``.
+        parse: turns the JSON object in a file into a statement. It may return None for an object that says nothing of
+            this kind. For a malformed object it raises an AttributeError, KeyError, OverflowError, TypeError or
+            ValueError.
+        join: makes one value of all statements about a run, the oldest first.
+    """
+
+    folder: str
+    parse: Callable[[Mapping[str, Any]], S | None]
+    join: Callable[[list[S]], T]
+
+    def add(self, store: Store, run_id: str, content: Mapping[str, object], what: str, name: str | None = None) -> None:
+        """Store a statement about a run.
+
+        Args:
+            store: the store of the tracker base.
+            run_id: the run.
+            content: the statement as JSON can hold it.
+            what: describes the statement in errors.
+            name: the name of the file, by default the time. A second statement with the same name replaces the first.
+
+        Raises:
+            KeyRefusedError: the run id cannot be a key.
+            ResultRefusedError: JSON cannot hold the content. Nothing was written.
+            TrackerError: the store failed.
+        """
+        try:
+            text = json.dumps(content).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ResultRefusedError(
+                f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
+            ) from None
+        store.write(f"{self._folder_of(run_id)}/{name or time_name()}", text)
+
+    def read(self, store: Store, run_id: str) -> T:
+        """Return what is stated about a run.
+
+        Raises:
+            CorruptResultError: a file does not hold a statement of this kind.
+            TrackerError: the store failed.
+        """
+        found = self.read_many(store, [run_id])
+        return found[run_id] if run_id in found else self.join([])
+
+    def read_many(
+        self, store: Store, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
+    ) -> dict[str, T]:
+        """Return what is stated about each of these runs, or about all runs. Runs without statements are left out.
+
+        Args:
+            store: the store of the tracker base.
+            run_ids: the runs, by default all.
+            corrupt: called with the error for each file that does not hold a statement of this kind. The file is then
+                left out.
+
+        Raises:
+            CorruptResultError: a file does not hold a statement of this kind, and ``corrupt`` is not given.
+            TrackerError: the store failed.
+        """
+        keys = self._keys(store, run_ids)
+        statements: dict[str, list[S]] = {}
+        for key, text in zip(keys, store.each(store.read, keys), strict=True):
+            if text is None:  # removed since it was listed
+                continue
+            try:
+                content = json.loads(text)
+                if not isinstance(content, dict):
+                    raise ValueError(f"{content!r} is not a JSON object")
+                statement = self.parse(content)
+            except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+                problem = CorruptResultError(
+                    f"{store.location(key)} does not hold {self.folder}: {error!r}. Something else wrote it. Remove it."
+                )
+                if corrupt is None:
+                    raise problem from None
+                corrupt(problem)
+                continue
+            if statement is not None:
+                statements.setdefault(run_id_of(key), []).append(statement)
+        return {run_id: self.join(its) for run_id, its in statements.items()}
+
+    def _keys(self, store: Store, run_ids: Iterable[str] | None) -> list[str]:
+        wanted = None if run_ids is None else list(dict.fromkeys(run_ids))
+        if wanted is not None and len(wanted) <= _FEW_RUNS:
+            return [key for found in store.each(store.keys, map(self._folder_of, wanted)) for key in found]
+        folders = None if wanted is None else {folder_name(run_id) for run_id in wanted}
+        keys = store.keys(f"{PRIVATE}/{self.folder}")
+        return [key for key in keys if folders is None or key.split("/")[2] in folders]
+
+    def _folder_of(self, run_id: str) -> str:
+        return f"{PRIVATE}/{self.folder}/{folder_name(key_text(run_id))}"
+
+
+def run_ids(store: Store) -> list[str]:
+    """Return the runs about which anything is stated, sorted."""
+    found = store.each(store.names, [f"{PRIVATE}/{folder}" for folder in FOLDERS])
+    return sorted({unquote(name.rstrip("/")) for names in found for name in names})
+
+
+def folder_name(run_id: str) -> str:
+    """Return the name of the run's folder, which ``urllib.parse.unquote`` reads back.
+
+    TorchX's own backend uses base32, which for run ids of a cluster is longer than a file system allows (255 bytes).
+    ``publisher`` has the same rule for run ids that a stage makes, which do not contain ``%``.
     """
     return run_id.replace("%", "%25").replace("/", "%2F")
 
 
 def run_id_of(key: str) -> str:
-    """The run id in the key of an entry."""
+    """Return the run id in the key of a statement."""
     return unquote(key.split("/")[2])
 
 
-def add_entry(
-    store: Store, kind: str, run_id: str, entry: Mapping[str, object], what: str, name: str | None = None
-) -> None:
-    """Store a statement about the run.
-
-    Args:
-        kind: one of ``KINDS``.
-        entry: what JSON can hold.
-        what: what the entry is, for errors.
-        name: of the file, in place of the time: a second entry of that name takes the first one's place.
-
-    Raises:
-        KeyRefusedError: the run id cannot be a key.
-        ResultRefusedError: JSON cannot hold the entry. Nothing was written.
-        TrackerError: the store failed.
-    """
-    try:
-        content = json.dumps(entry).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ResultRefusedError(
-            f"The {what} cannot be written as JSON: {error}. Use dicts with str keys, lists, numbers and text."
-        ) from None
-    store.write(f"{_folder(kind, run_id)}/{name or time_name()}", content)
-
-
-def read_entries(
-    store: Store, kind: str, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
-) -> dict[str, list[Entry]]:
-    """The entries of this kind of each of these runs, or of all runs, that has any; the oldest first.
-
-    Args:
-        kind: one of ``KINDS``.
-        run_ids: the runs; None for all.
-        corrupt: is called for what is no entry, which is then left out.
-
-    Raises:
-        CorruptResultError: what is stored is no entry, and ``corrupt`` is not given.
-        TrackerError: the store failed.
-    """
-    wanted = None if run_ids is None else list(dict.fromkeys(run_ids))
-    if wanted is not None and len(wanted) <= _FEW_RUNS:
-        keys = [key for found in store.each(store.keys, [_folder(kind, run_id) for run_id in wanted]) for key in found]
-    else:
-        folders = None if wanted is None else {folder_name(run_id) for run_id in wanted}
-        keys = [key for key in store.keys(f"{PRIVATE}/{kind}") if folders is None or key.split("/")[2] in folders]
-    entries: dict[str, list[Entry]] = {}
-    for key, content in zip(keys, store.each(store.read, keys), strict=True):
-        if content is None:  # removed since it was listed
-            continue
-        try:
-            entry = json.loads(content)
-            if not isinstance(entry, dict):
-                raise ValueError(f"{entry!r} is no JSON object")
-        except (ValueError, RecursionError) as error:
-            if corrupt is None:
-                raise no_entry(store, key, error) from None
-            corrupt(no_entry(store, key, error))
-            continue
-        entries.setdefault(run_id_of(key), []).append(Entry(key, entry))
-    return entries
-
-
-def run_ids(store: Store) -> list[str]:
-    """The runs of which anything is said, sorted."""
-    found = store.each(store.names, [f"{PRIVATE}/{kind}" for kind in KINDS])
-    return sorted({unquote(name.rstrip("/")) for names in found for name in names})
-
-
-def no_entry(store: Store, key: str, error: Exception) -> CorruptResultError:
-    """The error for a file that is no entry."""
-    kind = key.split("/")[1]
-    return CorruptResultError(
-        f"{store.location(key)} is no entry of {kind}: {error!r}. Something else wrote it: remove it."
-    )
-
-
-def _folder(kind: str, run_id: str) -> str:
-    return f"{PRIVATE}/{kind}/{folder_name(key_text(run_id))}"
-
-
 def time_name() -> str:
-    """A name that sorts by time; later ones of a process sort behind, also where the clock is set back."""
+    """Return a name that sorts by time. Later names of a process sort last, even if the clock is set back."""
     global _last
     with _lock:
         _last = max(time.time_ns(), _last + 1)

@@ -1,20 +1,39 @@
-"""Sources of a run: the runs that it reads, and other things that it was made of. They make the lineage."""
+"""Sources and start of a run: the runs and other things that it was made of, and when and where it started.
+
+The sources make the lineage. The start is the first statement of a stage, written before its application works, so that
+a tracker base that cannot be written is found at once and not after a training. Both are in one file::
+
+    {"sources": [...], "started": {"time": 1767225600.5, "host": "node-3", "image": "repo/train:1"}}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torchx_kfp.tracking.statements.entries import SOURCES, Corrupt, Entry, add_entry, no_entry, read_entries
+from torchx_kfp import protocol
+from torchx_kfp.tracking.statements.kinds import Kind
 from torchx_kfp.tracking.stores.store import Store
+
+#: Names of the first statement of a stage that reads others, and of one that does not. They are the same for all
+#: processes of a stage, and sort before names made from the time. A process that records a start without the stage's
+#: sources does not replace the statement that has them.
+_READS, _NONE = "0-reads", "0-start"
+#: Set by torchrun: it started this process, and this is the number of the process.
+_TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a run was made of.
+    """Something that a run was made of.
 
-    ``run_id`` is that of another run, or names something outside, such as a dataset. ``artifact`` is the name of the
-    artifact that was used, where that was said; ``alias`` the name under which the pipeline declares the source.
+    Attributes:
+        run_id: the id of another run, or the name of something outside, such as a dataset.
+        artifact: the name of the artifact that was used, if known.
+        alias: the name under which the pipeline declares the source, if it does.
     """
 
     run_id: str
@@ -22,50 +41,100 @@ class Source:
     alias: str | None = None
 
 
+@dataclass(frozen=True)
+class Start:
+    """The start of a stage. If several processes of a stage start one after the other, the last one's.
+
+    Attributes:
+        time: seconds since 1970.
+        host: the name of the host; on Kubernetes the name of the pod.
+        image: the image, or None if it is not known. A container is not told its own.
+    """
+
+    time: float
+    host: str
+    image: str | None = None
+
+
+def _parse_sources(content: Mapping[str, Any]) -> list[Source]:
+    return [
+        Source(str(found["run_id"]), found.get("artifact") or None, found.get("alias")) for found in content["sources"]
+    ]
+
+
+def _join_sources(found: list[list[Source]]) -> list[Source]:
+    unique: dict[tuple[str, str | None], Source] = {}
+    for sources in found:
+        for source in sources:
+            unique.setdefault((source.run_id, source.artifact), source)
+    return list(unique.values())
+
+
+def _parse_start(content: Mapping[str, Any]) -> Start | None:
+    try:
+        started = content["started"]
+        image = started.get("image")
+        return Start(float(started["time"]), str(started["host"]), None if image is None else str(image))
+    except (AttributeError, KeyError, TypeError, ValueError):  # a start of no use is not worth an error
+        return None
+
+
+#: The sources of a run in the order in which they were stated, each once.
+SOURCES = Kind("sources", _parse_sources, _join_sources)
+_STARTS = Kind("sources", _parse_start, lambda found: min(found, key=lambda start: start.time))
+
+
 def encode_sources(sources: Iterable[Source]) -> dict[str, object]:
-    """The entry that says these."""
+    """Return the statement of these sources as JSON can hold it."""
     return {"sources": [{"run_id": s.run_id, "artifact": s.artifact, "alias": s.alias} for s in sources]}
 
 
 def add_source(store: Store, run_id: str, source: Source) -> None:
-    """Say that the run uses the source. To say it again changes nothing.
+    """Record that a run uses a source. Recording it again changes nothing.
 
     Raises:
         TrackerError: the store failed.
     """
-    add_entry(store, SOURCES, run_id, encode_sources([source]), "source")
+    SOURCES.add(store, run_id, encode_sources([source]), "source")
 
 
-def read_sources(store: Store, run_id: str) -> list[Source]:
-    """The sources of the run, in the order in which they were said, each once.
+def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunIds], start: Start | None = None) -> None:
+    """Record the start of a run and the sources that the pipeline declares, in one file.
+
+    Args:
+        store: the store of the tracker base.
+        run_id: the run.
+        parents: alias -> run id, or the run ids of a fan-in. Empty run ids are left out.
+        start: by default ``start_here()``.
 
     Raises:
-        CorruptResultError: what is stored are no sources.
+        KeyRefusedError: the store cannot hold a statement about this run id.
         TrackerError: the store failed.
     """
-    return read_sources_of(store, [run_id]).get(run_id, [])
+    sources = [
+        Source(source, alias=alias)
+        for alias, ids in parents.items()
+        for source in ([ids] if isinstance(ids, str) else ids)
+        if source
+    ]
+    content = {**encode_sources(sources), "started": vars(start or start_here())}
+    SOURCES.add(store, run_id, content, "record of the start", _READS if sources else _NONE)
 
 
-def read_sources_of(
-    store: Store, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
-) -> dict[str, list[Source]]:
-    """The sources of each of these runs that has any, or of all runs.
+def read_starts(store: Store, run_ids: Iterable[str]) -> dict[str, Start]:
+    """Return the starts of those of the runs that have recorded one.
 
-    ``corrupt`` is called for what are no sources, in place of an error.
+    Raises:
+        TrackerError: the store failed.
     """
-    found = read_entries(store, SOURCES, run_ids, corrupt)
-    return {run_id: _decode(store, entries, corrupt) for run_id, entries in found.items()}
+    return _STARTS.read_many(store, run_ids, corrupt=lambda error: None)
 
 
-def _decode(store: Store, entries: Iterable[Entry], corrupt: Corrupt | None = None) -> list[Source]:
-    sources: dict[tuple[str, str | None], Source] = {}
-    for entry in entries:
-        try:
-            for found in entry.content["sources"]:
-                source = Source(str(found["run_id"]), found.get("artifact") or None, found.get("alias"))
-                sources.setdefault((source.run_id, source.artifact), source)
-        except (AttributeError, KeyError, TypeError) as error:
-            if corrupt is None:
-                raise no_entry(store, entry.key, error) from None
-            corrupt(no_entry(store, entry.key, error))
-    return list(sources.values())
+def start_here(environ: Mapping[str, str] = os.environ) -> Start:
+    """Return the start of a stage in this process, at this moment."""
+    return Start(time.time(), os.uname().nodename, environ.get(protocol.IMAGE) or None)
+
+
+def is_first_rank(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process speaks for its stage. Of the processes that torchrun starts, the first one does."""
+    return not environ.get(_TORCHRUN) or environ.get(_RANK, "0") == "0"

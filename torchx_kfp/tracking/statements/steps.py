@@ -1,7 +1,7 @@
-"""Metrics over the steps of a training: the curve of each name, kept small however long the training is.
+"""Metrics over the steps of a training: one curve for each name, which stays small however long the training is.
 
-Each process of a run has one entry (``entries``), which it replaces every few seconds (``step_log``). Of a name it has
-up to ``MAX_POINTS`` points: every value at first, then every second one, every fourth one, and so on. The number of
+Each process of a run has one statement, which it replaces every few seconds (``step_log``). For each name it keeps up
+to ``MAX_POINTS`` points: every value at first, then every second one, every fourth one, and so on. The number of
 values, the last one, the smallest and the largest are exact.
 """
 
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchx_kfp.errors import MissingMetricError, ResultRefusedError
+from torchx_kfp.extras import require
 from torchx_kfp.text import did_you_mean, listed, shown
-from torchx_kfp.tracking.statements.entries import STEPS, Corrupt, Entry, no_entry, read_entries
-from torchx_kfp.tracking.stores.store import Store
-from torchx_kfp.tracking.values import check_results
+from torchx_kfp.tracking.results import check_results
+from torchx_kfp.tracking.statements.kinds import Kind
 
 if TYPE_CHECKING:
     import pandas
 
-#: Points of one name that a process keeps; of many names fewer, so that they are ``_ALL_POINTS`` together: some 2 MB.
+#: Points of one name that a process keeps. With many names it keeps fewer of each, ``_ALL_POINTS`` in all: about 2 MB.
 MAX_POINTS, _ALL_POINTS = 1000, 50_000
 #: Names that a process may use.
 MAX_NAMES = 500
 #: Names that a message lists.
 _LISTED = 20
-#: Bits of a step: those of MLflow.
+#: Bits of a step, as in MLflow.
 _STEP_BITS = 63
 
 
 class Point(NamedTuple):
-    """A value, the step at which it was logged, and when: in seconds since 1970."""
+    """A value that was logged at a step. ``time`` is in seconds since 1970."""
 
     step: int
     value: float
@@ -41,10 +41,14 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """What a run has logged under one name, in the order of the steps.
+    """The values that a run has logged under one name, in the order of their steps.
 
-    ``count`` values were logged, of which ``points`` are kept. ``last`` is that of the largest step. ``min`` and
-    ``max`` leave out NaN, unless all values are.
+    Attributes:
+        points: the points that were kept, about 1,000 for each process.
+        count: the number of values that were logged.
+        last: the value of the largest step.
+        min: the smallest value. NaN does not count, unless all values are NaN.
+        max: the largest value, likewise.
     """
 
     points: tuple[Point, ...]
@@ -55,9 +59,9 @@ class Curve:
 
 
 class History(dict[str, Curve]):
-    """The curves of a run, by name."""
+    """The curves of a run by name. A name that does not exist raises ``MissingMetricError``."""
 
-    def __missing__(self, name: object) -> Curve:
+    def __missing__(self, name: str) -> Curve:
         names = sorted(self)
         there = f"There are: {listed(names, _LISTED)}." if names else "It has logged none."
         raise MissingMetricError(
@@ -65,20 +69,24 @@ class History(dict[str, Curve]):
         )
 
     def to_frame(self) -> pandas.DataFrame:
-        """The points as a pandas DataFrame: a row for each step, and a column for each name.
+        """Return the points as a pandas DataFrame with a row for each step and a column for each name.
 
-        A name that has no point at a step has NaN there; of several at one step, the last one counts.
+        A name without a point at a step has NaN there. Of several points at one step, the last one counts.
 
         Raises:
             TrackerError: pandas is not installed.
         """
-        from torchx_kfp.tracking.frame import history_frame
+        require("pandas", "A DataFrame")
+        import pandas
 
-        return history_frame(self)
+        columns = {name: {point.step: point.value for point in curve.points} for name, curve in self.items()}
+        steps = sorted({step for column in columns.values() for step in column})
+        index = pandas.Index(steps, name="step", dtype="int64")
+        return pandas.DataFrame(columns, index=index, columns=list(columns), dtype=float)
 
 
 class Series:
-    """The points of one name while they come in."""
+    """The points of one name while they are logged."""
 
     last: Point
     min: Point
@@ -90,11 +98,11 @@ class Series:
         self._every = 1
 
     def add(self, point: Point, most: int) -> None:
-        """Take the point in, and keep so many of all."""
+        """Add a point, and keep at most this number of points."""
         if self.count:
             if _order(point) >= _order(self.last):
                 self.last = point
-            # NaN is neither smaller nor larger than a number, and what is not NaN replaces it.
+            # NaN is neither smaller nor larger than a number, and a number replaces it.
             if point.value < self.min.value or self.min.value != self.min.value:
                 self.min = point
             if point.value > self.max.value or self.max.value != self.max.value:
@@ -109,17 +117,17 @@ class Series:
         self.count += 1
 
     def kept(self) -> list[Point]:
-        """The points in the order of their steps, with the exact ones."""
+        """Return the points in the order of their steps, including the exact ones."""
         return sorted({*self.points, self.last, self.min, self.max}, key=_order)
 
 
 def points_for_each(names: int) -> int:
-    """How many points each of so many names may keep."""
+    """Return how many points each of this number of names may keep."""
     return min(MAX_POINTS, _ALL_POINTS // max(1, names))
 
 
-def check_step(run_id: str, step: object, metrics: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
-    """The step and the metrics as plain numbers.
+def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[int, dict[str, float]]:
+    """Return the step and the metrics as plain numbers.
 
     Raises:
         ResultRefusedError: the step is not an int, or a metric is not a number.
@@ -141,13 +149,14 @@ def check_step(run_id: str, step: object, metrics: Mapping[str, Any]) -> tuple[i
             checked[name] = float(value)
         except OverflowError:
             raise ResultRefusedError(
-                f"The metric {shown(name)} at the step {found} of the run {run_id!r} is beyond floats: {shown(value)}."
+                f"The metric {shown(name)} at the step {found} of the run {run_id!r} is too large for a float: "
+                f"{shown(value)}."
             ) from None
     return found, checked
 
 
 def encode_series(series: Mapping[str, Series]) -> dict[str, object]:
-    """The entry that holds these."""
+    """Return the statement of these series as JSON can hold it."""
     return {
         "metrics": {
             name: {
@@ -160,45 +169,29 @@ def encode_series(series: Mapping[str, Series]) -> dict[str, object]:
     }
 
 
-def read_history(store: Store, run_id: str) -> History:
-    """What the run has logged; of several processes, all that they have logged under a name as one curve.
-
-    Raises:
-        CorruptResultError: what is stored is no curve.
-        TrackerError: the store failed.
-    """
-    return read_history_of(store, [run_id]).get(run_id, History())
-
-
-def read_history_of(
-    store: Store, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
-) -> dict[str, History]:
-    """The curves of each of these runs that has any, or of all runs.
-
-    ``corrupt`` is called for what are no curves, in place of an error.
-    """
-    found = read_entries(store, STEPS, run_ids, corrupt)
-    return {run_id: _decode(store, entries, corrupt) for run_id, entries in found.items()}
+def _parse_curves(content: Mapping[str, Any]) -> dict[str, Curve]:
+    curves: dict[str, Curve] = {}
+    for name, stored in content["metrics"].items():
+        columns = zip(stored["steps"], stored["values"], stored["times"], strict=True)
+        last, low, high = (_point(*stored[which]) for which in ("last", "min", "max"))
+        curves[name] = Curve(tuple(_point(*row) for row in columns), int(stored["count"]), last, low, high)
+    return curves
 
 
-def _decode(store: Store, entries: Iterable[Entry], corrupt: Corrupt | None) -> History:
+def _join_curves(processes: list[dict[str, Curve]]) -> History:
     history = History()
-    for entry in entries:
-        try:
-            for name, stored in entry.content["metrics"].items():
-                columns = zip(stored["steps"], stored["values"], stored["times"], strict=True)
-                last, low, high = (_point(*stored[which]) for which in ("last", "min", "max"))
-                curve = Curve(tuple(_point(*row) for row in columns), int(stored["count"]), last, low, high)
-                history[name] = _joined(history[name], curve) if name in history else curve
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            if corrupt is None:
-                raise no_entry(store, entry.key, error) from None
-            corrupt(no_entry(store, entry.key, error))
+    for curves in processes:
+        for name, curve in curves.items():
+            history[name] = _joined(history[name], curve) if name in history else curve
     return history
 
 
+#: The curves of a run. What several processes have logged under one name is one curve.
+STEPS = Kind("steps", _parse_curves, _join_curves)
+
+
 def _joined(one: Curve, other: Curve) -> Curve:
-    """What two processes have logged under one name."""
+    """Join the curves of two processes."""
     both = (one, other)
     comparable = [curve for curve in both if curve.min.value == curve.min.value] or both
     return Curve(
@@ -224,7 +217,7 @@ def _point(step: Any, value: Any, when: Any) -> Point:
 
 
 def _item(step: object) -> object:
-    """The int of NumPy's and others' types."""
+    """Return the int in a value of NumPy or a similar library."""
     if isinstance(step, numbers.Integral):
         return int(step)
     item = getattr(step, "item", None)
