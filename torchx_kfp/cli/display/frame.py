@@ -154,7 +154,8 @@ def _rows(
     for member in group.members:
         if isinstance(member, TaskState) and not member.looped:
             counts = run.counts([member])
-            stage = next(iter(member.stages.values()), StageState(member.path, member.path))
+            unheard = StageState(member.path, member.path, next(iter(counts), State.WAITING))
+            stage = next(iter(member.stages.values()), unheard)
             yield _stage_row(tails, stage, parent, now, counts)
             continue
         if isinstance(member, _Group) and len(member.members) == 1:
