@@ -21,7 +21,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.local import Watch, describe_parameters, load_pipeline, parse_arguments, run
 from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions
 from torchx_kfp.pipeline.load import pipeline_from_documents
-from torchx_kfp.runs.history import RunRecord
+from torchx_kfp.runs.history import read_run
 
 
 @dsl.pipeline(name="train")
@@ -133,12 +133,16 @@ def test_every_keyword_is_an_option_with_a_default():
 
 def test_options_survive_the_run_json(tmp_path):
     options = RunOptions.of({"docker": ["train"], "mounts": [f"{tmp_path}:/data:ro"], "timeout": 5}, ["/data"])
-    again = json.loads(json.dumps(options.as_json()))
-    record = RunRecord(tmp_path, "r-1", "r", 0.0, (), is_running=False, options=again)
+
+    def stored(content):
+        (tmp_path / "run.json").write_text(json.dumps({"run_id": "r-1", "options": content}))
+        return read_run(tmp_path)
+
+    record = stored(options.as_json())
     assert RunOptions.of_record(record) == options
     assert RunOptions.of_record(record).resumed({"timeout": None, "parallelism": 7}) == dataclasses.replace(
         options, parallelism=7
     )
-    del again["directory"]
-    with pytest.raises(ArgumentError, match=r"cannot go on.*'directory'"):
-        RunOptions.of_record(record)
+    without = {name: value for name, value in options.as_json().items() if name != "directory"}
+    with pytest.raises(ArgumentError, match=says("r-1", "'directory'")):
+        RunOptions.of_record(stored(without))

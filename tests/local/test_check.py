@@ -179,7 +179,7 @@ def large_character():
         (small_limit, Kind.MAY_FAIL, "task 'write'", "may use 32 MB of memory"),
         (retried, Kind.CHANGED, "task 'write'", "templateDefaults.retryStrategy"),
         (optional_artifact, Kind.MAY_FAIL, "task 'optional'", "for the optional input 'data'"),
-        (two_that_ignore_a_failure, Kind.CHANGED, "task 'write-2'", "KFP runs 'write-3' alone"),
+        (two_that_ignore_a_failure, Kind.CHANGED, "task 'write-2'", "KFP runs only 'write-3'"),
         (after_one_that_ignores, Kind.MAY_FAIL, "task 'write-3'", "waits for 'write-2', which ignores a failure"),
         (metadata_in_a_command, Kind.CHANGED, "task 'metadata-of'", "{{$.inputs.artifacts['data'].metadata['k']}}"),
         (fact_inside_of_text, Kind.CHANGED, "task 'write'", "{{$.pipeline_job_name}} inside of its input 'x'"),
