@@ -189,6 +189,15 @@ def test_an_import_without_its_extra_says_what_to_type(image: Path, statement: s
     assert done.stdout == f"MissingExtraError torchx_kfp.{needs} {NEEDED}"
 
 
+def test_a_data_frame_without_its_extra_says_what_to_type(image: Path, tmp_path: Path) -> None:
+    done = in_image(image, f"from torchx_kfp.tracking import FsspecResultTracker as T; T({str(tmp_path)!r}).to_frame()")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        'torchx_kfp.errors.MissingExtraError: A DataFrame needs the extra "pandas" (missing here: pandas). '
+        'Install it with: pip install "torchx-kfp[pandas]"'
+    )
+
+
 def test_the_installation_page_shows_the_message() -> None:
     page = (REPOSITORY / "docs" / "start" / "install.md").read_text(encoding="utf-8")
     assert f"\nError: The command torchx-kfp {NEEDED}```\n" in page
