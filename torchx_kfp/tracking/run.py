@@ -328,7 +328,8 @@ class FanIn(list[Run]):
 
         Raises:
             MissingResultsError: a run has recorded nothing.
-            TrackerError: pandas is not installed, or the store failed.
+            MissingExtraError: pandas is not installed.
+            TrackerError: the store failed.
         """
         return results_frame((run.id, run.results()) for run in self)
 

@@ -174,7 +174,8 @@ class FsspecResultTracker(ResultTracker):
             prefix: only this key and those below it, such as ``<pipeline run>``.
 
         Raises:
-            TrackerError: pandas is not installed, or the store failed.
+            MissingExtraError: pandas is not installed.
+            TrackerError: the store failed.
             CorruptResultError: a file is not a JSON object.
         """
         return results_frame(self.items(prefix))
