@@ -33,6 +33,12 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("untimed")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers for ``-n auto``: tests wait for processes, so two CPUs have work for four."""
+    return max(4, len(os.sched_getaffinity(0)))
+
+
 @pytest.fixture(scope="session")
 def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     read_models_once()
