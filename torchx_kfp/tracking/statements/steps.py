@@ -74,7 +74,7 @@ class History(dict[str, Curve]):
         A name without a point at a step has NaN there. Of several points at one step, the last one counts.
 
         Raises:
-            TrackerError: pandas is not installed.
+            MissingExtraError: pandas is not installed.
         """
         require("pandas", "A DataFrame")
         import pandas
