@@ -13,9 +13,9 @@ from torchx_kfp.files import write_output
 from torchx_kfp.report import artifacts, plots, show
 from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
-from torchx_kfp.report.listing import Links, failures, sections
 from torchx_kfp.report.model import RunView
-from torchx_kfp.report.readers import by_task, find_reads
+from torchx_kfp.report.reads import by_task, find_reads
+from torchx_kfp.report.sections import Links, failures, sections
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
 from torchx_kfp.runs import OUTPUT_DIR

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from torchx_kfp.errors import StageFailedError, StageNotFoundError
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import clean_line, counted, did_you_mean, listed
+from torchx_kfp.text import clean, clean_line, counted, did_you_mean, duration, listed, shown
 
 #: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
 LAST_LINES = 10
 #: Failed stages whose last lines a message quotes, and stages that it names besides.
 _QUOTED, _NAMED = 5, 20
 _TAIL_BYTES = 8192
+#: Rows of the table in a notebook, which is no place for thousands.
+_ROWS = 100
 # KFP's type of artifacts whose metadata are numbers, and the entry that it adds by itself.
 _METRICS, _DISPLAY_NAME = "system.Metrics", "display_name"
 
@@ -128,10 +131,13 @@ class RunResult:
         return f"The run {self.run_id} has no stage {name!r}.{did_you_mean(name, known)} It has: {there}."
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of the run: a table of its stages."""
-        from torchx_kfp.runs.notebook import run_as_html
-
-        return run_as_html(self)
+        """Return what a notebook shows of the run: a table of its stages."""
+        caption = f"{self.run_id}: {self.state}, {duration(self.duration)}"
+        rows = [_row("th", ("stage", "state", "seconds", "results"))]
+        rows += [_row("td", _cells(stage)) for stage in self.stages[:_ROWS]]
+        if more := self.stages[_ROWS:]:
+            rows.append(_row("td", (f"and {len(more):,} more", "", "", "")))
+        return f"<table><caption>{_text(caption)}</caption>{''.join(rows)}</table>"
 
     def raise_for_failure(self) -> None:
         """Raises StageFailedError if a stage failed: which ones, why, and the last lines of their logs."""
@@ -172,3 +178,17 @@ def describe_failure(result: RunResult) -> str:
     if not_run:
         lines.append(f"Not run because of that: {listed(not_run, _NAMED)}.")
     return "\n".join(lines)
+
+
+def _cells(stage: StageResult) -> tuple[str, str, str, str]:
+    told = [f"{name}={shown(value)}" for name, value in stage.measures.items()]
+    seconds = f"{stage.duration:.1f}" if stage.attempts else ""
+    return stage.name, str(stage.state), seconds, ", ".join(told) or stage.reason
+
+
+def _row(tag: str, cells: tuple[str, ...]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _text(text: str) -> str:
+    return escape(clean(text))

@@ -12,7 +12,7 @@ from torchx_kfp.report import show
 from torchx_kfp.report.artifacts import ArtifactView, ArtifactViews, Link
 from torchx_kfp.report.graph import summary
 from torchx_kfp.report.model import RunView, StageView
-from torchx_kfp.report.readers import Read
+from torchx_kfp.report.reads import Read
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import Curve
