@@ -122,23 +122,28 @@ class StageState:
         )
 
     def start(self, event: StageStarted) -> None:
+        """Adds an attempt."""
         if self.started_at is None or self._has_ended:
             self.started_at = event.time
         self.attempts.append(Attempt(event))
         self._has_ended, self.reason = False, ""
 
     def end_attempt(self, state: State, end: float | None, reason: str = "") -> None:
+        """Ends the last attempt, if it is still open."""
         if self.attempts and self.attempts[-1].is_open:
             last = self.attempts[-1]
             last.state, last.end, last.reason, last.is_open = state, end, reason, end is None
 
     def queue(self, when: float) -> None:
+        """Takes the time when its inputs were known: its next attempt is the first of a series."""
         self.queued_at, self.started_at, self._has_ended = when, None, False
 
     def retry(self, reason: str, when: float) -> None:
+        """Takes the reason for another attempt, and the time when it is due."""
         self.reason, self.retry_at, self._has_ended = reason, when, False
 
     def finish(self, result: StageResult, when: float) -> None:
+        """Takes its end."""
         self.end_attempt(result.state, when, result.reason)
         self.task, self.last_end, self.ended_at, self._has_ended = result.task, result, when, True
         self.reason = result.reason
