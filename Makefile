@@ -48,9 +48,10 @@ format: $(VENV)/.ready ## format all files
 types: $(VENV)/.ready ## check types (mypy, strict)
 	$(bin)/mypy
 
-goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the program that commands carry
+goldens: $(VENV)/.ready ## rewrite generated files: compiled examples, the program that commands carry, the drawing of packages
 	$(bin)/python -m tools.carry
 	$(bin)/python -m tests.pipelines.regenerate
+	$(bin)/python -m tools.drawing
 
 docs: $(VENV)/.ready ## build the documentation, in docs/_build; warnings are errors
 	$(bin)/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet --jobs auto docs docs/_build

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from tests.architecture import LATE, MAY_IMPORT, MAY_USE, PACKAGE, REPOSITORY, Source, cycle
+from tools.drawing import DRAWING, draw, reduced
+from tools.imports import PACKAGE, REPOSITORY, Source, cycle
+
+_FOUNDATION = {"errors", "extras", "files", "text"}
+#: Each package, and each module beside the packages -> the ones among them that it may import.
+MAY_IMPORT: Mapping[str, set[str]] = {
+    "text": set(),
+    "files": set(),
+    "errors": {"text"},
+    "extras": {"errors", "text"},
+    "protocol": _FOUNDATION,
+    # A stage's command carries this module alone.
+    "publisher": set(),
+    "sdk": _FOUNDATION,
+    "tracking": {*_FOUNDATION, "protocol"},
+    "pipeline": {*_FOUNDATION, "sdk"},
+    "backend": {*_FOUNDATION, "pipeline"},
+    "adapter": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend"},
+    "runs": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend"},
+    "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "backend", "runs"},
+    "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend", "runs"},
+    "cli": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend", "runs", "local", "report"},
+    "__main__": {*_FOUNDATION, "cli"},
+}
+
+#: Each library -> the packages that may use it: a package and what is in it, or a module.
+MAY_USE: Mapping[str, set[str]] = {
+    "fsspec": {"tracking", "publisher", "local"},
+    "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipeline_files", "cli.import_errors"},
+    "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
+    "typing_extensions": {"adapter", "local.options"},
+    "yaml": {"pipeline", "backend", "local"},
+    "celpy": {"pipeline", "cli"},
+    "packaging": {"local.stage"},
+    "click": {"cli"},
+    "rich": {"cli"},
+    "docker": {"local.engines"},
+    "jinja2": {"report"},
+    "markdown_it": {"report"},
+    "markupsafe": {"report"},
+    "mlflow": {"tracking.backends"},
+    "pandas": {"tracking"},
+}
+#: Libraries that come with an extra, or are slow to load: a module imports them inside of its functions.
+LATE = {"celpy", "docker", "jinja2", "markdown_it", "markupsafe", "pandas"}
 
 SOURCE = Source(REPOSITORY / PACKAGE)
 PACKAGES = [package for package in sorted(SOURCE.packages) if package]
 #: Packages that have cycles inside, to be mended.
-CYCLIC = {"runs"}
+CYCLIC = {"runs", "tracking"}
 
 
 def top(name: str) -> str:
@@ -72,3 +118,13 @@ def test_what_imports_are_there_is_seen() -> None:
     assert ("__main__", "cli", "late") in found
     assert ("", "adapter", "typing") in found
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) is not None
+
+
+def test_the_drawing_in_the_docs_is_up_to_date() -> None:
+    assert DRAWING.read_text(encoding="utf-8") == draw(SOURCE), "run `make goldens`"
+
+
+def test_the_drawing_leaves_out_arrows_that_longer_ways_replace() -> None:
+    arrows = {"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"a", "d"}}
+    assert reduced(arrows) == {"a": {"b"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"a"}}
+    assert reduced(arrows, without={"b"}) == {"a": {"c"}, "c": {"d"}, "d": set(), "e": {"a"}}

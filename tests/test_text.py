@@ -43,6 +43,7 @@ def test_nouns_agree_with_their_number() -> None:
         (3 * 3600 + 125, "3h 02m"),
         (47 * 3600 + 3599, "47h 59m"),
         (2 * 86400 + 7 * 3600, "2d 07h"),
+        (1234.9 * 86400, "1,234d"),
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
@@ -71,7 +72,7 @@ def test_other_text_is_not_a_duration(text: str) -> None:
         parse_duration(text)
 
 
-@given(st.floats(min_value=0.001, max_value=1e7))
+@given(st.floats(min_value=0.001, max_value=10 * 86400 - 1800))
 def test_a_duration_that_was_written_can_be_read(seconds: float) -> None:
     unit = 3600 if seconds >= 48 * 3600 else 60 if seconds >= 3600 else 1 if seconds >= 59.95 else 0.05
     assert math.isclose(parse_duration(duration(seconds)), seconds, rel_tol=0.05, abs_tol=unit)

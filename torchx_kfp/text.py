@@ -1,7 +1,7 @@
 """Text for people: lists of names, shortened values, durations, suggestions, and what a terminal may safely be given.
 
 Everything that others have written (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
-its way to a terminal, in the modules that write: ``cli.display.output`` for commands, ``runs.watch.Terminal``
+its way to a terminal, in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal``
 for a run in progress. Control characters can move the cursor and set titles and clipboards; format characters can
 reverse the direction of writing, so that text reads as something else.
 """
@@ -60,7 +60,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(seconds: float, *, whole: bool = False) -> str:
-    """Write a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``.
+    """Write a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``, ``30d``.
 
     Args:
         seconds: a negative number, which clocks that are set back lead to, counts as 0.
@@ -77,7 +77,9 @@ def duration(seconds: float, *, whole: bool = False) -> str:
     if minutes < 60:
         return f"{minutes}m {rest:02}s"
     hours = minutes // 60
-    return f"{hours}h {minutes % 60:02}m" if hours < 48 else f"{hours // 24}d {hours % 24:02}h"
+    if hours < 48:
+        return f"{hours}h {minutes % 60:02}m"
+    return f"{hours // 24}d {hours % 24:02}h" if hours < 240 else f"{hours // 24:,}d"
 
 
 def parse_duration(text: str) -> float:

@@ -81,7 +81,7 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
     assert f"Cached in {third}: train, from {second}.\n" in done.stderr
     # Both were given the same.
     same = inside("compare", base, second, third, "--changed")
-    assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs are the same.")
+    assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs do not differ.")
 
     done = inside("lineage", base, "latest")
     assert done.stdout.splitlines()[1].startswith(f"{second}/train/train-0  x=0.25")
@@ -123,8 +123,8 @@ def test_from_another_folder(runs: list[str], inside: Call, project: Path, base:
     os.rename(project / "local_outputs", project / "elsewhere")
     unknown = inside("results", base, runs[2])
     assert (unknown.returncode, unknown.stdout) == (2, "")
-    told, _, there = unknown.stderr.partition(" Runs that are there: ")
-    assert f"Nothing is recorded of '{runs[2]}' under 'base'." in told
+    told, _, there = unknown.stderr.partition(" Runs there: ")
+    assert f"Nothing is recorded for '{runs[2]}' under 'base'." in told
     # The most similar first: within one second, chance decides it.
     assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
     assert inside("results", "base", runs[2], "--output-dir", "elsewhere").returncode == 0

@@ -288,7 +288,7 @@ REFUSED = {
     ),
     ("compile", "application.py"): (
         2,
-        "application.py, line 2 ended the program while it was imported (2). A file of pipelines defines them and",
+        "application.py, line 2 ended the program while it was imported (2). A pipeline file only defines pipelines",
     ),
     ("compile", "future.py"): (2, "KFP reads annotations as objects: remove 'from __future__ import annotations'."),
     ("run", "pipelines.py:two", "--tracker-base", "s3:/x"): (1, "Write 's3://x', or './s3:/x' if you mean a directory"),
@@ -296,7 +296,8 @@ REFUSED = {
     ("run", "pipelines.py:two", "-p", "tracker_base=pipelines.py"): (1, "pipelines.py' is not a directory"),
     ("run", "pipelines.py:two", "--tracker-base", "memory://x"): (
         2,
-        "Error: The tracker base 'memory://x' is the memory of one process, and each stage is one. Use another.\n",
+        "Error: The tracker base 'memory://x' is in the memory of one process, and each stage is a "
+        "process. Use another base.\n",
     ),
     ("compile", "v1.2.py"): (2, "v1.2.py cannot be imported: a module's name has no dot. Rename the file.\n"),
     ("run", "pipelines.py:two", "-p", "tracker_base=a", "--tracker-base", "b"): (
@@ -311,7 +312,7 @@ REFUSED = {
         "Error: The pipeline 'two' needs a tracker base, where its stages record results: --tracker-base results, or",
     ),
     ("run",): (2, "Missing argument 'FILE[:NAME]|YAML', or --resume RUN."),
-    ("run", "two.yaml", "--resume", "latest"): (2, "--resume takes no FILE: the run goes on with what it was started"),
+    ("run", "two.yaml", "--resume", "latest"): (2, "--resume does not take FILE: the run continues with what it was"),
     ("run", "--resume", "latest"): (2, "There are no runs in 'local_outputs'"),
     ("run", "pipelines.py:two", "-p", "valu=1"): (2, "There is no parameter 'valu'"),
     ("run", "pipelines.py:two", "-p", "value=much"): (2, "The argument 'value'"),
@@ -330,10 +331,10 @@ REFUSED = {
     ),
     ("results", "some", "run-2"): (
         2,
-        "Error: Nothing is recorded of 'run-2' under 'some'. Runs that are there: run-1.\n",
+        "Error: Nothing is recorded for 'run-2' under 'some'. Runs there: run-1.\n",
     ),
     ("results", "s4://bucket"): (1, "s4"),
-    ("results", "some", "../x"): (2, "Error: Nothing is recorded of '../x'"),
+    ("results", "some", "../x"): (2, "Error: Nothing is recorded for '../x'"),
     ("unknown",): (2, "Error: No such command 'unknown'."),
     ("result",): (2, "Error: No such command 'result'. Did you mean 'results'?"),
 }

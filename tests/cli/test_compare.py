@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from torchx_kfp import protocol
-from torchx_kfp.cli.display.output import sparkline
+from torchx_kfp.cli.display.printing import sparkline
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 from torchx_kfp.tracking.statements.artifacts import add_metadata
 
@@ -75,7 +75,7 @@ def test_only_what_has_changed(inside: Call) -> None:
 
 def test_runs_that_are_the_same(inside: Call) -> None:
     done = inside("compare", "base", f"{ONE}/prepare", f"{TWO}/prepare", "--changed")
-    assert (done.returncode, done.stderr) == (0, "The runs are the same.\n")
+    assert (done.returncode, done.stderr) == (0, "The runs do not differ.\n")
     assert done.stdout.splitlines()[0].split() == [
         "stage",
         "name",
@@ -161,15 +161,15 @@ def test_numbers_that_have_no_difference(inside: Call, project: Path) -> None:
 
 REFUSED = {
     ("base",): (2, "Missing argument 'RUN RUN ...'"),
-    ("base", ONE): (2, "Error: One run cannot be compared. Give two or more; `torchx-kfp results` shows one.\n"),
-    ("base", ONE, ONE): (2, f"Error: The run '{ONE}' is given twice. Give different runs.\n"),
-    ("base", ONE, "digits-20260101"): (2, f"Error: The run '{ONE}' is given twice. Give different runs.\n"),
+    ("base", ONE): (2, "Error: Give two or more runs to compare; `torchx-kfp results` shows one.\n"),
+    ("base", ONE, ONE): (2, f"Error: The run '{ONE}' is given twice. Name different runs.\n"),
+    ("base", ONE, "digits-20260101"): (2, f"Error: The run '{ONE}' is given twice. Name different runs.\n"),
     ("base", ONE, "digits"): (
         2,
-        f"Error: 'digits' is the beginning of 2 runs under 'base': {ONE}, {TWO}. Give more of",
+        f"Error: 'digits' is the beginning of 2 runs under 'base': {ONE}, {TWO}. Give a longer part of",
     ),
-    ("base", ONE, "x"): (2, f"Error: Nothing is recorded of 'x' under 'base'. Runs that are there: {ONE}, {TWO}.\n"),
-    ("base", ONE, ""): (2, "Error: Nothing is recorded of '' under 'base'."),
+    ("base", ONE, "x"): (2, f"Error: Nothing is recorded for 'x' under 'base'. Runs there: {ONE}, {TWO}.\n"),
+    ("base", ONE, ""): (2, "Error: Nothing is recorded for '' under 'base'."),
     ("nowhere", "a", "b"): (1, "Error: There is no directory 'nowhere'."),
     ("empty", "a", "b"): (2, "Error: There are no results under 'empty'."),
 }

@@ -96,7 +96,7 @@ def test_a_run_that_is_written_meanwhile_stays(inside: Call, base: Path, monkeyp
     monkeypatch.setattr(Cleanup, "remove", late)
     done = inside("gc", "base", "--older-than", "30d")
     assert [line.split("   ")[-1].strip() for line in done.stdout.splitlines()[3:5]] == [
-        "kept: in use or changed meanwhile",
+        "kept: in use, or changed meanwhile",
         "removed",
     ]
     assert [key for key in left(base) if key.startswith("old/")] == [
@@ -123,7 +123,7 @@ def test_nothing_to_do(call: Call, base: Path) -> None:
     done = call("gc", "base", "--older-than", "2000w")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == LEFT_ALONE + (
-        "Nothing to remove under 'base': no pipeline run is as old as that (4 pipeline runs younger).\n"
+        "Nothing to remove under 'base': no pipeline run is that old (4 pipeline runs younger).\n"
     )
 
 
@@ -131,7 +131,7 @@ def test_an_empty_base(call: Call, project: Path) -> None:
     (project / "empty").mkdir()
     done = call("gc", "empty", "--older-than", "1d")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "Nothing to remove under 'empty': no pipeline run is as old as that.\n"
+    assert done.stderr == "Nothing to remove under 'empty': no pipeline run is that old.\n"
 
 
 @pytest.mark.parametrize("text", ["30", "d", "30 d", "-1d", "0d", "0.0h", "1y", "30D", "1e3d", "٣d", "", "nan"])
@@ -139,7 +139,7 @@ def test_ages_that_are_none(text: str, inside: Call, base: Path) -> None:
     before = left(base)
     done = inside("gc", "base", f"--older-than={text}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{text!r} is not a length of time. Write, for example, 30d, 2w, 12h, 90m or 45s.\n" in done.stderr
+    assert f"{text!r} is not a duration. Write, for example, 30d, 12h, 1h30m or 45s.\n" in done.stderr
     assert left(base) == before
 
 
@@ -171,7 +171,7 @@ def test_many_things_that_are_left_alone(inside: Call, project: Path) -> None:
     lines = inside("gc", "base", "--older-than", "1d").stderr.splitlines()
     assert len(lines) == 12
     assert lines[9] == "Left alone: thing-09 ('thing-09/x' is not a result of a stage)."
-    assert lines[10].startswith("Left alone, too: thing-10, thing-11, ")
+    assert lines[10].startswith("Also left alone: thing-10, thing-11, ")
     assert lines[10].endswith("thing-19 and 10 more.")
 
 
@@ -214,9 +214,9 @@ def test_ctrl_c_says_what_is_gone(project: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert done.returncode == 130
-    assert done.stderr == "Only results are in 'base', no .torchx_kfp: is it a tracker base?\nInterrupted.\n"
+    assert done.stderr == "'base' has results but no .torchx_kfp. Is it a tracker base?\nInterrupted.\n"
     assert [line[:3] for line in done.stdout.splitlines()[2:4]] == ["two", "one"]
-    assert done.stdout.count("not removed, or in part: call gc again") == 2
+    assert done.stdout.count("not removed, or only in part: run gc again") == 2
     assert done.stdout.endswith("Removed 0 pipeline runs, 0 files, 0 B.\n")
 
 

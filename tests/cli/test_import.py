@@ -18,7 +18,7 @@ def test_takes_over_what_torchx_has_stored(call: Call, tmp_path: Path) -> None:
     theirs.add_artifact("local_cwd://torchx/app-1", "model", "s3://models/1")
     for _ in range(2):
         done = call("import", "torchx", "results")
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "Took over 2 files of 1 run.\n")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "Imported 2 files from 1 run.\n")
     assert create(str(tmp_path / "results")).metadata("local_cwd://torchx/app-1") == {"epochs": 3}
 
 

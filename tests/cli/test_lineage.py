@@ -54,7 +54,7 @@ def base(project: Path) -> Path:
 
 
 TREES = """\
-Made of
+Made from
 a-1/choose/c  best=a-1/train/t1
 ├── trials: a-1/train/t0  accuracy=0.5  (model s3://bucket/long/long/long/long/long/long/long/long/long/0.pt)
 │   └── prepare: a-1/prepare/p  rows=1000
@@ -78,7 +78,7 @@ def test_what_a_run_was_made_of_and_what_of_it(run: str, inside: Call) -> None:
 
 def test_the_ends_of_a_lineage(inside: Call) -> None:
     assert inside("lineage", "base", "b-1").stdout.splitlines()[:3] == [
-        "Made of",
+        "Made from",
         "b-1/deploy/d  ok=true",
         "└── model: a-1/choose/c  best=a-1/train/t1",
     ]
@@ -98,15 +98,15 @@ def test_a_whole_name_is_no_beginning(inside: Call, project: Path) -> None:
 
 def test_circles_end(inside: Call) -> None:
     assert inside("lineage", "base", "ring").stdout == (
-        "Made of\nring/x/1\n└── y: ring/y/1\n    └── x: ring/x/1  (shown above)\n"
+        "Made from\nring/x/1\n└── y: ring/y/1\n    └── x: ring/x/1  (shown above)\n"
     )
     assert inside("lineage", "base", "ring/y").stdout.count("ring/y/1") == 4
 
 
 def test_a_run_without_lineage(inside: Call) -> None:
     sentence = (
-        "Nothing is known of what 'alone' was made of, and of what was made of it. "
-        "That is recorded by stages that call current_run() or torchx.tracker.AppRun.run_from_env().\n"
+        "Nothing is known about what 'alone' was made from, or what was made from it. "
+        "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env().\n"
     )
     done = inside("lineage", "base", "alone")
     assert (done.returncode, done.stdout, done.stderr) == (0, "alone/s/1  loss=0.25\n", sentence)
@@ -132,7 +132,7 @@ def test_long_fan_ins_are_cut_in_trees_alone(inside: Call, project: Path) -> Non
     shown = inside("lineage", "base", "big/choose").stdout.splitlines()
     assert shown[21:24] == [
         "├── trials: big/train/0019",
-        "├── ... and 980 more of trials; --format json has all",
+        "├── ... and 980 more of trials; --format json shows all",
         "└── data: a-1/prepare/p  rows=1000",
     ]
     assert len(shown) == 25
@@ -150,7 +150,7 @@ def test_fan_ins_of_fan_ins_and_long_chains(inside: Call, terminal: Callable[...
         add_source(store, f"deep/s{level}/1", Source(f"deep/s{level - 1}/1"))
     shown = inside("lineage", "base", "deep/s299/1").stdout.splitlines()
     assert len(shown) < 120
-    assert sum("... and more; --format json has all" in line for line in shown) == 1
+    assert sum("... and more; --format json shows all" in line for line in shown) == 1
     assert max(map(len, terminal(80, "lineage", "base", "deep/s299/1", NO_COLOR="1").splitlines())) <= 80
 
 
@@ -160,9 +160,9 @@ def test_trees_fit_the_terminal(width: int, terminal: Callable[..., str]) -> Non
     assert max(map(len, shown.splitlines())) <= width
     if width == 200:
         # Paths are cut, and the run that was asked for shows once.
-        narrow = TREES.replace("s3://bucket/long/long/long/", "...ng/")
+        narrow = TREES.replace("s3://bucket/long/long/long/", "…long/")
         assert shown == re.sub(r"(── \w+: )a-1/", r"\1…/", narrow)
-    assert terminal(200, "lineage", "base", "a-1").startswith("\x1b[1mMade of\x1b[0m\n")
+    assert terminal(200, "lineage", "base", "a-1").startswith("\x1b[1mMade from\x1b[0m\n")
 
 
 def test_json_has_all(inside: Call) -> None:
@@ -234,9 +234,9 @@ REFUSED = {
     ("base",): (2, "Error: Missing argument 'RUN'.\n"),
     ("base", "nope"): (
         2,
-        "Error: Nothing is recorded of 'nope' under 'base'. Runs that are there: a-1, alone, b-1, ring, s3://datasets/",
+        "Error: Nothing is recorded for 'nope' under 'base'. Runs there: a-1, alone, b-1, ring, s3://datasets/",
     ),
-    ("base", "a"): (2, "Error: 'a' is the beginning of 2 runs under 'base': a-1, alone. Give more of it.\n"),
+    ("base", "a"): (2, "Error: 'a' is the beginning of 2 runs under 'base': a-1, alone. Give a longer part of it.\n"),
     ("nowhere", "a"): (1, "Error: There is no directory 'nowhere'."),
     ("empty", "a"): (
         2,
@@ -258,7 +258,7 @@ def test_refused(words: tuple[str, ...], inside: Call, project: Path) -> None:
 def test_what_is_no_result_is_left_out(call: Call, base: Path) -> None:
     (base / "a-1/prepare/p").write_text("half")
     done = call("lineage", "base", "a-1/prepare/p")
-    assert done.stdout.startswith("Made of\na-1/prepare/p\n└── s3://datasets/digits  [raw]\n")
+    assert done.stdout.startswith("Made from\na-1/prepare/p\n└── s3://datasets/digits  [raw]\n")
     assert done.stderr.startswith(f"Left out: {base}/a-1/prepare/p is not valid JSON")
     assert done.returncode == 0
 
@@ -276,7 +276,7 @@ def test_when_and_where_it_started(inside: Call, project: Path, monkeypatch: pyt
     record_start(store, "c-1/use/u", {"train": "c-1/train/t"}, Start(1e9, "node-3", "repo/use:1"))
     record_start(store, "c-1/train/t", {}, Start(1e9 - 60, "node-2"))
     assert inside("lineage", "base", "c-1/use").stdout.splitlines() == [
-        "Made of",
+        "Made from",
         "c-1/use/u",
         "├── started 2001-09-09 01:46:40 +0000 on node-3 in repo/use:1",
         "└── train: c-1/train/t",

@@ -187,13 +187,13 @@ def test_what_is_shown(words: tuple[str, ...], inside: Call) -> None:
         assert done.returncode == 0, done.stderr
         rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
         assert (list(json.loads(done.stdout)) if form == "json" else [row[0] for row in rows]) == SHOWN[words]
-        assert ("is left over" in done.stderr) == (not SHOWN[words])
+        assert ("matches" in done.stderr) == (not SHOWN[words])
 
 
 def test_nothing_left_over_is_no_failure(call: Call) -> None:
     done = call("results", "base", "--where", "epochs > 100")
     assert (done.returncode, done.stdout) == (0, "run id\n──────\n")
-    assert done.stderr.endswith("None of 7 run ids is left over.\n")
+    assert done.stderr.endswith("None of 7 run ids matches.\n")
 
 
 def test_rows_for_which_an_expression_has_no_value_are_told(call: Call) -> None:
@@ -239,19 +239,19 @@ def test_results_with_the_names_of_columns(call: Call, project: Path) -> None:
 REFUSED = {
     ("base", "c"): (
         2,
-        "Error: Nothing is recorded of 'c' under 'base'. Runs that are there: a-1, a-2, b-1, local_cwd:/",
+        "Error: Nothing is recorded for 'c' under 'base'. Runs there: a-1, a-2, b-1, local_cwd:/",
     ),
-    ("base", "a"): (2, "Error: 'a' is the beginning of 2 runs under 'base': a-1, a-2. Give more of it.\n"),
+    ("base", "a"): (2, "Error: 'a' is the beginning of 2 runs under 'base': a-1, a-2. Give a longer part of it.\n"),
     ("base", "a-1/nope"): (
         2,
-        "Nothing is recorded of 'a-1/nope' under 'base'. Run ids that are there: a-1/prepare/p, a-1/train/t0, a-1/t",
+        "Nothing is recorded for 'a-1/nope' under 'base'. Run ids there: a-1/prepare/p, a-1/train/t0, a-1/t",
     ),
-    ("base", ""): (2, "Error: Nothing is recorded of '' under 'base'."),
+    ("base", ""): (2, "Error: Nothing is recorded for '' under 'base'."),
     ("file",): (1, "Error: 'file' is not a directory. Name the directory that the pipeline ran with.\n"),
     ("empty",): (1, "Error: There are no results under 'empty'. Is it the tracker base that the pipeline ran with?\n"),
     ("nope://x",): (1, "Error: The tracker base 'nope://x' cannot be used: Protocol not known: nope."),
     ("base", "--json"): (2, "No such option"),
-    ("base", "--stage", "trian"): (2, "Error: --stage 'trian' is not there. Stages: prepare, train.\n"),
+    ("base", "--stage", "trian"): (2, "Error: --stage 'trian' has no results here. Stages: prepare, train.\n"),
     ("base", "--sort", "acuracy"): (
         2,
         "Error: --sort 'acuracy' names 'acuracy', which no run here has recorded. Did you mean 'accuracy'? "
@@ -270,10 +270,10 @@ REFUSED = {
     ("base", "--where", "results.nope > 1"): (2, "names 'nope', which no run here has recorded."),
     ("base", "--where", "accuracy >"): (
         2,
-        "Error: --where 'accuracy >' is no expression: it is wrong at column 10, at or behind '>'.\n",
+        "Error: --where 'accuracy >' is not an expression: column 10 is wrong, at or after '>'.\n",
     ),
-    ("base", "--where", "epochs = 3"): (2, "is no expression: at column 8, write == for =.\n"),
-    ("base", "--where", "done and epochs > 3"): (2, "is no expression: at column 6, write && for and.\n"),
+    ("base", "--where", "epochs = 3"): (2, "is not an expression: at column 8, write == for =.\n"),
+    ("base", "--where", "done and epochs > 3"): (2, "is not an expression: at column 6, write && for and.\n"),
     ("base", "--where", " "): (2, "Error: --where ' ' is empty; write, for example, 'accuracy > 0.9'.\n"),
     ("base", "--where", "epochs"): (
         2,
@@ -300,8 +300,8 @@ def test_refused(words: tuple[str, ...], inside: Call, project: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("base/a-1", "No run ids of stages are here. If 'a-1' is a pipeline run, the tracker base is base.\n"),
-        ("above", "No run ids of stages are here, but deeper. Did you mean the tracker base above/base?\n"),
+        ("base/a-1", "There are no run ids of stages here. If 'a-1' is a pipeline run, the tracker base is base.\n"),
+        ("above", "There are no run ids of stages here. Did you mean the tracker base above/base?\n"),
     ],
 )
 def test_a_base_in_the_folder_beside(folder: str, message: str, call: Call, project: Path) -> None:
@@ -315,11 +315,11 @@ def test_many_files_that_are_no_results(call: Call, base: Path) -> None:
         (base / f"a-2/train/x{number}").write_text("")
     done = call("results", "base", "a-2")
     assert done.returncode == 0
-    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["Left out"] * 5 + ["Left out, too"]
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["Left out"] * 5 + ["Also left out"]
     assert done.stderr.splitlines()[0].startswith(
         f"Left out: {base}/a-2/train/x0 is empty. A result is one JSON object"
     )
-    assert done.stderr.splitlines()[5] == "Left out, too: 3 more files that hold no results."
+    assert done.stderr.splitlines()[5] == "Also left out: 3 more files that hold no results."
 
 
 def test_names_do_not_move_the_cursor(call: Call, base: Path) -> None:
@@ -376,7 +376,7 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
     assert ambiguous.startswith(
         "Error: 'run-1' is the beginning of 1,000 runs under 'many': run-1000, run-1001, run-1002"
     )
-    assert ambiguous.endswith("run-1004 and 995 more. Give more of it.\n")
+    assert ambiguous.endswith("run-1004 and 995 more. Give a longer part of it.\n")
     unknown = call("results", "many", "run-29999").stderr
-    assert unknown.startswith("Error: Nothing is recorded of 'run-29999' under 'many'. Runs that are there: run-")
+    assert unknown.startswith("Error: Nothing is recorded for 'run-29999' under 'many'. Runs there: run-")
     assert unknown.endswith(" and 2,995 more.\n")

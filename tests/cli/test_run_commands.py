@@ -169,7 +169,7 @@ REFUSED = {
     ("logs", "latest", "shell-5"): "The stage 'shell-5' of the run RUN has no log: it was not run: shell-4 failed.",
     ("logs", "latest", "shell-6"): "The stage 'shell-6' of the run RUN has no log: it was skipped: its condition is f",
     ("logs", "latest", "shell-3", "--attempt", "3"): "There is no attempt 3 at 'shell-3' in the run RUN, but 2.",
-    ("logs", "latest", "--attempt", "1"): "--attempt needs a STAGE: that of which it is an attempt.",
+    ("logs", "latest", "--attempt", "1"): "--attempt needs a STAGE.",
     ("cancel", "latest"): "The run RUN has ended already (failed): there is nothing to cancel.",
     ("cancel", "none"): "There is no run 'none' in 'local_outputs'. Runs that are there",
 }

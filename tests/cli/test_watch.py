@@ -301,7 +301,7 @@ def test_quiet_has_the_table_and_errors_alone(folder: Path) -> None:
     assert done.stderr.endswith("Not run because of that: shell-2.\n")
     assert "\x1b" not in done.stderr
     assert call(folder, "run", "fails.yaml", "-q", "-v").stderr == (
-        "Error: --quiet and --verbose ask for the opposite. Give one of them.\n"
+        "Error: --quiet and --verbose contradict each other. Give only one of them.\n"
     )
 
 

@@ -10,7 +10,7 @@ from kfp import compiler, dsl, kubernetes
 from tests.facts import says
 from tests.local.components import shell, write
 from torchx_kfp.cli import cli
-from torchx_kfp.cli.containers import _with_values
+from torchx_kfp.cli.flags import _with_values
 from torchx_kfp.errors import ArgumentError, ContainerEngineError, UnsupportedPipelineError
 from torchx_kfp.local import load_pipeline, run
 from torchx_kfp.local.check import check_supported, find_not_applied

@@ -1,4 +1,4 @@
-"""The command line: one thin module a command.
+"""The command line: one thin module for each command.
 
 Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call, 130 for Ctrl-C.
 """
@@ -13,14 +13,14 @@ from typing import Any
 import click
 
 import torchx_kfp
-from torchx_kfp.cli.display.output import print_message
+from torchx_kfp.cli.display.printing import print_message
 from torchx_kfp.errors import StageFailedError, TorchxKfpError
 from torchx_kfp.text import did_you_mean
 
 __all__ = ["main"]
 
 
-#: Command -> the module that has it, as ``<command>_command``: in the order of a run's life.
+#: Command -> the module that defines it, as ``<command>_command``; in the order of a run's life.
 _MODULES = {
     "compile": "compile",
     "check": "check",
@@ -39,9 +39,9 @@ _MODULES = {
 
 
 class _Group(click.Group):
-    """Loads a command when it is used, and shows torchx-kfp's errors as a message, with a traceback where asked to.
+    """Loads a command when it is used, and prints torchx-kfp's errors as messages, with a traceback on request.
 
-    The help of all commands loads them all: their modules import what they work with inside of their functions.
+    `--help` loads all commands, so their modules import libraries inside functions.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -77,7 +77,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(torchx_kfp.__version__, prog_name="torchx-kfp")
-@click.option("--traceback", is_flag=True, help="Show where in the code an error comes from.")
+@click.option("--traceback", is_flag=True, help="Show the traceback of an error.")
 def cli(traceback: bool) -> None:
     """TorchX applications as stages of Kubeflow Pipelines v2."""
     del traceback  # read by the group

@@ -1,4 +1,4 @@
-"""``--where``: expressions of the Common Expression Language over the results of a run."""
+"""``--where``: filter runs with an expression of the Common Expression Language."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import click
 
-from torchx_kfp.cli.display.output import print_message
+from torchx_kfp.cli.display.printing import print_message
 from torchx_kfp.text import counted, did_you_mean, listed
 
-#: Names that an expression has beside those of results.
+#: Names in an expression other than those of results.
 OWN = ("run", "stage", "execution", "run_id")
-#: The map of all results of a run.
+#: The name of the map with all results of a run.
 _RESULTS = "results"
 _MACROS = {"all", "exists", "exists_one", "filter", "map", "reduce", "min"}
-#: What people write who know Python or SQL better.
+#: What people who know Python or SQL better may write.
 _HINTS = {"and": "&&", "or": "||", "not": "!", "=": "==", "is": "==", "<>": "!="}
-#: Types of the language, by the names that celpy has for them.
+#: Types of the language, by celpy's names for them.
 _KINDS = {"Int": "a whole number", "Double": "a number", "String": "text", "Bool": "true or false"}
 _WORD = re.compile(r"\w+|<>|=|\S")
 
@@ -27,14 +27,14 @@ Row = Mapping[str, Any]
 
 
 def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
-    """The keys of the rows for which the expression holds. A row that lacks a name does not match.
+    """Return the keys of the rows for which the expression is true. A row that lacks a name does not match.
 
     Args:
-        expression: of the Common Expression Language.
-        rows: key -> the values by name, and the results alone.
+        expression: in the Common Expression Language.
+        rows: key -> all values by name, and only the results.
 
     Raises:
-        click.UsageError: it is no expression, names what no row has, or has no boolean value.
+        click.UsageError: it is not an expression, names something that no row has, or is not a boolean.
     """
     import celpy
     from celpy.celparser import CELParseError
@@ -75,7 +75,7 @@ def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
 
 
 def _check(expression: str, names: set[str], fields: set[str], rows: Mapping[str, tuple[Row, Row]]) -> None:
-    """Refuse names that no run has: most of them are slips."""
+    """Reject names that no run has: most of them are typos."""
     there = list(dict.fromkeys(name for _, results in rows.values() for name in results))
     for name in sorted(names - {*there, *OWN}):
         composed = next((other for other in there if re.match(rf"{re.escape(name)}\W", other)), None)
@@ -86,14 +86,14 @@ def _check(expression: str, names: set[str], fields: set[str], rows: Mapping[str
 
 
 def unknown_name(name: str, there: Collection[str]) -> str:
-    """The end of a message on a result that no run has."""
+    """Return the end of a message about a result that no run has."""
     return (
         f"which no run here has recorded.{did_you_mean(name, there)} There are: {listed(sorted(there), 20) or 'none'}."
     )
 
 
 def _names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[str]:
-    """The variables of an expression, without those that its macros bind."""
+    """Yield the variables of an expression that its macros do not bind."""
     if not hasattr(tree, "children"):
         return
     if tree.data == "ident":
@@ -113,7 +113,7 @@ def _names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[str]:
 
 
 def _fields(tree: Any) -> Iterator[str]:
-    """The results that are selected from the map by a constant; what ``has()`` asks for may be missing."""
+    """Yield the results that constants select from the map, except those in ``has()``, which may be missing."""
     if not hasattr(tree, "children"):
         return
     if tree.data == "ident_arg" and str(tree.children[0]) == "has":
@@ -148,7 +148,7 @@ def _cel(value: Any) -> Any:
 
 
 def _arithmetic() -> dict[str, Callable[[Any, Any], Any]]:
-    """The language's arithmetic, but of numbers of any types: a user does not see which one a result has."""
+    """Return the language's arithmetic for mixed types of numbers: a user does not see the type of a result."""
     from celpy import celtypes
 
     numbers = (celtypes.IntType, celtypes.DoubleType)
@@ -158,7 +158,7 @@ def _arithmetic() -> dict[str, Callable[[Any, Any], Any]]:
             if isinstance(a, numbers) and isinstance(b, numbers) and type(a) is not type(b):
                 a, b = celtypes.DoubleType(a), celtypes.DoubleType(b)
             value = function(a, b)
-            return celtypes.DoubleType(value) if type(value) is float else value  # celpy's own loses the type
+            return celtypes.DoubleType(value) if type(value) is float else value  # celpy itself loses the type
 
         return apply
 
@@ -176,8 +176,8 @@ def _place(expression: str, column: int | None) -> str:
         return "is empty; write, for example, 'accuracy > 0.9'"
     word = _WORD.match(rest.lstrip())
     if word and word[0].lower() in _HINTS:
-        return f"is no expression: at column {column}, write {_HINTS[word[0].lower()]} for {word[0]}"
-    return f"is no expression: it is wrong at column {column}, at or behind {rest[:20]!r}"
+        return f"is not an expression: at column {column}, write {_HINTS[word[0].lower()]} for {word[0]}"
+    return f"is not an expression: column {column} is wrong, at or after {rest[:20]!r}"
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""``torchx-kfp cancel``: ending a run on this machine, from anywhere on it."""
+"""``torchx-kfp cancel``: end a run on this machine, from any directory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.cli.commands.runs import output_dir_option
-from torchx_kfp.cli.display.output import print_message
+from torchx_kfp.cli.display.printing import print_message
+from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.errors import ArgumentError, LocalRunError
 from torchx_kfp.text import listed
 
 if TYPE_CHECKING:
     from torchx_kfp.runs.history import RunRecord
 
-#: Seconds that a runner has beyond its stages' grace: it kills what is left then, which takes no time.
+#: Seconds that a runner gets after its stages' grace period, to kill what is left of them.
 _BEYOND_GRACE = 30.0
 
 
@@ -27,10 +27,10 @@ _BEYOND_GRACE = 30.0
 @click.argument("run")
 @output_dir_option
 def cancel_command(run: str, output_dir: str) -> None:
-    """End RUN: its stages get SIGTERM, and SIGKILL after their grace period, as after Ctrl-C.
+    """End RUN as Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
 
-    RUN is a run id, the beginning or the end of one, or "latest". The command waits until the run has ended. Of a run
-    whose runner was killed, it ends what was left running.
+    RUN is a run id, the beginning or the end of one, or "latest". The command waits until the run has ended. If the
+    runner was killed, the command ends the stages that it left running.
     """
     from torchx_kfp.runs.history import find_run, read_run
     from torchx_kfp.runs.vocabulary import State

@@ -1,26 +1,26 @@
-"""``torchx-kfp check``: what of a pipeline cannot run here, and what KFP's backend fails on or does otherwise."""
+"""``torchx-kfp check``: find what cannot run on this machine, and what fails or differs on KFP's backend."""
 
 from __future__ import annotations
 
 import click
 
-from torchx_kfp.cli.display.output import print_message, print_text
+from torchx_kfp.cli.display.printing import print_message, print_text
 from torchx_kfp.text import counted
 
 
 @click.command("check")
 @click.argument("target", metavar="FILE[:NAME]|YAML")
-@click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
-@click.option("--strict", is_flag=True, help="Exit with 2 whatever is found.")
+@click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="The value of a parameter.")
+@click.option("--strict", is_flag=True, help="Exit with 2 if there is any finding.")
 @click.pass_context
 def check_command(ctx: click.Context, target: str, words: tuple[str, ...], strict: bool) -> None:
     """Check a pipeline without running it.
 
-    Takes a compiled pipeline (*.yaml) or a Python file that defines one. Prints what fails on KFP's backend or differs
-    there, seen on KFP 2.17, and what cannot run on this machine, each with the way out. Exits with 2 where
-    `torchx-kfp run` would refuse the pipeline.
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one. Prints what fails or differs on KFP's backend
+    (as seen on KFP 2.17) and what cannot run on this machine, each with a way out. Exits with 2 if `torchx-kfp run`
+    would reject the pipeline.
     """
-    from torchx_kfp.cli.pipelines import load_target, split_words
+    from torchx_kfp.cli.pipeline_files import load_target, split_words
     from torchx_kfp.local import parse_arguments
     from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of
     from torchx_kfp.pipeline.findings import REFUSED, Kind

@@ -1,4 +1,4 @@
-"""``torchx-kfp compare``: runs side by side."""
+"""``torchx-kfp compare``: show runs side by side."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.bases import open_tracker, parts, read
-from torchx_kfp.cli.chosen import Chosen, choose, nothing, say_cached
-from torchx_kfp.cli.commands.runs import output_dir_option
-from torchx_kfp.cli.display.output import (
+from torchx_kfp.cli.display.printing import (
     is_number,
     print_csv,
     print_json,
@@ -22,34 +19,36 @@ from torchx_kfp.cli.display.output import (
     show_value,
     sparkline,
 )
+from torchx_kfp.cli.flags import format_option, output_dir_option
+from torchx_kfp.cli.selection import Chosen, choose, nothing, open_tracker, parts, read, say_cached
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.statements.steps import History
 
 _RESULT, _METADATA, _CACHED = "result", "metadata", "cached"
-#: Of what was logged for each step: the value of the last one, the smallest and the largest.
+#: The rows of a metric that was logged for each step: its last, smallest and largest value.
 _STEPS = ("last", "min", "max")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the runs have under one name in one stage: for each run the values of all executions of the stage."""
+    """One name in one stage: for each run, the values from all executions of the stage."""
 
     stage: str
     kind: str
     name: str
     values: tuple[tuple[Any, ...], ...]
-    #: For each run the curve, as characters, where it has one.
+    #: For each run, its curve as characters, if it has one.
     curves: tuple[str, ...] = ()
 
     @property
     def changed(self) -> bool:
-        """Whether the runs differ in it."""
+        """Whether the values differ between the runs."""
         return self.kind != _CACHED and any(not _same(values, self.values[0]) for values in self.values[1:])
 
     @property
     def difference(self) -> int | float | None:
-        """The second run's number less the first one's, where both have one."""
+        """The second run's number minus the first run's, if both have one."""
         if [len(values) for values in self.values] != [1, 1]:
             return None
         (first,), (second,) = self.values
@@ -64,31 +63,29 @@ class Row:
 @click.command("compare", short_help="Show runs side by side.")
 @click.argument("tracker_base")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN ...")
-@click.option("--changed", is_flag=True, help="Leave out what is the same in all runs.")
+@click.option("--changed", is_flag=True, help="Show only what differs between the runs.")
 @output_dir_option
-@click.option(
-    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
-)
+@format_option("table", "json", "csv")
 def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, output_dir: str, form: str) -> None:
-    """Compare what runs have recorded under TRACKER_BASE: results, metrics of steps and metadata, side by side.
+    """Compare what runs recorded under TRACKER_BASE: results, metrics logged by step, and metadata.
 
-    RUN is a run of a pipeline, the run id of one stage, the beginning or end of one, or "latest". Of a run on this
-    machine, stages that were cached have the results that they were given.
+    RUN is a pipeline run, the run id of one stage, the beginning or end of one, or "latest". Cached stages of a run on
+    this machine count with the results that they were given.
 
     \b
     torchx-kfp compare s3://bucket/results \\
         digits-20260101-120000 digits-20260102-120000 --changed
 
-    Of a stage that was executed several times, such as one in a loop, the smallest and the largest number are shown,
-    and how many there are. Of two runs, the last column is the second one's number less the first one's. Of metrics of
-    steps there are the last value, with the curve before it, the smallest and the largest.
+    A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
+    last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
+    curve and last value, its minimum and its maximum.
     """
     from torchx_kfp.tracking.statements.artifacts import METADATA
     from torchx_kfp.tracking.statements.kinds import run_ids
     from torchx_kfp.tracking.statements.steps import STEPS
 
     if len(runs) < 2:
-        raise click.UsageError("One run cannot be compared. Give two or more; `torchx-kfp results` shows one.")
+        raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
     tracker = open_tracker(tracker_base)
     known = sorted({*tracker.keys(), *run_ids(tracker.store)})
     if not known:
@@ -97,7 +94,7 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
     labels = [one.name for one in chosen]
     again = next((label for label in labels if labels.count(label) > 1), None)
     if again is not None:
-        raise click.UsageError(f"The run {again!r} is given twice. Give different runs.")
+        raise click.UsageError(f"The run {again!r} is given twice. Name different runs.")
     keys = [one.keys for one in chosen]
     wanted = list(dict.fromkeys(key for found in keys for key in found))
     results, metadata = read(tracker, wanted), METADATA.read_many(tracker.store, wanted)
@@ -111,14 +108,14 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
     stages = dict.fromkeys(row.stage for row in rows)
     rows = [row for stage in stages for row in rows if row.stage == stage and (row.changed or not changed)]
     if not rows:
-        print_message("The runs are the same." if changed else "The runs have recorded nothing.")
+        print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
     for one in chosen:
         say_cached(one)
     {"json": _print_json, "csv": _print_csv, "table": _print_table}[form](labels, rows)
 
 
 def _cached_rows(chosen: Sequence[Chosen]) -> list[Row]:
-    """Of each stage that was cached in one of the runs, from which runs in which."""
+    """A row for each stage that was cached in one of the runs: the runs that its results come from."""
     stages = dict.fromkeys(parts(key).get("stage", "") for one in chosen for key in one.cached.values())
     return [
         Row(
@@ -135,7 +132,7 @@ def _cached_rows(chosen: Sequence[Chosen]) -> list[Row]:
 
 
 def _rows(keys: Sequence[Sequence[str]], kind: str, values: Mapping[str, Mapping[str, Any]]) -> list[Row]:
-    # Single executions are compared whatever their stages are called.
+    # Single executions are compared even if their stages have different names.
     single = all(len(found) == 1 for found in keys)
     stages = {key: parts(key).get("stage", "") for found in keys for key in found}
     if single and len(set(stages.values())) > 1:
@@ -173,19 +170,19 @@ def _step_rows(keys: Sequence[Sequence[str]], history: Mapping[str, History]) ->
         replace(row, curves=tuple(its[0] if len(its) == 1 else "" for its in line.values))
         for row, line in zip(kinds[0], drawn, strict=True)
     ]
-    # The three of a name one below the other.
+    # The three rows of a name follow one another.
     return [row for rows in zip(*kinds, strict=True) for row in rows]
 
 
 def _same(values: Sequence[Any], others: Sequence[Any]) -> bool:
-    # Executions have no order that would be the same in two runs.
+    # The order of executions may differ between two runs.
     return len(values) == len(others) and all(map(_equal, sorted(values, key=repr), sorted(others, key=repr)))
 
 
 def _equal(value: Any, other: Any) -> bool:
     if isinstance(value, bool) != isinstance(other, bool):
         return False
-    return bool(value == other) or (value != value and other != other)  # NaN is what it was
+    return bool(value == other) or (value != value and other != other)  # NaN equals NaN
 
 
 def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
@@ -201,7 +198,7 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
                 for values, curve in zip_longest(row.values, row.curves, fillvalue="")
                 if row.kind != _CACHED
             ),
-            # From which run is said on stderr: the name would take the place of values.
+            # A message names the run that it comes from; here the name would take the room of values.
             *(("cached" if values else "") for values in row.values if row.kind == _CACHED),
             *([_signed(row.difference)] if differing else []),
         ]
@@ -211,7 +208,7 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
     end = ["difference"] if differing else []
     columns = ["stage", "name", *labels, *end]
     if not fits(columns, cells, labels):
-        # Names that are longer than what stands below them go above the table.
+        # Names that are wider than their columns go above the table.
         short = [f"run {number}" for number in range(1, len(labels) + 1)]
         print_text("\n".join(f"{name}: {label}" for name, label in zip(short, labels, strict=True)))
         columns, labels = ["stage", "name", *short, *end], short
@@ -219,7 +216,7 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
         cells = [[*row[:2], label, value] for row in cells for label, value in zip(labels, row[2:], strict=False)]
         dim = {place for place in range(len(cells)) if place // len(labels) in dim}
         columns, labels = ["stage", "name", "run", "value"], ["value"]
-    # Not cut: two long texts that differ might look the same.
+    # Not cut: two long texts that differ could look the same.
     print_table(columns, cells, right=[*labels, *end] if "run" not in columns else (), fold=labels, dim=dim)
 
 
@@ -249,12 +246,12 @@ def _print_json(labels: Sequence[str], rows: Sequence[Row]) -> None:
 
 
 def _cell(values: Sequence[Any]) -> Any:
-    """A value of the type that it has; text, where there are several."""
+    """A single value keeps its type; several become text."""
     return values[0] if len(values) == 1 else _show(values, str)
 
 
 def _show(values: Sequence[Any], show: Callable[[Any], str]) -> str:
-    """The value, or of several how many there are and between which two they lie."""
+    """Show a value, or the range and number of several."""
     if not values:
         return ""
     if len(values) == 1:

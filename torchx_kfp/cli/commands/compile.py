@@ -1,10 +1,10 @@
-"""``torchx-kfp compile``: a pipeline function as YAML that KFP takes."""
+"""``torchx-kfp compile``: write a pipeline function as YAML for KFP."""
 
 from __future__ import annotations
 
 import click
 
-from torchx_kfp.cli.display.output import print_message, print_text
+from torchx_kfp.cli.display.printing import print_message, print_text
 from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.files import write_output
 
@@ -12,15 +12,19 @@ from torchx_kfp.files import write_output
 @click.command("compile")
 @click.argument("target", metavar="FILE[:NAME]")
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
-@click.option("--strict", is_flag=True, help="Fail instead of warning where the pipeline fails or differs on KFP.")
+@click.option(
+    "--strict", is_flag=True, help="Exit with an error, not a warning, if the pipeline fails or differs on KFP."
+)
 def compile_command(target: str, output: str, strict: bool) -> None:
     """Compile the pipeline in a Python file to YAML.
 
-    Upload the YAML in the KFP UI, with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
-    `torchx-kfp run`. NAME chooses among several pipelines of the file. Warns of what KFP's backend fails on or changes,
-    as `torchx-kfp check` does. A line says how near a large pipeline comes to the 1 MiB that Argo takes for a run.
+    Upload the YAML in the KFP UI or with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
+    `torchx-kfp run`. NAME selects one of several pipelines in the file.
+
+    Like `torchx-kfp check`, the command warns about what fails or differs on KFP's backend. For a large pipeline it
+    says how close a run comes to Argo's limit of 1 MiB.
     """
-    from torchx_kfp.cli.pipelines import load_pipeline_function
+    from torchx_kfp.cli.pipeline_files import load_pipeline_function
     from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of
     from torchx_kfp.pipeline.findings import about_backends, refuse
     from torchx_kfp.pipeline.load import compile_function

@@ -1,4 +1,4 @@
-"""``torchx-kfp gc``: removing old pipeline runs from a tracker base."""
+"""``torchx-kfp gc``: remove old pipeline runs from a tracker base."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.cli.bases import open_tracker
-from torchx_kfp.cli.display.output import print_message
-from torchx_kfp.cli.duration import SECONDS, Duration
-from torchx_kfp.text import counted, listed, printable
+from torchx_kfp.cli.display.printing import print_message
+from torchx_kfp.cli.flags import Duration
+from torchx_kfp.cli.selection import open_tracker
+from torchx_kfp.text import counted, duration, listed, printable
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.cleanup import Findings, OldRun
 
-#: Things that are left alone of which a message is printed.
+#: Names that a message lists.
 _SHOWN = 10
 
 
 @click.command("gc", short_help="Remove old pipeline runs from a tracker base.")
 @click.argument("tracker_base")
-@click.option("--older-than", "age", metavar="AGE", type=Duration(), required=True, help="Such as 30d, 2w, 12h, 90m.")
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option("--older-than", "age", metavar="AGE", type=Duration(), required=True, help="Such as 30d, 2w or 12h.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed without removing it.")
 def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
-    """Remove old pipeline runs from TRACKER_BASE: their results, and what is kept of them in .torchx_kfp.
+    """Remove old pipeline runs from TRACKER_BASE: their results, and their files in .torchx_kfp.
 
-    A pipeline run is old where its newest file is older than AGE.
+    A pipeline run is old if its newest file is older than AGE.
 
     \b
     torchx-kfp gc s3://bucket/results --older-than 30d --dry-run
 
-    What a run that stays uses is kept. Which run uses which is known where stages call current_run(), or record sources
-    with TorchX's tracker. KFP's backend does not ask before it takes an execution from its cache: AGE should be longer
-    than it keeps executions, or a later run gets the run id of one whose results are gone.
+    Runs that a kept run depends on are kept too. Dependencies are known if stages call current_run() or record sources
+    with TorchX's tracker. KFP's cache does not check whether results still exist: choose an AGE longer than the time
+    for which KFP keeps executions, or a later run may get a run id whose results are gone.
 
-    A folder that holds anything but results of stages is left alone, and so is what nothing tells to be a run: runs
-    have names as KFP and `torchx-kfp run` give them, or a stage has recorded its start there. The files of artifacts
-    are never touched, wherever they are.
+    Only folders that are recognized as runs are removed: their names are as KFP or `torchx-kfp run` make them, or a
+    stage has recorded its start there. A folder with other files in it is left alone. Artifact files are never touched.
     """
     from torchx_kfp.tracking.cleanup import Cleanup
 
@@ -47,10 +46,10 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     _say_left_alone(findings)
     if not findings.old:
         younger = f" ({counted(findings.younger, 'pipeline run')} younger)" if findings.younger else ""
-        print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is as old as that{younger}.")
+        print_message(f"Nothing to remove under {tracker_base!r}: no pipeline run is that old{younger}.")
         return
     if not findings.marked:
-        print_message(f"Only results are in {tracker_base!r}, no .torchx_kfp: is it a tracker base?")
+        print_message(f"{tracker_base!r} has results but no .torchx_kfp. Is it a tracker base?")
     if dry_run:
         going = [run for run in findings.old if not run.kept]
         _print(findings, {run.run: "would be removed" for run in going}, f"Would remove {_sum(going)}.")
@@ -62,9 +61,9 @@ def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
             removed.append(run)
         whole = True
     finally:
-        # An error, or Ctrl-C, on the way is said behind the table.
+        # The message of an error, or of Ctrl-C, follows the table.
         fates = {run.run: "removed" for run in removed}
-        rest = "kept: in use or changed meanwhile" if whole else "not removed, or in part: call gc again"
+        rest = "kept: in use, or changed meanwhile" if whole else "not removed, or only in part: run gc again"
         fates |= {run.run: rest for run in findings.old if not run.kept and run.run not in fates}
         _print(findings, fates, f"Removed {_sum(removed)}.")
 
@@ -74,7 +73,7 @@ def _say_left_alone(findings: Findings) -> None:
     for name, reason in left[:_SHOWN]:
         print_message(f"Left alone: {printable(name)} ({printable(reason)}).")
     if len(left) > _SHOWN:
-        print_message(f"Left alone, too: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
+        print_message(f"Also left alone: {listed((name for name, _ in left[_SHOWN:]), _SHOWN)}.")
 
 
 def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
@@ -87,7 +86,7 @@ def _print(findings: Findings, fates: Mapping[str, str], below: str) -> None:
             " ".join(run.stages),
             f"{run.files:,}",
             _size(run.size),
-            _age(now - run.modified),
+            duration(now - run.modified),
             fates.get(run.run) or f"kept: {run.kept}",
         )
         for run in findings.old
@@ -110,8 +109,3 @@ def _size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def _age(seconds: float) -> str:
-    unit = next((unit for unit in "dhm" if seconds >= SECONDS[unit]), "s")
-    return f"{int(seconds / SECONDS[unit])}{unit}"

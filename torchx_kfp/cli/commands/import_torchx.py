@@ -1,11 +1,11 @@
-"""``torchx-kfp import``: what TorchX's own tracker has stored, taken over."""
+"""``torchx-kfp import``: import what TorchX's own tracker has stored."""
 
 from __future__ import annotations
 
 import click
 
-from torchx_kfp.cli.bases import PATIENCE
-from torchx_kfp.cli.display.output import print_message
+from torchx_kfp.cli.display.printing import print_message
+from torchx_kfp.cli.selection import PATIENCE
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.text import counted
 
@@ -14,10 +14,10 @@ from torchx_kfp.text import counted
 @click.argument("torchx_root")
 @click.argument("tracker_base")
 def import_command(torchx_root: str, tracker_base: str) -> None:
-    """Take over what TorchX's own tracker has stored under TORCHX_ROOT: artifacts, metadata and sources.
+    """Import what TorchX's own tracker has stored under TORCHX_ROOT: artifacts, metadata and sources.
 
     TORCHX_ROOT is the root_path in the configuration of torchx.tracker.backend.fsspec, an fsspec URL or a directory.
-    Nothing there is changed, and to import again changes nothing.
+    Nothing there is changed. Importing again has no effect.
 
     \b
     torchx-kfp import s3://bucket/torchx s3://bucket/results
@@ -30,6 +30,6 @@ def import_command(torchx_root: str, tracker_base: str) -> None:
     found = import_torchx(torchx_root, store, corrupt=wrong.append, patience=PATIENCE)
     for error in wrong:
         print_message(f"Left out: {error}")
-    print_message(f"Took over {counted(sum(found.values()), 'file')} of {counted(len(found), 'run')}.")
+    print_message(f"Imported {counted(sum(found.values()), 'file')} from {counted(len(found), 'run')}.")
     if wrong:
         click.get_current_context().exit(1)

@@ -1,4 +1,4 @@
-"""``torchx-kfp lineage``: what a run was made of, and what was made of it."""
+"""``torchx-kfp lineage``: show what a run was made from, and what was made from it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.bases import open_tracker, pipeline_run, read
-from torchx_kfp.cli.chosen import choose, nothing, say_cached
-from torchx_kfp.cli.commands.runs import output_dir_option
 from torchx_kfp.cli.display.graphs import artifact_label, dot, mermaid, runs_of, without_links_among
-from torchx_kfp.cli.display.output import (
+from torchx_kfp.cli.display.printing import (
     print_json,
     print_message,
     print_text,
@@ -21,7 +18,9 @@ from torchx_kfp.cli.display.output import (
     terminal_width,
     without_run,
 )
-from torchx_kfp.text import counted, moment, printable
+from torchx_kfp.cli.flags import format_option, output_dir_option
+from torchx_kfp.cli.selection import choose, nothing, open_tracker, pipeline_run, read, say_cached
+from torchx_kfp.text import counted, moment, printable, shorten
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -31,38 +30,31 @@ if TYPE_CHECKING:
 
     Results = Mapping[str, Mapping[str, Result]]
 
-#: Runs of one alias, and levels, that a tree shows.
+#: Runs under one alias, and levels, that a tree shows.
 _WIDTH, _DEPTH = 20, 30
-#: Characters by which rich indents a level, and those that are left for a run.
+#: Characters by which rich indents a level, and those left for a run.
 _INDENT, _ROOM = 4, 40
 #: Characters of the results in a tree, and of an artifact's path.
 _RESULTS, _PATH = 60, 40
 
 
-@click.command("lineage", short_help="Show what a run was made of, and what of it.")
+@click.command("lineage", short_help="Show what a run was made from, and what from it.")
 @click.argument("tracker_base")
 @click.argument("run")
 @output_dir_option
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["tree", "mermaid", "dot", "json"]),
-    default="tree",
-    show_default=True,
-    help="Output: text, a graph for Mermaid or Graphviz, or all that is known.",
-)
+@format_option("tree", "mermaid", "dot", "json", text="Output format; Mermaid and Graphviz (dot) draw graphs.")
 def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
-    """Show what RUN was made of and what was made of it, over all pipelines that use TRACKER_BASE.
+    """Show what RUN was made from and what was made from it, across all pipelines that use TRACKER_BASE.
 
-    RUN is the run id of one stage, a run of a pipeline (all of its stages), the beginning or end of one, or "latest".
-    Of a run on this machine, what its cached stages were given counts as well.
+    RUN is the run id of one stage, a pipeline run (all of its stages), the beginning or end of one, or "latest". For a
+    run on this machine, the results that its cached stages were given count too.
 
     \b
     torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
 
-    Runs are shown with their results and with artifacts: in brackets those that were used, in parentheses what the run
-    has where nothing tells which were used; of RUN itself also when and where it started. In a tree, of more than 20
-    runs that are read under one alias the first 20 are shown; the other formats have all.
+    Runs are shown with their results and artifacts: in brackets the artifacts that were used, in parentheses all
+    artifacts of the run if it is not known which were used. RUN itself is shown with its time, host and image. A tree
+    shows the first 20 runs that are read under one alias; the other formats show all.
     """
     from torchx_kfp.tracking.lineage import trace
     from torchx_kfp.tracking.statements.artifacts import ARTIFACTS
@@ -81,14 +73,14 @@ def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> 
     lineage = trace(chosen.keys, sources, lambda wanted: ARTIFACTS.read_many(tracker.store, wanted))
     if not lineage.links:
         print_message(
-            f"Nothing is known of what {run!r} was made of, and of what was made of it. "
-            "That is recorded by stages that call current_run() or torchx.tracker.AppRun.run_from_env()."
+            f"Nothing is known about what {run!r} was made from, or what was made from it. "
+            "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
     results: Results = {}
     starts: Mapping[str, Start] = {}
     if form in ("tree", "json"):
         results = read(tracker, sorted({*recorded} & {*runs_of(lineage)}))
-        # A tree tells those of the runs that were asked for.
+        # A tree shows only those of the runs that were asked for.
         starts = read_starts(tracker.store, runs_of(lineage) if form == "json" else lineage.run_ids)
     if form == "json":
         print_json(_as_json(lineage, results, starts))
@@ -131,7 +123,7 @@ def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start]
     above: dict[str, list[Link]] = {}
     for link in lineage.links:
         above.setdefault(link.run_id, []).append(link)
-    # What the runs that were asked for use of each other is in the first tree already.
+    # Links among the runs that were asked for are in the first tree already.
     below: dict[str, list[Link]] = {}
     for link in without_links_among(lineage.run_ids, lineage.links):
         below.setdefault(link.source, []).append(link)
@@ -140,7 +132,9 @@ def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start]
     if any(run_id in above for run_id in lineage.run_ids) or not makers:
         used = {link.source for link in lineage.links}
         ends = [run_id for run_id in lineage.run_ids if run_id not in used]
-        trees.append(("Made of", _Forest(above, lambda link: link.source, results, starts), [*ends, *lineage.run_ids]))
+        trees.append(
+            ("Made from", _Forest(above, lambda link: link.source, results, starts), [*ends, *lineage.run_ids])
+        )
     if makers:
         trees.append(
             ("Used by", _Forest(below, lambda link: link.run_id, results, starts), makers if trees else lineage.run_ids)
@@ -172,7 +166,7 @@ class _Forest:
         self.shown: set[str] = set()
 
     def roots(self, run_ids: Iterable[str]) -> Iterator[str]:
-        """The first of these runs, and those that stand below none of the roots before them."""
+        """The first of these runs, and those that are not below an earlier root."""
         below: set[str] = set()
         for root in run_ids:
             if root in below:
@@ -211,13 +205,13 @@ class _Forest:
                 self.shown.add(run_id)
                 deeper = self.links.get(run_id) or run_id in self.starts
                 if self.links.get(run_id) and len(waiting) >= depth:
-                    new.add(Text("... and more; --format json has all", style="dim"))
+                    new.add(Text("... and more; --format json shows all", style="dim"))
                 elif deeper:
                     waiting.append((new, iter(self._below(run_id))))
         return whole
 
     def _below(self, run_id: str) -> list[Link | str]:
-        """What is said of a run's start, its links, those of one alias together, and what is said in place of some."""
+        """The lines below a run: its start, its links by alias, and a note in place of links that are left out."""
         by_alias: dict[str | None, list[Link]] = {}
         for link in self.links.get(run_id, ()):
             by_alias.setdefault(link.alias, []).append(link)
@@ -229,16 +223,16 @@ class _Forest:
             found += links[:_WIDTH]
             if len(links) > _WIDTH:
                 what = f" of {printable(alias)}" if alias else ""
-                found.append(f"... and {len(links) - _WIDTH:,} more{what}; --format json has all")
+                found.append(f"... and {len(links) - _WIDTH:,} more{what}; --format json shows all")
         return found
 
     def _label(self, run_id: str, root: str, link: Link | None = None, again: bool = False) -> str:
         run = pipeline_run(root) if run_id != root else None
         results = "(shown above)" if again else without_run(show_results(self.results.get(run_id, {})), run)
-        # A pipe gets all.
+        # A pipe gets everything.
         cut = terminal_width() is not None
-        if cut and len(results) > _RESULTS:
-            results = f"{results[: _RESULTS - 3]}..."
+        if cut:
+            results = shorten(results, _RESULTS)
         alias = f"{printable(link.alias)}: " if link and link.alias else ""
         artifacts = link.artifacts if link else ()
         shown = ", ".join(printable(artifact_label(artifact, _PATH if cut else None)) for artifact in artifacts[:3])

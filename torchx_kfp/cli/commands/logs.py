@@ -1,4 +1,4 @@
-"""``torchx-kfp logs``: what the stages of a run on this machine have printed."""
+"""``torchx-kfp logs``: print the output of stages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.cli.commands.runs import output_dir_option, say_corrupt
-from torchx_kfp.cli.display.output import print_bytes, print_message, print_text
+from torchx_kfp.cli.commands.runs import say_corrupt
+from torchx_kfp.cli.display.printing import print_bytes, print_message, print_text
+from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.text import clean_line, did_you_mean, listed
 
@@ -24,17 +25,17 @@ _CHUNK = 1 << 16
 _INTERVAL = 0.1
 
 
-@click.command("logs", short_help="Print what stages of a run on this machine print.")
+@click.command("logs", short_help="Print the output of stages of a run on this machine.")
 @click.argument("run")
 @click.argument("stage", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the stage, or the run, has ended.")
-@click.option("--attempt", metavar="N", type=click.IntRange(1), help="Which attempt at the stage.  [default: the last]")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
+@click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
 @output_dir_option
 def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None, output_dir: str) -> None:
-    """Print what STAGE has printed in RUN; of all stages, with their names before the lines, if none is named.
+    """Print the output of STAGE in RUN, or of all stages, with the stage's name before each line.
 
-    RUN is a run id, the beginning or the end of one, or "latest". STAGE is a stage as 'run' shows it, one execution of
-    it, or a task of a loop, for all of its iterations.
+    RUN is a run id, the beginning or the end of one, or "latest". STAGE is the name of a stage as 'run' shows it, of
+    one execution of it, or of a task in a loop (all its iterations).
 
     \b
     torchx-kfp logs latest
@@ -43,7 +44,7 @@ def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None,
     from torchx_kfp.runs.history import RunReader, find_run
 
     if attempt is not None and stage is None:
-        raise ArgumentError("--attempt needs a STAGE: that of which it is an attempt.")
+        raise ArgumentError("--attempt needs a STAGE.")
     reader = RunReader(find_run(output_dir, run))
     record = reader.read()
     say_corrupt(record)

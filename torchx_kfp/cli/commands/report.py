@@ -1,4 +1,4 @@
-"""``torchx-kfp report``: a run as a page."""
+"""``torchx-kfp report``: write a run as an HTML page."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from pathlib import Path
 
 import click
 
-from torchx_kfp.cli.display.output import print_text
-from torchx_kfp.runs import OUTPUT_DIR
+from torchx_kfp.cli.display.printing import print_text
+from torchx_kfp.cli.flags import output_dir_option
 
 
 @click.command("report")
 @click.argument("run")
-@click.option("-o", "--output", metavar="FILE", help="The page.  [default: report.html in the run's folder]")
-@click.option("--output-dir", metavar="DIR", default=OUTPUT_DIR, show_default=True, help="Where runs are.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Where to write the report.  [default: report.html in the run's folder]"
+)
+@output_dir_option
 def report_command(run: str, output: str | None, output_dir: str) -> None:
-    """Write RUN, a run on this machine, as one page of HTML that opens offline.
+    """Write RUN, a run on this machine, as one HTML page that opens offline.
 
-    It has the pipeline's graph, a timeline, the failed stages' logs, plots of results over the iterations of loops, and
-    all parameters, results, artifacts and lineage. RUN is a run id, the beginning or end of one, "latest", or the path
-    of a run's folder. A run that has not ended is shown as far as it has come.
+    The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
+    loops, and all parameters, results, artifacts and lineage. While a run is in progress, the page shows what has
+    happened so far. RUN is a run id, the beginning or end of one, "latest", or the path of a run's folder.
     """
     from torchx_kfp.report import read_model, write_report
     from torchx_kfp.runs.history import find_run

@@ -1,4 +1,4 @@
-"""``torchx-kfp results``: what the stages of runs have recorded."""
+"""``torchx-kfp results``: show the results that stages have recorded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.bases import open_tracker, parts, pipeline_run, read, say_if_misplaced
-from torchx_kfp.cli.chosen import Chosen, RunsHere, choose, nothing, say_cached
-from torchx_kfp.cli.commands.runs import output_dir_option
-from torchx_kfp.cli.display.output import (
+from torchx_kfp.cli.display.printing import (
     is_number,
     print_csv,
     print_json,
@@ -22,6 +19,19 @@ from torchx_kfp.cli.display.output import (
     show_value,
     terminal_width,
     without_run,
+)
+from torchx_kfp.cli.flags import format_option, output_dir_option
+from torchx_kfp.cli.selection import (
+    Chosen,
+    RunsHere,
+    choose,
+    nothing,
+    open_tracker,
+    parts,
+    pipeline_run,
+    read,
+    say_cached,
+    say_if_misplaced,
 )
 from torchx_kfp.cli.where import OWN, matching, unknown_name
 from torchx_kfp.errors import KeyRefusedError, MissingResultsError
@@ -33,22 +43,24 @@ if TYPE_CHECKING:
     Results = Mapping[str, Mapping[str, Result]]
 
 
-@click.command("results", short_help="Show what runs have recorded: filtered, sorted, as JSON or CSV.")
+@click.command("results", short_help="Show results of runs: filtered, sorted, as JSON or CSV.")
 @click.argument("tracker_base")
 @click.argument("run", required=False)
-@click.option("--stage", "stages", metavar="STAGE", multiple=True, help="Only this stage; may be given several times.")
+@click.option(
+    "--stage", "stages", metavar="STAGE", multiple=True, help="Show only this stage. May be given several times."
+)
 @click.option(
     "--sort",
     "sorts",
     metavar="NAME",
     multiple=True,
-    help="Sort by this result, then by the next; -NAME: largest first.",
+    help="Sort by this result, then by the next one; -NAME puts the largest first.",
 )
-@click.option("--where", "expressions", metavar="EXPRESSION", multiple=True, help="Only runs for which this holds.")
-@output_dir_option
 @click.option(
-    "--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True, help="Output."
+    "--where", "expressions", metavar="EXPRESSION", multiple=True, help="Show only runs for which this is true."
 )
+@output_dir_option
+@format_option("table", "json", "csv")
 def results_command(
     tracker_base: str,
     run: str | None,
@@ -58,21 +70,22 @@ def results_command(
     output_dir: str,
     form: str,
 ) -> None:
-    """Show what stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
+    """Show the results that stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
 
-    RUN is a run of a pipeline, the run id of one stage, the beginning or end of one, or "latest". Without it and
-    without options, the runs that have results are listed. Of a run on this machine, stages that were cached are shown
-    with the results that they were given.
+    RUN is a pipeline run, the run id of one stage, the beginning or end of one, or "latest". Without RUN and options,
+    the command lists the runs that have results. Cached stages of a run on this machine are shown with the results that
+    they were given.
 
     \b
     torchx-kfp results s3://bucket/results --stage train \\
         --where 'accuracy > 0.9' --sort -accuracy
 
-    An EXPRESSION is one of the Common Expression Language. Names of results are its variables, and run, stage,
-    execution and run_id are: 'epochs >= 10 && model == "resnet"'. For names that are no identifiers write
-    'results["l2norm/mean"] > 1.0'. A run that lacks a name does not match. Of several --where, all hold.
+    EXPRESSION is written in the Common Expression Language. Its variables are the names of results, and run, stage,
+    execution and run_id: 'epochs >= 10 && model == "resnet"'. For names that are not identifiers, write
+    'results["l2norm/mean"] > 1.0'. A run that lacks a name does not match. If --where is given several times, all
+    must be true.
 
-    JSON is run id -> results; CSV has the columns run_id, run, stage and execution before those of the results.
+    JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
     tracker = open_tracker(tracker_base)
     chosen = _chosen(tracker, run, output_dir)
@@ -89,7 +102,7 @@ def results_command(
     for sort in reversed(sorts if found else ()):
         found = _sorted(found, sort)
     if not found:
-        print_message(f"None of {counted(len(keys), 'run id')} is left over.")
+        print_message(f"None of {counted(len(keys), 'run id')} matches.")
     say_cached(chosen)
     if form == "table":
         _print_table(found, chosen.cached)
@@ -98,11 +111,11 @@ def results_command(
 
 
 def _chosen(tracker: FsspecResultTracker, run: str | None, output_dir: str) -> Chosen:
-    # What is below the name is listed first: a base may have many other runs.
+    # Keys below the name are listed first: a base may have many other runs.
     keys: list[str] = []
-    with contextlib.suppress(KeyRefusedError):  # a name that no run can have, such as '..'
+    with contextlib.suppress(KeyRefusedError):  # no run can have the name, such as '..'
         keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
-    # What a cached stage was given lies elsewhere.
+    # The results that a cached stage was given are under another run.
     if keys and run is not None and not _is_here(run, output_dir):
         return Chosen(run.rstrip("/"), tuple(keys))
     known = tracker.keys()
@@ -113,7 +126,7 @@ def _chosen(tracker: FsspecResultTracker, run: str | None, output_dir: str) -> C
         if not others:
             raise nothing(tracker.tracker_base, run)
         raise MissingResultsError(
-            f"There are no results under {tracker.tracker_base!r}, but metadata, artifacts or sources of "
+            f"There are no results under {tracker.tracker_base!r}, only metadata, artifacts or sources of "
             f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
         )
     return Chosen("", tuple(known)) if run is None else choose(run, known, tracker, output_dir)
@@ -155,12 +168,12 @@ def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
     there = sorted({parts(key)["stage"] for key in keys if parts(key)})
     for stage in stages:
         if stage not in there:
-            raise click.UsageError(f"--stage {stage!r} is not there. Stages: {listed(there, 20) or 'none'}.")
+            raise click.UsageError(f"--stage {stage!r} has no results here. Stages: {listed(there, 20) or 'none'}.")
     return [key for key in keys if parts(key).get("stage") in stages]
 
 
 def _values(found: Results) -> dict[str, dict[str, Any]]:
-    """What there is to ask for of each run: its results, and parts of its run id where no run has such a result."""
+    """The names that an expression may use for each run: its results, and the parts of its run id."""
     taken = {name for results in found.values() for name in results}
     own = {key: {"run_id": key, **parts(key)} for key in found}
     return {
@@ -207,7 +220,7 @@ def _print_csv(found: Results) -> None:
 def _print_table(found: Results, cached: Mapping[str, str]) -> None:
     from torchx_kfp.cli.display.tables import fits, print_table
 
-    # What was cached stands in the run that it was cached in.
+    # A cached stage is shown in the run that took it from the cache.
     names_here = {key: cached.get(key, key) for key in found}
     runs = {parts(name).get("run") for name in names_here.values()}
     run = runs.pop() if len(runs) == 1 else None
@@ -218,7 +231,7 @@ def _print_table(found: Results, cached: Mapping[str, str]) -> None:
         for key, name in names_here.items()
     ]
     names = list(dict.fromkeys(name for results in found.values() for name in results))
-    # Each name in a column takes three places at least: no need to measure a table of hundreds.
+    # Each column takes three characters at least: no need to measure a table of hundreds.
     if (width := terminal_width()) is None or 4 * len(names) < width:
         cells = [
             [run_id, *(without_run(show_value(results[name]), run) if name in results else "" for name in names)]

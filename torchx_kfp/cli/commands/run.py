@@ -1,4 +1,4 @@
-"""``torchx-kfp run``: a pipeline on this machine."""
+"""``torchx-kfp run``: run a pipeline on this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.containers import ContainerCommand, chosen_stages
-from torchx_kfp.cli.display.output import this_command
-from torchx_kfp.cli.duration import Duration
+from torchx_kfp.cli.display.printing import this_command
+from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.runs import OUTPUT_DIR
@@ -22,36 +21,41 @@ if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline
     from torchx_kfp.local.options import ResumeKeywords
 
-#: What --secret takes.
-KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its manifest"
+#: The values that --secret takes.
+KEYS = "a folder with one file for each key, a file with KEY=VALUE lines, or its manifest"
 
 
 @click.command("run", cls=ContainerCommand)
 @click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
-@click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="A pipeline parameter's value.")
+@click.option(
+    "-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="The value of a pipeline parameter."
+)
 @click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
 @click.option("--output-dir", metavar="DIR", help=f"Where the run's logs and outputs go.  [default: {OUTPUT_DIR}]")
 @click.option(
     "--parallelism",
     metavar="N",
     type=click.IntRange(1),
-    help="How many stages run at once.  [default: two for each CPU]",
+    help="How many stages run at the same time.  [default: two for each CPU]",
 )
 @click.option(
     "--max-items",
     metavar="N",
     type=click.IntRange(1),
-    help="How many items all loops of the run may have together.  [default: 10000]",
+    help="How many items all loops of the run may have in total.  [default: 10000]",
 )
 @click.option(
-    "--condition-time", metavar="TIME", type=Duration(), help="How long a condition may be evaluated.  [default: 10s]"
+    "--condition-time",
+    metavar="TIME",
+    type=Duration(),
+    help="How long evaluating a condition may take.  [default: 10s]",
 )
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
-@click.option("--fail-fast", is_flag=True, help="End the run at the first failure; exit tasks still run.")
-@click.option("--resume", "resumed", metavar="RUN", help="Go on with a run that has failed, was ended, or was killed.")
-@click.option("--no-cache", is_flag=True, help="Run stages also where an earlier run has done the same.")
-@click.option("--directory", metavar="DIR", help="Where stages run and find their scripts.  [default: the current one]")
-@click.option("--workspace", metavar="DIR", help="The workspace that stages share.  [default: in the run's folder]")
+@click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
+@click.option("--resume", "resumed", metavar="RUN", help="Continue a run that failed, was canceled or was killed.")
+@click.option("--no-cache", is_flag=True, help="Ignore cached results.")
+@click.option("--directory", metavar="DIR", help="Where stages run and find their scripts.  [default: this directory]")
+@click.option("--workspace", metavar="DIR", help="The workspace that the stages share.  [default: in the run's folder]")
 @click.option("--secret", "secrets", metavar="NAME=PATH", multiple=True, help=f"A Kubernetes secret: {KEYS}.")
 @click.option("--config-map", "config_maps", metavar="NAME=PATH", multiple=True, help="A config map, like --secret.")
 @click.option(
@@ -59,14 +63,18 @@ KEYS = "a folder with a file for each key, a file of lines KEY=VALUE, or its man
     "stages",
     metavar="[STAGE]",
     multiple=True,
-    help="Run all stages in their images with Docker or Podman, or the named one.",
+    help="Run all stages, or only the named one, in their images with Docker or Podman.",
 )
 @click.option(
-    "--mount", "mounts", metavar="SRC[:DST][:ro]", multiple=True, help="What containers see of this machine, too."
+    "--mount",
+    "mounts",
+    metavar="SRC[:DST][:ro]",
+    multiple=True,
+    help="A path of this machine for containers to see.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show the table at the end and errors alone.")
-@click.option("-v", "--verbose", is_flag=True, help="Show lines, with each stage's start, inputs and outputs.")
-@click.option("--json", "as_json", is_flag=True, help="Print each event as JSON, one a line, instead of the table.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only the final table and errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line.")
+@click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table.")
 def run_command(
     target: str,
     words: tuple[str, ...],
@@ -89,21 +97,21 @@ def run_command(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Run a pipeline on this machine, its stages as processes of the current environment, or in containers.
+    """Run a pipeline on this machine: its stages as processes of the current environment, or in containers.
 
-    Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME chooses among several. LIST and STRUCT
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME selects one of several. LIST and STRUCT
     parameters are JSON: -p 'points=[{"lr": 0.1}]'.
 
-    A terminal shows the stages while they run, and anything else gets the lines that they print.
+    In a terminal, a live view shows the stages while they run. Otherwise the lines that they print are shown.
     """
     from torchx_kfp.cli.display.summary import summarize
-    from torchx_kfp.cli.pipelines import load_target, split_words
+    from torchx_kfp.cli.pipeline_files import load_target, split_words
     from torchx_kfp.local import load_pipeline, parse_arguments, resume, run
     from torchx_kfp.local.platform.secrets import parse_given
     from torchx_kfp.runs.history import find_run, read_run
 
     if quiet and verbose:
-        raise ArgumentError("--quiet and --verbose ask for the opposite. Give one of them.")
+        raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     given = parse_given(secrets, "--secret")
     given_maps = parse_given(config_maps, "--config-map")
     # None leaves an option as it is: a new run has the default, a resumed one what it had before.
@@ -129,7 +137,7 @@ def run_command(
         arguments = parse_arguments(pipeline, split_words(words))
         base = _tracker_base(pipeline, arguments, tracker_base)
         if tracker_base is not None or not stages:
-            # Containers get folders that the user has named, and not the pipeline.
+            # Containers get only folders that the user, not the pipeline, has named.
             arguments.update(base)
         start = partial(
             run,
@@ -151,7 +159,7 @@ def run_command(
 
 def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> Shown:
     """Return what these options, and the terminal, ask for."""
-    from torchx_kfp.cli.display.output import is_capable, wants_colors
+    from torchx_kfp.cli.display.printing import is_capable, wants_colors
     from torchx_kfp.cli.display.watch import Json, Shown, ShownLines
     from torchx_kfp.runs.state import RunState, outline
     from torchx_kfp.runs.watch import Terminal
@@ -171,7 +179,7 @@ def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> 
 
 
 def _resume(output_dir: str | None) -> Callable[[str], str]:
-    """The command line that goes on with a run, by its run id."""
+    """Return the command line that continues a run, by its run id."""
     place = () if output_dir is None else ("--output-dir", output_dir)
     return lambda run_id: this_command("run", "--resume", run_id, *place)
 
@@ -179,11 +187,11 @@ def _resume(output_dir: str | None) -> Callable[[str], str]:
 def _refuse_with_resume(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value:
-            raise click.UsageError(f"--resume takes no {name}: the run goes on with what it was started with.")
+            raise click.UsageError(f"--resume does not take {name}: the run continues with what it was started with.")
 
 
 def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
-    """The tracker base as an argument, if the pipeline has that parameter: one that can be used, and absolute."""
+    """Return the tracker base as an argument, checked and absolute, if the pipeline has that parameter."""
     from torchx_kfp.tracking.stores.store import check_tracker_base
 
     parameter = pipeline.root.inputs.get(TRACKER_BASE)
@@ -207,12 +215,12 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
     else:
         base = option
     if base and "://" not in base:
-        base = os.path.expanduser(base)  # no shell does it behind an '='
+        base = os.path.expanduser(base)  # a shell does not do it after an '='
     if base.startswith("memory:"):
         raise ArgumentError(
-            f"The tracker base {base!r} is the memory of one process, and each stage is one. Use another."
+            f"The tracker base {base!r} is in the memory of one process, and each stage is a process. Use another base."
         )
-    # Whether it takes results is the runner's to find out.
+    # The runner finds out whether it takes results.
     check_tracker_base(base)
     # A stage may change its directory.
     return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.display.output import print_json, print_message, terminal_width
+from torchx_kfp.cli.display.printing import print_json, print_message, terminal_width
+from torchx_kfp.cli.flags import format_option, output_dir_option
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration
 
 if TYPE_CHECKING:
     from torchx_kfp.runs.history import RunRecord
 
-output_dir_option: Callable[[Any], Any] = click.option(
-    "--output-dir",
-    metavar="DIR",
-    default=OUTPUT_DIR,
-    show_default=True,
-    help="The folder that 'run' was given.",
-)
-
 
 @click.command("runs")
 @output_dir_option
-@click.option(
-    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
-)
+@format_option("table", "json")
 def runs_command(output_dir: str, form: str) -> None:
     """List the runs on this machine, the newest first.
 

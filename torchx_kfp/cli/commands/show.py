@@ -1,4 +1,4 @@
-"""``torchx-kfp show``: all that is known of one run."""
+"""``torchx-kfp show``: show everything that is known about one run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from torchx_kfp.cli.bases import open_tracker, read
-from torchx_kfp.cli.chosen import choose, nothing, say_cached
-from torchx_kfp.cli.commands.runs import output_dir_option
-from torchx_kfp.cli.display.output import print_json, show_value, sparkline
+from torchx_kfp.cli.display.printing import print_json, show_value, sparkline
+from torchx_kfp.cli.flags import format_option, output_dir_option
+from torchx_kfp.cli.selection import choose, nothing, open_tracker, read, say_cached
 from torchx_kfp.errors import UnknownRunError
 from torchx_kfp.text import counted, listed, moment, printable
 
@@ -19,14 +18,12 @@ from torchx_kfp.text import counted, listed, moment, printable
 @click.argument("tracker_base")
 @click.argument("run")
 @output_dir_option
-@click.option(
-    "--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output."
-)
+@format_option("table", "json")
 def show_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
-    """Show all that is known of RUN: its start, results, metrics of steps, metadata, artifacts and what it reads.
+    """Show everything known about RUN: its start, results, metrics, metadata, artifacts, and the runs that it reads.
 
-    RUN is the run id of one stage, the beginning or end of one, or such as "latest/train". Of a cached stage of a run
-    on this machine, what it was given is shown.
+    RUN is the run id of one stage, the beginning or end of one, or a name such as "latest/train". A cached stage of a
+    run on this machine is shown with what it was given.
 
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate

@@ -13,7 +13,7 @@ from functools import partial
 
 from rich.text import Text
 
-from torchx_kfp.cli.display.output import show_results
+from torchx_kfp.cli.display.printing import show_results
 from torchx_kfp.runs.state import RunState, StageState, TaskState
 from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import REPLACEMENT, clean, duration

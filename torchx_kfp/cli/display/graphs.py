@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from torchx_kfp.text import shorten
+
 if TYPE_CHECKING:
     from torchx_kfp.tracking import Artifact, Lineage, Link
 
@@ -53,9 +55,7 @@ def link_label(link: Link) -> str:
 
 def artifact_label(artifact: Artifact, width: int | None = 48) -> str:
     """An artifact's name and the end of its path, which tells paths apart."""
-    path = artifact.path
-    if width is not None and len(path) > width:
-        path = f"...{path[3 - width :]}"
+    path = artifact.path if width is None else shorten(artifact.path, width, keep="end")
     return f"{artifact.name} {path}" if path else artifact.name
 
 

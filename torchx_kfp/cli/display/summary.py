@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from torchx_kfp.cli.display.output import print_message, show_results, this_command
+from torchx_kfp.cli.display.printing import print_message, show_results, this_command
 from torchx_kfp.cli.display.watch import for_stderr
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.pipeline.names import without_indices

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchx_kfp.cli.display.output import has_styles, print_text, symbol, terminal_width
+from torchx_kfp.cli.display.printing import has_styles, print_text, symbol, terminal_width
 from torchx_kfp.text import printable
 
 #: Columns between two of the table's columns, and those that a text keeps where it is cut, and where it is folded: in

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import click
 
-from torchx_kfp.cli.display.output import is_capable, plain, wants_colors
+from torchx_kfp.cli.display.printing import is_capable, json_ready, wants_colors
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.runs.events import Event, RunFinished, encode
 from torchx_kfp.runs.messages import messages
@@ -60,7 +60,7 @@ class Json(Shown):
 
     def on_event(self, event: Event) -> None:
         self._beside.on_event(event)
-        self._stdout.write_lines([json.dumps(plain(encode(event)), allow_nan=False)])
+        self._stdout.write_lines([json.dumps(json_ready(encode(event)), allow_nan=False)])
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
         self._beside.on_lines(stage, lines)

@@ -1,7 +1,6 @@
-"""The architecture, read from the source: who imports whom.
+"""Reads from a package's source which module imports which.
 
-``tests/test_architecture.py`` holds it to the rules below, and ``python -m tests.architecture`` (part of
-``make goldens``) draws it.
+``tests/test_architecture.py`` checks the imports against its rules; ``tools.drawing`` draws them.
 """
 
 from __future__ import annotations
@@ -15,49 +14,6 @@ from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "torchx_kfp"
-
-_FOUNDATION = {"errors", "extras", "files", "text"}
-#: Each package, and each module beside the packages -> the ones among them that it may import.
-MAY_IMPORT: Mapping[str, set[str]] = {
-    "text": set(),
-    "files": set(),
-    "errors": {"text"},
-    "extras": {"errors", "text"},
-    "protocol": _FOUNDATION,
-    # A stage's command carries this module alone.
-    "publisher": set(),
-    "sdk": _FOUNDATION,
-    "tracking": {*_FOUNDATION, "protocol"},
-    "pipeline": {*_FOUNDATION, "sdk"},
-    "backend": {*_FOUNDATION, "pipeline"},
-    "adapter": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend"},
-    "runs": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend"},
-    "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "backend", "runs"},
-    "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend", "runs"},
-    "cli": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend", "runs", "local", "report"},
-    "__main__": {*_FOUNDATION, "cli"},
-}
-
-#: Each library -> the packages that may use it: a package and what is in it, or a module.
-MAY_USE: Mapping[str, set[str]] = {
-    "fsspec": {"tracking", "publisher", "local"},
-    "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipelines", "cli.mistakes"},
-    "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
-    "typing_extensions": {"adapter", "local.options"},
-    "yaml": {"pipeline", "backend", "local"},
-    "celpy": {"pipeline", "cli"},
-    "packaging": {"local.stage"},
-    "click": {"cli"},
-    "rich": {"cli"},
-    "docker": {"local.engines"},
-    "jinja2": {"report"},
-    "markdown_it": {"report"},
-    "markupsafe": {"report"},
-    "mlflow": {"tracking.backends"},
-    "pandas": {"tracking"},
-}
-#: Libraries that come with an extra, or are slow to load: a module imports them inside of its functions.
-LATE = {"celpy", "docker", "jinja2", "markdown_it", "markupsafe", "pandas"}
 
 
 class Import(NamedTuple):

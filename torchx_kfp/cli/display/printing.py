@@ -57,8 +57,8 @@ def symbol(character: str, otherwise: str) -> str:
 def print_json(value: Any) -> None:
     """The value as JSON on stdout; numbers that JSON has not are text, ``"NaN"``."""
     # Escapes only where stdout, or UTF-8 itself, cannot have a character as it is.
-    text = escape_json(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
-    print_text(text if encodable(text) == text else json.dumps(plain(value), indent=2, allow_nan=False))
+    text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False))
+    print_text(text if encodable(text) == text else json.dumps(json_ready(value), indent=2, allow_nan=False))
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -170,12 +170,12 @@ def _csv_cell(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool | Mapping | list) else repr(value)
 
 
-def plain(value: Any) -> Any:
+def json_ready(value: Any) -> Any:
     """The value for JSON: numbers that it has not are text."""
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_ready(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""What went wrong in a user's file of pipelines: one sentence with the place, the value and the way out."""
+"""Explains an error in a user's pipeline file in one sentence: the place, the value and the way out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.text import did_you_mean
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
-#: How Python's own messages name channels.
+#: The names of channels in Python's own messages.
 _CHANNEL_TYPES = re.compile(r"Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation")
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ['\"](\w+)['\"]")
 _OUTPUT_OF = re.compile(r"(\w+)\.outputs\[")
@@ -27,8 +27,8 @@ _NOT_THE_USERS.append(str(Path(torchx_kfp.__file__).parent))
 Frames = Sequence[tuple[FrameType, int]]
 
 
-def describe(path: Path, error: BaseException) -> str:
-    """A message for an error that came of importing a file.
+def explain_import_error(path: Path, error: BaseException) -> str:
+    """Explain an error that was raised while a file was imported.
 
     Args:
         path: the file.
@@ -42,8 +42,8 @@ def describe(path: Path, error: BaseException) -> str:
         return f"{where}: {error}"
     if isinstance(error, SystemExit):
         return (
-            f"{where} ended the program while it was imported ({error.code!r}). A file of pipelines defines them and "
-            "runs nothing: is it an application?"
+            f"{where} ended the program while it was imported ({error.code!r}). A pipeline file only defines "
+            "pipelines. Is this an application?"
         )
     sentence = frame and (
         _unexpected(frame, error) or _channel(frames[users[-1] :], error) or _output(frame, line, error)
@@ -64,7 +64,7 @@ def _is_users(file: str) -> bool:
 
 
 def _unexpected(frame: FrameType, error: BaseException) -> str | None:
-    """An argument that a function does not have."""
+    """Explain an argument that a function does not have."""
     found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
     if not found:
         return None
@@ -138,7 +138,7 @@ def _named(task: str | None, name: str) -> str:
 
 
 def _on_line(frame: FrameType, line: int) -> str | None:
-    """The channel that the line of code names, if it is one."""
+    """Return the name of the one channel on the line of code, if there is exactly one."""
     words = re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
     found = {name for word in words if (name := _name_of(frame.f_locals.get(word)))}
     return found.pop() if len(found) == 1 else None
@@ -153,7 +153,7 @@ def _braces(found: re.Match[str]) -> str:
 
 
 def _output(frame: FrameType, line: int, error: BaseException) -> str | None:
-    """An output that a task of another component does not have."""
+    """Explain the name of an output that a task does not have."""
     found = _OUTPUT_OF.search(linecache.getline(frame.f_code.co_filename, line))
     if not isinstance(error, KeyError) or not found or not error.args:
         return None

@@ -1,4 +1,4 @@
-"""What command lines say of a pipeline: its file, its function in a Python file, its arguments."""
+"""Loads the pipeline that a command line names: a compiled file, or a function in a Python file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.cli.mistakes import describe
+from torchx_kfp.cli.import_errors import explain_import_error
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.sdk import import_kfp, quick_sdk
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def load_pipeline_function(target: str) -> Any:
-    """The pipeline function that ``FILE`` or ``FILE:NAME`` names.
+    """Import the pipeline function that ``FILE`` or ``FILE:NAME`` names.
 
-    The file is imported as a part of the package that it is in, so that a file in ``project/pipelines/`` finds
-    ``project/components/``, whatever the current directory; that is importable, too. So it is for the Python programs
-    that this process starts as stages.
+    The file is imported as part of its package, so that a file in ``project/pipelines/`` finds
+    ``project/components/`` from any current directory, which can be imported from too. The same holds for the Python
+    programs that this process starts as stages.
 
     Raises:
-        PipelineFileError: there is no such file or pipeline, or the file cannot be imported.
+        PipelineFileError: the file or the pipeline does not exist, or the file cannot be imported.
     """
     file, name = _split(target)
     path = Path(file)
@@ -40,7 +40,7 @@ def load_pipeline_function(target: str) -> Any:
 
 
 def load_target(target: str) -> Pipeline:
-    """The pipeline in a compiled file, or the one that ``FILE.py[:NAME]`` names."""
+    """Load the pipeline in a compiled file, or the one that ``FILE.py[:NAME]`` names."""
     from torchx_kfp.local import load_pipeline
 
     if Path(target.rpartition(":")[0] or target).suffix == ".py" or Path(target).suffix == ".py":
@@ -49,10 +49,10 @@ def load_target(target: str) -> Pipeline:
 
 
 def split_words(words: tuple[str, ...]) -> dict[str, str]:
-    """The words ``NAME=VALUE`` of a command line.
+    """Parse the words ``NAME=VALUE`` of a command line.
 
     Raises:
-        ArgumentError: a word is none, or a name is there twice.
+        ArgumentError: a word has another form, or a name is given twice.
     """
     arguments: dict[str, str] = {}
     for word in words:
@@ -87,11 +87,11 @@ def _import(path: Path) -> ModuleType:
     arguments, sys.argv = sys.argv, [str(path)]
     try:
         with quick_sdk(), warnings.catch_warnings():
-            # Two lines for each component, of which there may be many.
+            # It is two lines long, for each of many components.
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:
-        raise PipelineFileError(describe(path, error)) from error
+        raise PipelineFileError(explain_import_error(path, error)) from error
     finally:
         sys.argv = arguments
         # To the end: a file beside the pipeline may have the name of a library that this program imports later.
@@ -104,7 +104,7 @@ def _import(path: Path) -> ModuleType:
 
 
 def _pipelines(module: ModuleType) -> dict[str, Any]:
-    """The pipelines that the module defines; those that it imports only where it defines none."""
+    """Return the pipelines that the module defines; if it defines none, those that it imports."""
     from kfp.dsl import graph_component
 
     found = {name: value for name, value in vars(module).items() if isinstance(value, graph_component.GraphComponent)}
@@ -115,7 +115,7 @@ def _pipelines(module: ModuleType) -> dict[str, Any]:
 def _choose(pipelines: dict[str, Any], name: str | None, file: str) -> Any:
     there = ", ".join(sorted(pipelines)) or "none"
     if name is not None:
-        # The function's name or, as run ids show it, the pipeline's.
+        # The name of the function or, as in run ids, of the pipeline.
         named = [pipeline for key, pipeline in pipelines.items() if name in (key, pipeline.name)]
         if not named:
             raise PipelineFileError(f"{file!r} has no pipeline {name!r}. Its pipelines: {there}.")

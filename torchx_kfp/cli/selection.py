@@ -1,6 +1,7 @@
-"""The run that a command line means: among those under a tracker base, and those on this machine that have used it.
+"""Which runs a command line means: the tracker base, and runs by their name, its beginning or its end.
 
-A run whose stages were cached has recorded nothing itself: its folder tells whose results it was given.
+Runs are looked for under a tracker base, and among those on this machine that have used it. A run whose stages were
+cached has recorded nothing itself: its folder tells whose results it was given.
 """
 
 from __future__ import annotations
@@ -12,22 +13,94 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchx_kfp.cli.display.output import print_message
-from torchx_kfp.errors import ArgumentError, MissingResultsError, TorchxKfpError, UnknownRunError
-from torchx_kfp.text import listed, nearest, printable
+from torchx_kfp.cli.display.printing import print_message
+from torchx_kfp.errors import (
+    ArgumentError,
+    CorruptResultError,
+    MissingResultsError,
+    TorchxKfpError,
+    TrackerError,
+    UnknownRunError,
+)
+from torchx_kfp.text import LISTED, counted, listed, nearest, printable
 
 if TYPE_CHECKING:
-    from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking import FsspecResultTracker, Result
 
-#: Runs of this machine that a message, or the search for the newest one, looks at.
+#: Seconds for which a failing store is tried again, while somebody waits at the terminal.
+PATIENCE = 5.0
+#: Runs on this machine that a message, or the search for the newest run, considers.
 _LOOKED_AT = 20
+
+
+def open_tracker(base: str) -> FsspecResultTracker:
+    """Open the tracker of this base.
+
+    Raises:
+        TrackerError: the protocol of the base is unknown, or a local base is not a directory.
+    """
+    from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.stores.disk import DiskStore
+
+    tracker = FsspecResultTracker(base, patience=PATIENCE)
+    if isinstance(tracker.store, DiskStore):
+        folder = tracker.store.folder
+        if not os.path.lexists(folder):
+            raise TrackerError(
+                f"There is no directory {base!r}. A tracker base is a directory, or a URL such as s3://bucket/results: "
+                "the one that the pipeline ran with."
+            )
+        if not os.path.isdir(folder):
+            raise TrackerError(f"{base!r} is not a directory. Name the directory that the pipeline ran with.")
+    return tracker
+
+
+def pipeline_run(key: str) -> str:
+    """Return the pipeline run in a run id; of another key, return its first part, and of an app handle all of it."""
+    return key if ":/" in key else key.partition("/")[0]
+
+
+def parts(key: str) -> dict[str, str]:
+    """Return the ``run``, ``stage`` and ``execution`` in a run id; empty for another key."""
+    from torchx_kfp.tracking.stores.keys import run_id_parts
+
+    found = run_id_parts(key)
+    return dict(zip(("run", "stage", "execution"), found, strict=True)) if found else {}
+
+
+def read(tracker: FsspecResultTracker, keys: Iterable[str]) -> dict[str, dict[str, Result]]:
+    """Return the results of the keys. Files without results are named on stderr and left out."""
+    corrupt: list[CorruptResultError] = []
+    found = tracker.get_many(keys, corrupt=corrupt.append)
+    for error in corrupt[:LISTED]:
+        print_message(f"Left out: {error}")
+    if len(corrupt) > LISTED:
+        print_message(f"Also left out: {counted(len(corrupt) - LISTED, 'more file')} that hold no results.")
+    return found
+
+
+def say_if_misplaced(base: str, keys: Collection[str]) -> None:
+    """Say on stderr if a folder in the base, or the one above it, is probably the base that was meant."""
+    if any(parts(key) or ":/" in key for key in keys):
+        return
+    above, _, name = base.rstrip("/").rpartition("/")
+    deep = {key.partition("/")[0] for key in keys if key.count("/") >= 3}
+    if len(deep) == 1 and all(key.count("/") >= 3 for key in keys):
+        folder = f"{base.rstrip('/')}/{deep.pop()}"
+        print_message(f"There are no run ids of stages here. Did you mean the tracker base {printable(folder)}?")
+    elif name and all(key.count("/") == 1 for key in keys):
+        message = f"There are no run ids of stages here. If {name!r} is a pipeline run"
+        print_message(f"{printable(message)}, the tracker base is {printable(above or '.')}.")
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a command line means: ``name`` is the run, or a part of one, in full, and ``keys`` are its run ids.
+    """The run ids that a command line means.
 
-    ``cached`` are those that an earlier run has recorded -> what they would be called in this one.
+    Attributes:
+        name: the full name of the run, or of the part of a run.
+        keys: its run ids.
+        cached: those of them that an earlier run has recorded -> the run ids that they would have in this run.
     """
 
     name: str
@@ -36,17 +109,17 @@ class Chosen:
 
 
 def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, output_dir: str) -> Chosen:
-    """The run ids that the user means.
+    """Find the run ids that the user means.
 
     Args:
-        run: a pipeline run, a run id, or the beginning or end of one: each of its names may be cut short, where that
-            leaves one that fits. ``latest`` is the newest pipeline run.
+        run: a pipeline run, a run id, or the beginning or end of one. Each of its names may be cut short, as long as
+            only one fits. ``latest`` is the newest pipeline run.
         known: all run ids under the tracker base, sorted.
         tracker: of the base.
-        output_dir: where runs on this machine have their folders, if there are any.
+        output_dir: the directory with the folders of runs on this machine; it may be missing.
 
     Raises:
-        UnknownRunError: there is none, or several fit.
+        UnknownRunError: no run fits, or several do.
     """
     from torchx_kfp.pipeline.names import LATEST, fitting
 
@@ -70,7 +143,7 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
             end = "beginning" if names[0].startswith(word) else "end"
             raise UnknownRunError(
                 f"{run!r} is the {end} of {len(names):,} runs under {base!r}: "
-                f"{listed(done + name for name in names)}. Give more of it."
+                f"{listed(done + name for name in names)}. Give a longer part of it."
             )
         found = {key: real for key, real in found.items() if _next(key, done) == names[0]}
         done += f"{names[0]}/"
@@ -79,7 +152,7 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
 
 
 def say_cached(chosen: Chosen) -> None:
-    """Say on stderr which of the run's stages were cached, and whose results are shown for them."""
+    """Say on stderr which stages of the run were cached, and which runs their results come from."""
     origins: dict[str, list[str]] = {}
     for real, key in chosen.cached.items():
         origins.setdefault(real.partition("/")[0], []).append(key.split("/")[1])
@@ -89,10 +162,10 @@ def say_cached(chosen: Chosen) -> None:
 
 
 class RunsHere:
-    """The runs on this machine, and what of a tracker base they have used.
+    """The runs on this machine, and the results that they have reused from a tracker base.
 
     Args:
-        output_dir: where their folders are.
+        output_dir: the directory with their folders.
         base: the tracker base.
         known: all run ids under it.
     """
@@ -104,16 +177,16 @@ class RunsHere:
 
     @cached_property
     def folders(self) -> Mapping[str, Path]:
-        """By their names, the newest first."""
+        """Folders of runs by name, the newest first."""
         from torchx_kfp.runs.history import find_runs
 
         try:
             return {folder.name: folder for folder in find_runs(self._output_dir)}
-        except ArgumentError:  # there is no such folder
+        except ArgumentError:  # there is no such directory
             return {}
 
     def handed_on(self, name: str) -> dict[str, str]:
-        """What the run id of each cached stage would be in this run -> what it is, if its results are still there."""
+        """Map the run id that each cached stage would have in this run to its real one, if that still has results."""
         from torchx_kfp.runs.history import read_run
 
         try:
@@ -133,20 +206,20 @@ class RunsHere:
 
 
 def nothing(base: str, run: str | None = None) -> TorchxKfpError:
-    """The error for a base that has no results at all."""
+    """Return the error for a base without any results."""
     kind = MissingResultsError if run is None else UnknownRunError
     return kind(f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?")
 
 
 def _place(base: str) -> str:
-    """The base in one spelling."""
+    """Return the base in a form that can be compared."""
     if base.startswith("file://"):
         base = base.removeprefix("file://")
     return base.rstrip("/") if "://" in base else os.path.realpath(os.path.expanduser(base))
 
 
 def _newest(tracker: FsspecResultTracker, here: RunsHere) -> str | None:
-    """The pipeline run that was written last, or was started later on this machine."""
+    """Return the pipeline run that was written last, or one that was started later on this machine."""
     from torchx_kfp.runs.history import created
     from torchx_kfp.tracking.statements.kinds import run_id_of
     from torchx_kfp.tracking.stores.keys import PRIVATE
@@ -168,21 +241,19 @@ def _newest(tracker: FsspecResultTracker, here: RunsHere) -> str | None:
 
 
 def _next(key: str, done: str) -> str | None:
-    """The name that follows in the key; None where it has no more, or begins otherwise."""
+    """Return the name in the key after ``done``; None if the key ends there or begins with something else."""
     return key[len(done) :].partition("/")[0] if key.startswith(done) and len(key) >= len(done) else None
 
 
 def _unknown(run: str, known: Iterable[str], here: RunsHere, base: str) -> UnknownRunError:
-    """The error for a run that is not there: it names those that are, the most similar first."""
-    from torchx_kfp.cli.bases import pipeline_run
-
-    # Of a pipeline run that is there, its own stages are of more use than other runs.
+    """Return the error for a missing run, which names the runs that exist, the most similar first."""
+    # If the pipeline run exists, its own stages help more than other runs.
     folder = f"{run.partition('/')[0]}/"
     inside = [key for key in known if key.startswith(folder)] if "/" in run else []
     there = inside or list(dict.fromkeys(map(pipeline_run, known)))
     if not inside:
         there += [name for name in list(here.folders)[:_LOOKED_AT] if name not in there and here.handed_on(name)]
     return UnknownRunError(
-        f"Nothing is recorded of {run!r} under {base!r}. {'Run ids' if inside else 'Runs'} that are there: "
+        f"Nothing is recorded for {run!r} under {base!r}. {'Run ids' if inside else 'Runs'} there: "
         f"{listed(nearest(run, there))}."
     )
