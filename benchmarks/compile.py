@@ -2,11 +2,10 @@
 
     python -m benchmarks.compile
 
-Both pipelines have the same tasks, inputs, outputs, commands and pod settings, and component names of their own: KFP's
-cost grows faster than quadratically where one name is used again and again. A third one leaves the pod settings away,
-to show what these cost.
+Both pipelines have the same tasks, inputs, outputs, commands and pod settings. Each component has its own name: with
+one name for many, KFP's time grows faster than quadratically. A third pipeline has no pod settings, to show their cost.
 
-At the end, how the time grows to 1,000 and 2,000 stages as ``torchx-kfp compile`` compiles them, and as KFP does.
+At the end, the benchmark shows how the time grows to 1,000 and 2,000 stages, with ``torchx-kfp compile`` and with KFP.
 """
 
 import functools
@@ -51,7 +50,7 @@ def chain(stages: int) -> Callable[..., None]:
 adapted = chain(STAGES)
 
 
-#: What the adapter makes of one stage, copied out as somebody would who writes it by hand.
+#: One stage as the adapter plans it, to be copied by hand.
 PLAN = plan_stage(make_app("stage-1", 0.1), Settings(tracker_base=(BASE,), sources={"previous": "a/b/c"}))
 COMMAND = [
     word.replace(BASE, "{{$.inputs.parameters['tracker_base']}}")
@@ -101,7 +100,7 @@ def seconds(function: Callable[..., None], clock: Callable[[], float] = time.per
 
 
 def growth() -> bool:
-    """Whether 1,000 stages take at most one and a half times as long for each as 300; prints KFP's own time, too."""
+    """Whether each of 1,000 stages takes at most 1.5 times as long as each of 300. Prints KFP's own time as well."""
     found = {}
     for stages in (STAGES, 1000, 2000):
         with quick_sdk():

@@ -2,9 +2,10 @@
 
     python -m benchmarks.size
 
-Three chains of 300 stages, each with one read and one result: tracked stages inline, from an image that has torchx-kfp,
-and components of KFP's SDK that hand the result on by value, without a tracker. The model of the workflow is
-``torchx_kfp.backend.workflow``. Exits with 1 where a stage takes more than 2,400 bytes.
+There are three chains of 300 stages, each with one read and one result: tracked stages that carry the program that
+publishes, tracked stages whose image has torchx-kfp, and components of KFP's SDK that pass on the result by value,
+without a tracker. ``torchx_kfp.backend.workflow`` is the model of the workflow. Exits with 1 if a stage takes more than
+2,400 bytes.
 """
 
 import functools

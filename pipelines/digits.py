@@ -1,15 +1,15 @@
 """Hand-written digits: prepare the data, train a model in each trial, select the best one, evaluate it, and deploy it
 if it is good enough.
 
-The stages find each other's results through the tracker: none is told a path of another one's output::
+The stages find each other's results through the tracker: no stage gets a path of another stage's output::
 
     torchx-kfp run pipelines/digits.py --tracker-base demo-results/tracker -p threshold=0.98
 
-Their applications are in ``components/``. A compiled file is therefore run in the folder that holds it, or with that
-folder in ``PYTHONPATH``; in a container, it is the image's working directory.
+The applications are in ``components/``. To run a compiled file on this machine, do so in the folder that contains
+``components/``, or add that folder to ``PYTHONPATH``. In a container, it is the image's working directory.
 
-``artifacts`` is the folder for data and models: a local one, or an fsspec URL such as ``s3://bucket/digits``. Without
-one it is beside the tracker base, under the same name with ``-artifacts`` behind it.
+``artifacts`` is the folder for data and models: a local one, or an fsspec URL such as ``s3://bucket/digits``. The
+default is a folder beside the tracker base, with ``-artifacts`` added to its name.
 """
 
 from kfp import dsl
@@ -25,8 +25,8 @@ def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed
     stages = Stages(tracker_base=tracker_base)
 
     prepared = stages.task(apps.prepare(artifacts, seed))
-    # A pipeline of its own, since KFP's local runner puts a loop's item in place of what the loop reads of a task
-    # beside it. That of KFP 2.16 also needs a condition or a loop at this level, or else takes none further in.
+    # A nested pipeline, because KFP's local runner replaces what the loop reads of a task beside it by the loop's item.
+    # KFP 2.16's also needs a condition or a loop at this level, or it accepts none in nested pipelines.
     trained = trials.trials(tracker_base=tracker_base, prepared=prepared.outputs["run_id"])
     selected = stages.task(apps.select(), reads={"train": trained.output}, results={"accuracy": float, "model": str})
     evaluated = stages.task(

@@ -1,8 +1,8 @@
-"""Trials on hand-written digits whose results are runs of MLflow as well.
+"""Trials on hand-written digits, recorded as runs of MLflow as well.
 
-The applications of ``components/digits`` know nothing of MLflow: what they record with ``current_run()`` reaches the
-trackers that the pipeline names. ``tracking_uri`` is MLflow's server; empty, the variable ``MLFLOW_TRACKING_URI`` says
-where it is. ``docs/guides/mlflow.md`` shows how to run it.
+The applications of ``components/digits`` do not know MLflow: what they record with ``current_run()`` reaches the
+trackers that the pipeline names. ``tracking_uri`` is MLflow's server; if it is empty, the variable
+``MLFLOW_TRACKING_URI`` names the server. ``docs/guides/mlflow.md`` shows how to run this pipeline.
 """
 
 from kfp import dsl
@@ -12,7 +12,7 @@ from torchx_kfp import Stages
 
 
 def in_experiment(app, name: str):
-    """The app with the experiment that its runs are in, by MLflow's own variable."""
+    """Set the experiment of the app's runs, with MLflow's own variable."""
     for role in app.roles:
         role.env["MLFLOW_EXPERIMENT_NAME"] = name
     return app

@@ -1,10 +1,10 @@
-"""TorchX component functions as KFP components: one that comes with TorchX, and one of this repository.
+"""TorchX component functions as KFP components: two that come with TorchX, and one of this repository.
 
 ``utils.booth`` evaluates Booth's function, which is 0 at (1, 3), and records that under the tracker base itself::
 
     torchx-kfp run pipelines/functions.py --tracker-base /tmp/functions
 
-The same function of a component serves ``torchx run``, and pipelines, where its parameters are inputs.
+The same component function serves ``torchx run`` and pipelines, where its parameters are inputs.
 """
 
 from kfp import dsl
@@ -15,7 +15,7 @@ from torchx_kfp import component_from_function
 
 booth = component_from_function(utils.booth, image=apps.IMAGE)
 prepare = component_from_function(apps.prepare, results={"train_size": int})
-# What a function needs to know itself is given here.
+# A parameter whose value the function needs is a constant.
 echo = component_from_function(utils.echo, image="busybox:1.36", num_replicas=1)
 
 

@@ -1,6 +1,6 @@
 """Two stages in an image without Python: the second one prints what the first one recorded.
 
-The tracker base is a local directory: a shell script reads and writes no other one::
+The tracker base is a local directory, the only kind that a shell script can read and write::
 
     torchx-kfp run pipelines/hello.py --tracker-base /tmp/hello
 

@@ -1,11 +1,11 @@
 """A stage whose image, CPUs, memory and accelerators another stage decides while the pipeline runs.
 
-What a KFP task is given may be an output of another one, as text in the words of Kubernetes: an AppDef has no word for
-that, so it is set on the task::
+The resources of a KFP task may be outputs of another task: text, as Kubernetes writes them. An AppDef cannot express
+that, so the pipeline sets them on the task::
 
     torchx-kfp run pipelines/sized.py --tracker-base /tmp/sized -p rows=1000000
 
-An accelerator's count has to be of the type str: KFP leaves out one of another type without a word.
+An accelerator's count must have the type str: KFP silently drops one of another type.
 """
 
 from kfp import dsl

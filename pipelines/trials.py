@@ -1,7 +1,7 @@
-"""One training for each pair of hyperparameters, on data that is prepared already: a part of the digits pipeline.
+"""Part of the digits pipeline: one training for each pair of hyperparameters, on data that another stage has prepared.
 
-By itself, it trains on the data of an earlier run: ``prepared`` is the run id of its stage ``prepare``, which
-``torchx-kfp results`` shows::
+It can also run by itself, on the data of an earlier run: ``prepared`` is the run id of that run's stage ``prepare``,
+which ``torchx-kfp results`` shows::
 
     torchx-kfp run pipelines/trials.py --tracker-base demo-results/tracker -p prepared=digits-.../prepare/prepare-0
 """

@@ -1,13 +1,13 @@
-"""KFP's SDK, where it is slow without need: quicker while torchx-kfp calls it, and as it was for everybody else.
+"""Make KFP's SDK quicker while torchx-kfp calls it; for all other callers it stays as it is.
 
-- For each task of a pipeline, the names of all tasks are put into the form that Kubernetes takes, a million names for
-  1,000 tasks (``build_spec_by_group``). Here each name is made once.
-- Each setter of a task asks for the whole stack with the source of every frame, only to name itself in an error
-  (``_ensure_container_spec_exists``): 20 ms each. Here it gets the stack without source.
-- ``import kfp`` loads its client with all of Kubernetes's, which takes two thirds of the time and is of no use in
-  a pipeline. Here the client is loaded when it is asked for.
+- For each task of a pipeline, the SDK converts the names of all tasks to Kubernetes' form, a million names for 1,000
+  tasks (``build_spec_by_group``). Here each name is converted once.
+- Each setter of a task asks for the whole stack, with the source of every frame, only to name itself in an error
+  (``_ensure_container_spec_exists``). This takes 20 ms. Here it gets the stack without source.
+- ``import kfp`` loads KFP's client with the whole Kubernetes client, which takes two thirds of the time and is not
+  needed in a pipeline. Here the client is loaded on first use.
 
-What KFP compiles is the same, byte for byte.
+The compiled files are the same, byte for byte.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 _CLIENT = "kfp.client"
-#: Functions of ``kfp.dsl.utils``, from a name to a name.
+#: Functions of ``kfp.dsl.utils`` that convert a name.
 _PURE = ("maybe_rename_for_k8s", "sanitize_component_name", "sanitize_task_name")
 
 
 def _stack(context: int = 0) -> list[inspect.FrameInfo]:
-    """``inspect.stack`` without the source; also without looking for a frame's file among those of all modules."""
+    """Do what ``inspect.stack`` does, without source and without a search for each frame's file in all modules."""
     del context
     frame: FrameType | None = sys._getframe(1)
     found = []
@@ -44,7 +44,7 @@ _INSPECT = SimpleNamespace(**{**vars(inspect), "stack": _stack})
 
 @contextlib.contextmanager
 def quick_sdk() -> Iterator[None]:
-    """While it lasts, KFP's SDK is quicker. Also a decorator."""
+    """Make KFP's SDK quicker inside this context. Also a decorator."""
     from kfp.dsl import pipeline_task, utils
 
     replaced: list[tuple[ModuleType, str, Any]] = []
@@ -71,7 +71,7 @@ def _remembered(function: Any) -> Any:
 
 
 def import_kfp() -> None:
-    """Import kfp without its client, which is imported when somebody asks for it; unless kfp is loaded already."""
+    """Import kfp without its client, which is imported on first use. Does nothing if kfp is loaded already."""
     found = None if "kfp" in sys.modules else importlib.util.find_spec("kfp")
     if found is None:
         return

@@ -497,9 +497,7 @@ def test_a_function_that_builds_something_else_each_time_is_refused() -> None:
     def counts(x: str) -> specs.AppDef:
         return show(x, str(next(count)))
 
-    with pytest.raises(
-        AppDefError, match=r"'counts' builds something else each time|- 'x': what is built is not its text"
-    ):
+    with pytest.raises(AppDefError, match=r"'counts' builds another AppDef each time|- 'x': its text is not all"):
         component_from_function(counts)
 
 
@@ -582,7 +580,7 @@ def test_more_than_text_is_refused(
     at = rf"{__file__}:{line_of(line)}" if line else rf"{__file__}:\d+"
     with pytest.raises(
         AppDefError,
-        match=rf"^The function '{function.__name__}' uses parameters for more than text, so that KFP cannot fill them "
+        match=rf"^The function '{function.__name__}' uses parameters for more than text, so KFP cannot fill them "
         rf"in at run time:\n- '{parameter}': {what}, {at}\n"
         rf"Give them as constants: component_from_function\({function.__name__}, {parameter}=",
     ):

@@ -39,15 +39,15 @@ def component_from_app(
         ui_metadata: see ``task_from_app``. It is the second argument, as in TorchX's own adapter.
         tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
             ``run_id``.
-        reads: aliases of stages that it reads; each is an input that takes another stage's ``run_id``. Implies
-            ``tracked``.
+        reads: aliases of the stages that it reads. Each becomes an input that takes another stage's ``run_id``.
+            Implies ``tracked``.
         options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels`` and ``name``:
             see ``task_from_app``. Results and artifacts imply ``tracked``; the values of trackers are constants.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
         ChannelError: the app or a tracker's configuration holds a pipeline channel.
-        ReadsError: an alias that cannot be an input.
+        ReadsError: an alias cannot be the name of an input.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
     check_names("component_from_app", options, ComponentOptions)
@@ -64,8 +64,8 @@ def component_spec_from_app(
 ) -> str:
     """Return the AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
 
-    It holds the whole AppDef, resources and pod settings included, for which a single component has no place: it is a
-    pipeline of one task. Arguments and errors are those of ``component_from_app``.
+    The file holds the whole AppDef. It is a pipeline of one task, because a single component has no place for resources
+    and pod settings. Arguments and errors are those of ``component_from_app``.
     """
     check_names("component_spec_from_app", options, ComponentOptions)
     if pipeline_context.Pipeline.get_default_pipeline():
@@ -91,24 +91,24 @@ def component_from_function(
     labels: bool = False,
     **constants: Any,
 ) -> emit.StageComponent:
-    """Make a TorchX component, a function that returns an AppDef, a KFP component.
+    """Make a KFP component of a TorchX component, a function that returns an AppDef.
 
-    Its parameters become inputs of the same names, types, defaults and descriptions (from the docstring), except those
-    that are given as constants. An input is text to the function: it may go into the entrypoint, the args, the values
-    of env and the image, also inside other text, and its value is filled in when the component runs, as KFP writes
-    it (``true``, ``0.1``, JSON). Where the function needs a parameter's value (arithmetic, a comparison, a number of
-    replicas), the parameter must be a constant. A parameter with the default None stays None, unless it is given. The
-    function is called several times.
+    The function's parameters become inputs with the same names, types, defaults and descriptions (from the docstring),
+    except those that are given as constants. To the function an input is text. It may go into the entrypoint, the args,
+    the values of env and the image, also inside other text; when the component runs, its value is filled in as KFP
+    writes it (``true``, ``0.1``, JSON). If the function needs a parameter's value (arithmetic, a comparison, a number
+    of replicas), that parameter must be a constant. A parameter with the default None stays None unless it is given.
+    The function is called several times.
 
     Args:
-        fn: such as ``torchx.components.utils.echo``.
-        tracked: see ``component_from_app``, also for ``reads``. For the other options see ``task_from_app``. Where the
-            function has a parameter of such a name, the value is that parameter's.
+        fn: the function, such as ``torchx.components.utils.echo``.
+        tracked: see ``component_from_app``, also for ``reads``. For the other options see ``task_from_app``. If the
+            function has a parameter with the name of an option, the value is that parameter's.
         constants: values of parameters; for ``*args``, a list under that name.
 
     Raises:
         AppDefError: a parameter that must be a constant is not one, or the AppDef cannot become a stage.
-        ReadsError: an alias or a parameter has a name that the stage needs itself.
+        ReadsError: an alias or a parameter has a name that the stage needs.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
     options = {
@@ -134,8 +134,8 @@ def make_function_component(
 
     Args:
         fn: a function that returns an AppDef.
-        shared: options of the stage, also where the function has a parameter of such a name.
-        given: constants, and options where the function has no parameter of such a name.
+        shared: options of the stage, also if the function has a parameter of that name.
+        given: constants, and options if the function has no parameter of that name.
     """
     known = {"tracked", "reads", *ComponentOptions.__annotations__} - {"name"} - set(inspect.signature(fn).parameters)
     constants = {name: value for name, value in given.items() if name not in known}
@@ -156,15 +156,15 @@ def _plan_component(
     parameters: Mapping[Reference, object] | None = None,
     description: str | None = None,
 ) -> StagePlan:
-    """Plan a component: what a pipeline fills in are inputs that its caller gives.
+    """Plan a component. The tracker base and what it reads are inputs, which its caller passes.
 
     Args:
         app: an AppDef without pipeline channels.
         tracked: see ``component_from_app``.
         reads: see ``component_from_app``.
         options: ``ComponentOptions`` and ``ui_metadata``.
-        parameters: further inputs, which may stand in the AppDef, and their defaults.
-        description: what the component is for, in place of the AppDef's name.
+        parameters: further inputs, which the AppDef may contain, and their defaults.
+        description: the component's description. The default names the AppDef.
     """
     own = {reference.name for reference in parameters or {}}
     sources = _read_aliases(reads, own)
@@ -172,14 +172,14 @@ def _plan_component(
     publishes = options.get("results") is not None or options.get("artifacts") is not None
     if METRICS in own and publishes:
         raise OutputsError(
-            f"The input {METRICS!r} of the component has the name of the artifact that shows its results. Rename it."
+            f"The component has an input {METRICS!r}, the name of the artifact that shows results. Rename the input."
         )
     tracked = bool(tracked or sources or publishes)
     if tracked:
         if own & {TRACKER_BASE, RUN_ID}:
             raise ReadsError(
-                f"The inputs {sorted(own & {TRACKER_BASE, RUN_ID})} of the component are names that a tracked stage "
-                "has for itself. Give these parameters as constants, or rename them."
+                f"The component has the inputs {sorted(own & {TRACKER_BASE, RUN_ID})}, names that a tracked stage uses "
+                "itself. Give these parameters as constants, or rename them."
             )
         taken.add(TRACKER_BASE)
     base = (parameter(TRACKER_BASE, "STRING"),) if tracked else None
@@ -189,8 +189,8 @@ def _plan_component(
         if planned.argument is not None and not isinstance(planned.argument, str):
             holder = "trackers" if contains_channel(dict(options.get("trackers") or {})) else f"AppDef {app.name!r}"
             raise ChannelError(
-                f"{holder} holds the pipeline channel {key!r}. A component is made of a static AppDef, to be used in "
-                "any pipeline: call task_from_app in the pipeline function instead."
+                f"{holder} holds the pipeline channel {key!r}. A component needs a static AppDef, because any pipeline "
+                "can use it. Call task_from_app in the pipeline function instead."
             )
     return plan
 

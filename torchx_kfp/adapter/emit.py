@@ -1,4 +1,4 @@
-"""StagePlan -> KFP component and task."""
+"""Make KFP components and tasks from stage plans."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from torchx_kfp.text import did_you_mean
 
 
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
-    """A stage as a KFP component: its tasks have everything that the AppDef asks for.
+    """A stage as a KFP component. Its tasks have everything that the AppDef asks for.
 
-    A KFP component's file has no place for resources, labels or retries. Compiled by itself, this one is a pipeline
-    of one task, which has; loaded from there it is used like any component.
+    The file of a KFP component has no place for resources, labels or retries, but that of a pipeline has. Compiled by
+    itself, this component is a pipeline of one task; loaded from that file, it is used like any other component.
     """
 
     def __init__(self, plan: StagePlan) -> None:
@@ -39,23 +39,23 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         return _pipeline_of(self._plan)
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
-        # The backend of KFP 2.17 fills no placeholder of an input that is left to its default.
+        # The backend of KFP 2.17 does not fill placeholders of inputs that are left to their defaults.
         task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
         return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))
 
     @property
     def pipeline_spec(self) -> Any:
-        """The compiled pipeline of this one stage."""
+        """The compiled pipeline, of this one stage."""
         return self._pipeline.pipeline_spec
 
     @property
     def platform_spec(self) -> Any:
-        """That pipeline's settings for Kubernetes."""
+        """The pipeline's settings for Kubernetes."""
         return self._pipeline.platform_spec
 
 
 class Outputs(dict[str, Any]):
-    """A stage's outputs, which take the name under which a result is recorded as well as KFP's."""
+    """The outputs of a stage, by KFP's names or by the names under which results are recorded."""
 
     def __init__(self, outputs: Mapping[str, Any], stage: str) -> None:
         super().__init__(outputs)
@@ -66,22 +66,22 @@ class Outputs(dict[str, Any]):
             return self[output_name(name)]
         raise UnknownOutputError(
             f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
-            f"{', '.join(map(repr, self)) or 'none'}. Results and artifacts are outputs where the stage declares them: "
+            f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it: "
             "task_from_app(..., results={'accuracy': float})."
         )
 
 
 def make_task(plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
-    """The stage as a task of the pipeline that is being defined."""
+    """Make the stage a task of the pipeline that is being defined."""
     arguments = {name: planned.argument for name, planned in plan.inputs.items()}
     return _configure(_container_component(plan)(**arguments), plan, tracker_base)
 
 
 def import_artifact(uri: object, artifact_class: type[dsl.Artifact], metadata: dict[str, Any]) -> Any:
-    """The artifact at this URI.
+    """Import the artifact at this URI.
 
-    KFP's importer takes a parameter of the pipeline that it is in, and on a backend no output of a task: it stands in a
-    pipeline of its own, whose parameter can be either.
+    On a backend, KFP's importer takes a parameter of its pipeline, but no output of a task. So it stands in a nested
+    pipeline, whose parameter can be either.
     """
 
     def body(uri: Any) -> Any:
@@ -99,7 +99,7 @@ def import_artifact(uri: object, artifact_class: type[dsl.Artifact], metadata: d
 
 
 def component_yaml(plan: StagePlan) -> str:
-    """The stage's component as the text of a KFP v2 component file."""
+    """Return the stage's component as the text of a KFP v2 component file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "component.yaml")
         compiler.Compiler().compile(StageComponent(plan), str(path))
@@ -107,7 +107,7 @@ def component_yaml(plan: StagePlan) -> str:
 
 
 def _container_component(plan: StagePlan, name: str | None = None) -> Any:
-    """The container component: KFP reads name, description, inputs and outputs off a function's signature."""
+    """Make the container component. KFP takes name, description, inputs and outputs from a function's signature."""
     outputs = [_parameter(output, _output_annotation(kind)) for output, kind in plan.outputs.items()]
     return dsl.container_component(
         _function(
@@ -123,7 +123,7 @@ def _pipeline_of(plan: StagePlan) -> Any:
     outputs = NamedTuple("outputs", list(plan.outputs.items()))  # type: ignore[misc]
 
     def body(*inputs: Any) -> Any:
-        # Another name than the pipeline's, or KFP loads the file as the bare container.
+        # If it had the pipeline's name, KFP would load the file as the bare container.
         component = _container_component(plan, f"{plan.component}-stage")
         given = dict(zip((parameter.name for parameter in parameters), inputs, strict=True))
         task = _configure(component(**_fixed(plan), **given), plan)
@@ -136,7 +136,7 @@ def _pipeline_of(plan: StagePlan) -> Any:
 
 
 def _fixed(plan: StagePlan) -> dict[str, str]:
-    """What every task of the component passes: text that KFP makes of its other inputs."""
+    """Return the inputs that every task of the component passes: text made of its other inputs."""
     return {key: planned.argument for key, planned in plan.inputs.items() if isinstance(planned.argument, str)}
 
 
@@ -153,7 +153,7 @@ def _inputs(plan: StagePlan) -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    # Keyword only, or Python wants those without a default to come first.
+    # Keyword only: Python wants positional parameters without a default to come first.
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
@@ -168,7 +168,7 @@ def _function(
     body: Callable[..., Any],
     returns: Any = inspect.Signature.empty,
 ) -> Callable[..., Any]:
-    """A function with this name, docstring and signature; KFP calls it with positional arguments."""
+    """Make a function with this name, docstring and signature. KFP calls it with positional arguments."""
 
     def function(*args: Any) -> Any:
         return body(*args)
@@ -181,10 +181,10 @@ def _function(
 
 @quick_sdk()
 def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
-    """The task with its resources, retries and settings for Kubernetes."""
+    """Set the task's resources, retries and settings for Kubernetes, and return the task."""
     remember_stage(task, Stage(plan.alias, tracker_base))
     if task.state.name == "FINAL":
-        # Called outside of a pipeline, under kfp.local: it has run already, and nothing of this applies there.
+        # Called outside a pipeline, under kfp.local: the task has run already, and nothing below applies.
         return task
     task._outputs = Outputs(task._outputs, plan.alias)
     if plan.resources.cpu:
@@ -193,7 +193,7 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         task.set_memory_request(plan.resources.memory).set_memory_limit(plan.resources.memory)
     if plan.resources.accelerator:
         task.set_accelerator_type(plan.resources.accelerator.type)
-        # Not the setter: that of kfp 2.14 takes 0, 1, 2, 4, 8 and 16 only.
+        # Not the setter: in kfp 2.14 it takes 0, 1, 2, 4, 8 and 16 only.
         task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(plan.resources.accelerator.count)
     if not plan.cache:
         task.set_caching_options(False)
@@ -204,8 +204,8 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
 
 
 def _configure_pod(task: dsl.PipelineTask, plan: StagePlan) -> None:
-    # What every stage has, in the form that kfp.kubernetes' functions write: these convert the whole each time, which
-    # took a fifth of the time of compiling 300 stages.
+    # What every stage has is written in the form of kfp.kubernetes' functions. They convert the whole configuration at
+    # each call, which took a fifth of the time to compile 300 stages.
     config: dict[str, Any] = {"podMetadata": {"labels": dict(plan.labels)}} if plan.labels else {}
     if plan.field_paths:
         config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in plan.field_paths.items()]

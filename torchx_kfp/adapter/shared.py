@@ -1,4 +1,4 @@
-"""``Stages``: the options that stages share, said once."""
+"""``Stages``: options that several stages share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Stages:
         prepared = stages.task(prepare)
         stages.task(train, reads=prepared, results={"accuracy": float})
 
-    What does not depend on the pipeline can be said once for a whole module, and completed in its pipelines::
+    Options that do not depend on a pipeline can be shared by a whole module, and completed in its pipelines::
 
         STAGES = Stages(secrets={"s3": {"id": "AWS_ACCESS_KEY_ID", "key": "AWS_SECRET_ACCESS_KEY"}})
         convert = STAGES.component(app, tracked=True)
@@ -45,26 +45,28 @@ class Stages:
         def pipeline(tracker_base: str):
             stages = STAGES.with_options(tracker_base=tracker_base)
 
-    An option that a method is given replaces the shared one. Stages do not change: ``with_options`` returns others.
+    An option that is passed to a method replaces the shared one. ``Stages`` are immutable: ``with_options`` returns new
+    ones.
     """
 
     __slots__ = ("_options",)
     _options: Mapping[str, Any]
 
     def __init__(self, **options: Unpack[SharedOptions]) -> None:
-        """Take the options: ``tracker_base``, ``trackers``, ``secrets``, ``cache``, ``inline`` and ``labels``.
+        """Check and keep the options.
 
         Args:
-            options: see ``task_from_app``.
+            options: ``tracker_base``, ``trackers``, ``secrets``, ``cache``, ``inline`` and ``labels``: see
+                ``task_from_app``.
 
         Raises:
-            ReadsError: the tracker base is not one.
-            AppDefError: the secrets or the trackers are not what they should be.
+            ReadsError: the tracker base is neither text nor a channel that holds text.
+            AppDefError: the secrets or the trackers are malformed.
             ChannelError: a pipeline channel stands where its value cannot be filled in.
         """
         check_names("Stages", options, SharedOptions)
         kept: dict[str, Any] = dict(options)
-        # Checked here, where they are given, and copied: they are what they were when the stages are made.
+        # Checks point to the line that passes the options. Copies: a change of the caller's dicts has no effect later.
         if kept.get("tracker_base") is not None:
             read_tracker_base(kept["tracker_base"])
         if kept.get("secrets") is not None:
@@ -75,7 +77,7 @@ class Stages:
         object.__setattr__(self, "_options", MappingProxyType(kept))
 
     def with_options(self, **options: Unpack[SharedOptions]) -> Stages:
-        """Return stages that share these options too; an option given here replaces the one of the same name."""
+        """Return ``Stages`` that share these options as well. An option replaces the one of the same name."""
         check_names("Stages.with_options", options, SharedOptions)
         merged: Any = {**self._options, **options}
         return Stages(**merged)
@@ -117,7 +119,7 @@ class Stages:
         """Make the AppDef a KFP component: see ``component_from_app``.
 
         Raises:
-            ReadsError: these stages have a tracker base, which a component takes as an input.
+            ReadsError: these stages share a tracker base, but a component takes it as an input.
         """
         check_names("Stages.component", options, ComponentOptions)
         merged: Any = {**self._of_components("component"), **options}
@@ -129,7 +131,7 @@ class Stages:
         """Make a TorchX component function a KFP component: see ``component_from_function``.
 
         Raises:
-            ReadsError: these stages have a tracker base, which a component takes as an input.
+            ReadsError: these stages share a tracker base, but a component takes it as an input.
         """
         return make_function_component(fn, self._of_components("component_from_function"), options_and_constants)
 
@@ -138,17 +140,17 @@ class Stages:
         tracker_base = shared.pop("tracker_base", None)
         if tracker_base is not None:
             raise ReadsError(
-                f"Stages.{method} makes a component, whose tracker base is an input, and these stages have the tracker "
-                f"base {str(tracker_base)!r}. Use Stages without one, and pass it where the component is called: "
-                "component(tracker_base=...)."
+                f"Stages.{method} makes a component, which takes its tracker base as an input, but these stages share "
+                f"the tracker base {str(tracker_base)!r}. Use Stages without it, and pass it when you call the "
+                "component: component(tracker_base=...)."
             )
         return shared
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"Stages do not change. Make others: stages.with_options({name}=...).")
+        raise AttributeError(f"Stages are immutable. Make new ones: stages.with_options({name}=...).")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"Stages do not change. Make others: stages.with_options({name}=None).")
+        raise AttributeError(f"Stages are immutable. Make new ones: stages.with_options({name}=None).")
 
     def __repr__(self) -> str:
         return f"Stages({', '.join(f'{name}={value!r}' for name, value in self._options.items())})"

@@ -12,7 +12,7 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.stage.options import PublisherOptions, TaskOptions, Unpack, check_names, read_settings
+from torchx_kfp.adapter.stage.options import TaskOptions, read_settings
 from torchx_kfp.adapter.stage.outputs import Artifacts, Results, UiMetadata, check_artifact_class
 from torchx_kfp.adapter.stage.plan import plan_publisher, plan_stage
 from torchx_kfp.adapter.stage.reads import (
@@ -47,49 +47,50 @@ def task_from_app(
     labels: bool = False,
     name: str | None = None,
 ) -> dsl.PipelineTask:
-    """The AppDef as a task of the pipeline that is being defined.
+    """Make the AppDef a task of the pipeline that is being defined.
 
-    Pipeline channels may stand in the entrypoint, the args, the values of env and the image, alone or inside of text.
+    The entrypoint, the args, the values of env and the image may be pipeline channels, or text with channels inside.
 
     Args:
         app: an AppDef of one role and one replica.
-        tracker_base: fsspec URL or directory under which results are stored, or a channel that holds one. None: an
-            untracked stage, which runs exactly the AppDef's command.
-        reads: whose results the stage reads: a task, a list of tasks, or {alias: what is read}. What is read is a
+        tracker_base: fsspec URL or directory under which results are stored, or a channel that holds one. With None
+            the stage is not tracked and runs exactly the AppDef's command.
+        reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
             task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
-        results: results that become output parameters, {name: int, float, bool or str}. All numbers that the
-            application records are shown by KFP as the artifact ``metrics``; ``results={}`` asks for that alone. The
-            image needs python3 (3.8 or newer) and fsspec; ``publish_results`` does without.
-        artifacts: artifacts that become KFP's, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}. The
-            application registers them: ``current_run().add_artifact(name, path)``.
-        ui_metadata: KFP v1's UI metadata, a constant: the artifact ``mlpipeline_ui_metadata``.
-        trackers: further trackers of torchx that shall have what the stage records: {name: configuration}, such as
-            ``{"mlflow": "http://mlflow:5000"}``, the name being that of an entry point ``torchx.tracker``, or
-            ``module:function``. Values may be channels, alone or inside of text; None for no configuration.
-        secrets: variables from Kubernetes secrets, {secret: {key: variable}}: what
-            ``kfp.kubernetes.use_secret_as_env`` takes as secret_key_to_env, by the secret's name.
-        cache: False: the stage runs each time, whatever an earlier execution has recorded.
-        inline: False: the image has torchx-kfp, and the command does not carry the program that publishes.
+        results: results that become output parameters, {name: int, float, bool or str}. KFP also shows all numbers
+            that the application records, as the artifact ``metrics``; ``results={}`` asks for that only. The image
+            needs python3 (3.8 or newer) and fsspec; if it has none, use ``publish_results``.
+        artifacts: artifacts that become artifacts of KFP, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}.
+            The application registers them: ``current_run().add_artifact(name, path)``.
+        ui_metadata: KFP v1's UI metadata, a constant. It becomes the artifact ``mlpipeline_ui_metadata``.
+        trackers: further trackers of torchx that receive what the stage records: {name: configuration}, such as
+            ``{"mlflow": "http://mlflow:5000"}``. The name is that of an entry point ``torchx.tracker``, or
+            ``module:function``. The configuration may be or contain channels; None stands for no configuration.
+        secrets: variables from Kubernetes secrets, {secret: {key: variable}}. Each value is what
+            ``kfp.kubernetes.use_secret_as_env`` takes as ``secret_key_to_env``.
+        cache: False: the stage runs each time, even if KFP's cache has an execution with the same inputs.
+        inline: False: the image has torchx-kfp, and the command does not carry the program that publishes results.
         labels: True: the pod gets the labels that TorchX's Kubernetes scheduler sets (``torchx.pytorch.org/app-name``,
-            ``app.kubernetes.io/name`` and others), some 1.5 kB of the 1 MiB that Argo takes for a run. KFP and Argo
-            label pods with the run and the workflow in any case; ``kubernetes.add_pod_label`` adds single ones.
-        name: the stage's name, the AppDef's otherwise.
+            ``app.kubernetes.io/name`` and others). They take about 1.5 kB of the 1 MiB that Argo allows for a run. KFP
+            and Argo always label pods with the run and the workflow; ``kubernetes.add_pod_label`` adds single labels.
+        name: the stage's name. The default is the AppDef's.
 
     Returns:
-        The task; a tracked one has the output ``run_id``, and one for each declared result and artifact. Their names
-        are those of the results with ``_`` for what is no ASCII letter or digit: ``l2norm_mean`` of ``l2norm/mean``.
+        The task. A tracked one has the output ``run_id`` and one output for each declared result and artifact. In
+        their names, each run of characters other than ASCII letters, digits and ``_`` becomes one ``_``: the result
+        ``l2norm/mean`` is the output ``l2norm_mean``.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
         ChannelError: a channel stands where its value cannot be filled in.
-        ReadsError: what is read has no run id or alias, or there is no tracker base.
+        ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
     if tracker_base is None:
         for what, value in (("reads", reads or None), ("results", results), ("artifacts", artifacts)):
             if value is not None:
                 raise ReadsError(
-                    f"{what} needs a tracker base, under which the results are: "
+                    f"{what} needs a tracker base, under which results are stored: "
                     f"task_from_app(app, tracker_base=..., {what}=...)."
                 )
     _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
@@ -120,44 +121,52 @@ def publish_results(
     image: str,
     artifacts: Artifacts | None = None,
     tracker_base: TrackerBase | None = None,
+    secrets: Secrets | None = None,
+    cache: bool = True,
+    inline: bool = True,
     name: str | None = None,
-    **options: Unpack[PublisherOptions],
 ) -> dsl.PipelineTask:
-    """Make a task that publishes what another stage has recorded, whose image has no Python.
+    """Make a task that publishes what another stage has recorded, for stages whose image has no Python.
 
     Args:
         task: a tracked task, or a channel or string that is a run id.
         results: see ``task_from_app``.
         image: an image with python3 (3.8 or newer), fsspec and what the storage needs, such as s3fs.
         artifacts: see ``task_from_app``.
-        tracker_base: where that stage has recorded. It is known of a task; a run id needs it.
+        tracker_base: the tracker base of that stage. A run id needs it; that of a task is known.
+        secrets: see ``task_from_app``, also for ``cache`` and ``inline``.
         name: the stage's name. The default is ``publish-`` and the other stage's name.
-        options: ``secrets``, ``cache`` and ``inline``: see ``task_from_app``.
 
     Returns:
         The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
-        ``run_id``, the other stage's: what reads this task reads that stage.
+        ``run_id``, which is the other stage's: a stage that reads this task reads that stage.
 
     Raises:
         ReadsError: the task is not tracked, or the tracker base is not known.
         OutputsError: a result or an artifact cannot be an output of KFP.
         ChannelError: a channel stands where its value cannot be filled in.
     """
-    check_names("publish_results", options, PublisherOptions)
     _check_in_pipeline("publish_results", "it publishes what a task of that pipeline has recorded")
     known = stage_of(task)
     sources = read_sources({"stage": task})
     if isinstance(sources["stage"], FanIn):
-        raise ReadsError("publish_results publishes one stage, and got several. Publish each, in the loop it is in.")
+        raise ReadsError("publish_results publishes one stage and got several. Publish each inside its loop.")
     if tracker_base is None:
         if known is None or known.tracker_base is None:
             raise ReadsError(
-                "publish_results needs the tracker base where the stage is not a task of task_from_app: "
+                "publish_results needs the tracker base of a stage that is not a task of task_from_app: "
                 "publish_results(run_id, ..., tracker_base=...)."
             )
         tracker_base = known.tracker_base
-    published = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
-    settings = read_settings({**options, **published}, read_tracker_base(tracker_base), sources)
+    options = TaskOptions(
+        results={} if results is None else results,
+        artifacts=artifacts,
+        secrets=secrets,
+        cache=cache,
+        inline=inline,
+        name=name,
+    )
+    settings = read_settings(options, read_tracker_base(tracker_base), sources)
     plan = plan_publisher(settings, f"publish-{known.name}" if known else "publish", image)
     return emit.make_task(plan, tracker_base)
 
@@ -165,28 +174,28 @@ def publish_results(
 def artifact_from_uri(
     uri: str | Channel, artifact_class: type[dsl.Artifact] = dsl.Artifact, *, metadata: Mapping[str, Any] | None = None
 ) -> Any:
-    """What is at this place, as an artifact of KFP with that URI: for KFP's own components, and for KFP's lineage.
+    """Make a KFP artifact with this URI, for KFP's own components and for KFP's lineage.
 
-    An artifact that a stage registers elsewhere has a URI of KFP's own, where a small file names the place. This one
-    has the place itself::
+    If a stage registers an artifact by its URL, KFP's artifact has another URI, where a small file names the URL. An
+    artifact that this function makes has the URI itself::
 
         evaluated = task_from_app(app, tracker_base=tracker_base, results={"model_uri": str})
         deploy(model=artifact_from_uri(evaluated.outputs["model_uri"], dsl.Model))
 
-    KFP downloads it before a component that takes it starts, with the credentials of the ConfigMap ``kfp-launcher``;
-    the component fails where they do not reach the place.
+    KFP downloads it before a component that takes it starts, with the credentials of the ConfigMap ``kfp-launcher``.
+    If they give no access, the component fails.
 
     Args:
-        uri: such as ``s3://models/7``: an output, a parameter or a loop's item that is a string, or a constant.
+        uri: such as ``s3://models/7``: a constant, or an output, a parameter or a loop's item that is a string.
         artifact_class: ``dsl.Model``, ``dsl.Dataset`` or another class of artifacts.
-        metadata: constants that are said of it.
+        metadata: the artifact's metadata, constants.
 
     Returns:
-        The artifact, to be passed to a component.
+        The artifact, to pass to a component.
 
     Raises:
-        OutputsError: no class of artifacts, or metadata that is not constant.
-        ChannelError: the URI is text with a channel inside, or of another type than string.
+        OutputsError: the class is not one of artifacts, or the metadata are not constant.
+        ChannelError: the URI is text with a channel inside, or not a string.
     """
     _check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
     check_artifact_class(artifact_class)
@@ -197,13 +206,15 @@ def artifact_from_uri(
     else:
         constant = metadata is None or (isinstance(metadata, Mapping) and not contains_channel(dict(metadata)))
     if not constant:
-        raise OutputsError(f"metadata of artifact_from_uri is {metadata!r}. It is a dict of constants that JSON holds.")
+        raise OutputsError(
+            f"metadata of artifact_from_uri is {metadata!r}. Give a dict of constants that JSON can hold."
+        )
     return emit.import_artifact(read_uri(uri), artifact_class, dict(metadata or {}))
 
 
 def _check_in_pipeline(function: str, otherwise: str) -> None:
     if not pipeline_context.Pipeline.get_default_pipeline() and not config.LocalExecutionConfig.instance:
         raise AppDefError(
-            f"{function} makes a task of a pipeline, and none is being defined here. Call it inside of a function "
+            f"{function} makes a task of a pipeline, and no pipeline is being defined here. Call it inside a function "
             f"that is decorated with kfp.dsl.pipeline; {otherwise}."
         )

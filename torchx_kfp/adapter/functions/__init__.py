@@ -1,1 +1,1 @@
-"""TorchX component functions as KFP components."""
+"""Calling TorchX component functions to see which AppDef they build of the inputs of a KFP component."""

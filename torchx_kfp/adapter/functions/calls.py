@@ -1,8 +1,8 @@
 """Calling TorchX component functions to see which AppDef they build of the inputs of a KFP component.
 
-The function is called with stand-ins for what is known at run time only. As text, a stand-in is KFP's placeholder of
-that input; what else is asked of it is refused, with the line that asks. Then the function is called with a few real
-values for each input: what it builds of them has to be what it has built, with their text in place of the placeholder.
+The function is called with stand-ins for values that are known at run time only. As text, a stand-in is KFP's
+placeholder of that input; every other use is refused, with the line of the function. Then the function is called with a
+few real values for each input. It must build the same AppDef, with the text of the value in place of the placeholder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
 
 @dataclass(frozen=True)
 class FunctionApp:
-    """The AppDef that a function builds of its inputs, the inputs' defaults, and the function's description."""
+    """The AppDef that a function builds from its inputs, the inputs' defaults, and the function's description."""
 
     app: specs.AppDef
     parameters: Mapping[Reference, object]
@@ -41,7 +41,7 @@ class FunctionApp:
 
 
 def call_function(fn: Callable[..., specs.AppDef], constants: Mapping[str, Any]) -> FunctionApp:
-    """Call the function with stand-ins for all parameters but these constants.
+    """Call the function with these constants, and stand-ins for all other parameters.
 
     Raises:
         AppDefError: a parameter that must be a constant is not one.
@@ -67,18 +67,16 @@ def _check_constants(fn: Callable[..., Any], signature: inspect.Signature, const
             raise AppDefError(f"{_title(fn)} has no parameter {name!r}. Its parameters are: {known}.")
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL and not isinstance(constants[name], list | tuple):
-            raise AppDefError(
-                f"{name}={constants[name]!r} stands for *{name} of the function {_name(fn)!r}: give a list."
-            )
+            raise AppDefError(f"{name}={constants[name]!r} is for *{name} of the function {_name(fn)!r}: give a list.")
 
 
 def _inputs(
     fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any]
 ) -> Iterator[tuple[str, Reference]]:
-    """The parameters that become inputs."""
+    """Yield the parameters that become inputs."""
     try:
         hints = typing.get_type_hints(fn)
-    except Exception:  # a name in an annotation that is not known: the annotations themselves may do
+    except Exception:  # an annotation has an unknown name: the annotations themselves may be enough
         hints = dict(getattr(fn, "__annotations__", {}))
     for name, declared in signature.parameters.items():
         if name in constants or declared.kind in (declared.VAR_POSITIONAL, declared.VAR_KEYWORD):
@@ -89,8 +87,8 @@ def _inputs(
         kind = _IR_TYPES.get(typing.get_origin(kind) or kind) or _IR_TYPES.get(_not_none(kind))
         if kind is None or not is_input_name(name):
             raise AppDefError(
-                f"The parameter {name!r} of the function {_name(fn)!r} has the type {hints.get(name)!r}, and inputs of "
-                f"KFP components have others (str, int, float, bool, list, dict). Give it as a constant: "
+                f"The parameter {name!r} of the function {_name(fn)!r} has the type {hints.get(name)!r}, but inputs of "
+                f"KFP components are str, int, float, bool, list or dict. Give it as a constant: "
                 f"component_from_function({_name(fn)}, {name}=...)."
             )
         if declared.default is not declared.empty and not _is_of_type(declared.default, kind):
@@ -110,7 +108,7 @@ def _is_of_type(value: object, kind: str) -> bool:
 
 
 def _not_none(kind: Any) -> Any:
-    """T of Optional[T]."""
+    """Return the T of Optional[T]."""
     members = [member for member in typing.get_args(kind) if member is not type(None)]
     member = members[0] if len(members) == 1 else None
     return typing.get_origin(member) or member
@@ -122,9 +120,9 @@ def _call(
     constants: Mapping[str, Any],
     inputs: Mapping[str, Reference],
 ) -> specs.AppDef:
-    """The AppDef that the function makes with stand-ins for the inputs.
+    """Build the AppDef with stand-ins for the inputs.
 
-    Where a parameter has to be a constant, its default takes its place, so that all such are found at once.
+    If a parameter must be a constant, the function is called again with its default, to find all such parameters.
     """
     values: dict[str, Any] = {
         name: Text(reference) if reference.type == "STRING" else Value(reference) for name, reference in inputs.items()
@@ -146,22 +144,22 @@ def _call(
         except Exception as error:
             raise AppDefError(
                 f"{_title(fn)} failed with {type(error).__name__}: {error} ({_line_of(fn, error)}). It was called with "
-                f"stand-ins for its inputs ({', '.join(values) or 'none'}), whose values are known at run time only: "
-                f"give what it needs to know as a constant, component_from_function({_name(fn)}, NAME=...)."
+                f"stand-ins for its inputs ({', '.join(values) or 'none'}), whose values are known at run time only. "
+                f"Give parameters whose values it needs as constants: component_from_function({_name(fn)}, NAME=...)."
             ) from error
         else:
             found = {name: f"{place}, {_lines_with(fn, name)}" for name, place in misplaced_inputs(app).items()}
             if not found and isinstance(app, specs.AppDef):
                 left = {name: inputs[name] for name in inputs if name not in wrong}
                 found = {
-                    name: f"what is built is not its text, {_lines_with(fn, name)}"
+                    name: f"its text is not all that the AppDef depends on, {_lines_with(fn, name)}"
                     for name in values_that_matter(fn, bound, app, left)
                 }
                 if not found and content(build(fn, bound)) != content(app):
                     raise AppDefError(
-                        f"{_title(fn)} builds something else each time that it is called, even of the same arguments "
-                        "(a time, a random number, an object that it changes). A component is made once: give what "
-                        f"changes as a constant, component_from_function({_name(fn)}, NAME=...)."
+                        f"{_title(fn)} builds another AppDef each time it is called, even from the same arguments "
+                        "(a time, a random number, an object that it changes). A component is made once: give values "
+                        f"that change as constants, component_from_function({_name(fn)}, NAME=...)."
                     )
         wrong.update(found)
         fixed = {name for name in found if signature.parameters[name].default is not inspect.Parameter.empty}
@@ -172,7 +170,7 @@ def _call(
     if wrong:
         _refuse_inputs(fn, signature, constants, wrong)
     if not isinstance(app, specs.AppDef):
-        raise AppDefError(f"{_title(fn)} returned {app!r}, and a TorchX component returns an AppDef.")
+        raise AppDefError(f"{_title(fn)} returned {app!r}, but a TorchX component returns an AppDef.")
     return app
 
 
@@ -186,14 +184,14 @@ def _refuse_inputs(
         *(f"{name}={value!r}" for name, value in constants.items()),
     ]
     raise AppDefError(
-        f"{_title(fn)} uses parameters for more than text, so that KFP cannot fill them in at run time:\n"
+        f"{_title(fn)} uses parameters for more than text, so KFP cannot fill them in at run time:\n"
         + "\n".join(lines)
         + f"\nGive them as constants: component_from_function({_name(fn)}, {', '.join(given)})."
     ) from None
 
 
 def _line_of(fn: Callable[..., Any], error: BaseException) -> str:
-    """The line of the function at which the error came up."""
+    """Return the line of the function that raised the error."""
     code, line = _code(fn), 0
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code is code:
@@ -202,14 +200,14 @@ def _line_of(fn: Callable[..., Any], error: BaseException) -> str:
 
 
 def _lines_with(fn: Callable[..., Any], name: str) -> str:
-    """The lines of the function that use the parameter."""
+    """Return the lines of the function that use the parameter."""
     code = _code(fn)
     if code is None:
         return "an unknown line"
     try:
         lines, start = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):  # there is no file, as in an interactive session
+    except (OSError, SyntaxError):  # there is no file, for example in an interactive session
         return f"{code.co_filename}:{code.co_firstlineno}"
     used = {
         node.lineno + start - 1

@@ -1,4 +1,4 @@
-"""Whether a component function makes nothing but text of its inputs: what it builds is compared with what it should."""
+"""Compare what a component function builds from real values with what it must build if it uses only their text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchx_kfp.adapter.functions.standins import MoreThanTextError, Value
 from torchx_kfp.adapter.values.references import Reference, fill_parameters, parameters_in
 from torchx_kfp.adapter.values.shell import find_program
 
-#: Values that a function is tried with, of each type: it has to build the same of them as of their text.
+#: Values of each type. A function must build the same from them as from their text.
 _PROBES: dict[str, tuple[object, ...]] = {
     "STRING": (
         "Probe-A,b c:1/x.Y_",
@@ -38,7 +38,7 @@ _PROBES: dict[str, tuple[object, ...]] = {
 
 
 def build(fn: Callable[..., Any], bound: inspect.BoundArguments, **values: object) -> Any:
-    """What the function returns, an AppDef as plain text: of copies, so that it can change none of its arguments."""
+    """Call the function, with copies so that it cannot change the arguments. Text of an AppDef becomes plain str."""
     call = copy.copy(bound)
     call.arguments = {**copy.deepcopy(bound.arguments), **values}
     app = fn(*call.args, **call.kwargs)
@@ -48,17 +48,17 @@ def build(fn: Callable[..., Any], bound: inspect.BoundArguments, **values: objec
 def values_that_matter(
     fn: Callable[..., Any], bound: inspect.BoundArguments, app: specs.AppDef, inputs: Mapping[str, Reference]
 ) -> Iterator[str]:
-    """The inputs of which the function builds something else than of their text: tried with a few values."""
+    """Yield the inputs of which the function uses more than the text, as a few values show."""
     for name, reference in inputs.items():
         default = inspect.signature(fn).parameters[name].default
         probes = _PROBES[reference.type] + (() if default is inspect.Parameter.empty else (default,))
         for value in probes:
             try:
                 built = build(fn, bound, **{name: value})
-            except MoreThanTextError:  # of another input, on a way that this value opens
+            except MoreThanTextError:  # of another input, in a branch that this value leads to
                 yield name
                 break
-            except Exception:  # a value that it does not take
+            except Exception:  # the function does not accept this value
                 continue
             if not isinstance(built, specs.AppDef) or not _is_same(built, app, {name: str(value)}):
                 yield name
@@ -66,8 +66,8 @@ def values_that_matter(
 
 
 def _is_same(built: specs.AppDef, app: specs.AppDef, texts: Mapping[str, str]) -> bool:
-    """Whether the one AppDef is the other, with these texts for inputs; programs for a shell by their words."""
-    built = _plain(built)  # a copy, to be changed
+    """Whether the AppDefs are equal, with these texts for inputs. Programs of shells are compared word by word."""
+    built = _plain(built)  # a copy, which is changed below
     for role, other in zip(built.roles, app.roles, strict=False):
         words = [(str(arg),) for arg in other.args]
         index = find_program((str(other.entrypoint),), words)
@@ -81,12 +81,12 @@ def _is_same(built: specs.AppDef, app: specs.AppDef, texts: Mapping[str, str]) -
 def _words(program: str) -> list[str]:
     try:
         return shlex.split(program)
-    except ValueError:  # quotes that are open
+    except ValueError:  # unclosed quotes
         return [program]
 
 
 def content(value: object, texts: Mapping[str, str] | None = None) -> object:
-    """The AppDef as plain data, with these texts for inputs."""
+    """Return the AppDef as plain data, with these texts for inputs."""
     if isinstance(value, str):
         return fill_parameters(value, texts or {})
     if dataclasses.is_dataclass(value):
@@ -99,13 +99,13 @@ def content(value: object, texts: Mapping[str, str] | None = None) -> object:
 
 
 def misplaced_inputs(app: object) -> dict[str, str]:
-    """The inputs that the AppDef has elsewhere than in its text, and where."""
+    """Return the inputs that the AppDef contains outside its text, and where they are."""
     if not isinstance(app, specs.AppDef):
         return {}
     found = dict.fromkeys(_stand_ins([app.name, app.metadata]), "in the name or the metadata of the AppDef")
     for role in app.roles:
         texts = [role.entrypoint, role.image, *role.args, *role.env.values()]
-        found.update(dict.fromkeys(_stand_ins([text for text in texts if not isinstance(text, str)]), "no text"))
+        found.update(dict.fromkeys(_stand_ins([text for text in texts if not isinstance(text, str)]), "not as text"))
         for item in dataclasses.fields(role):
             value = getattr(role, item.name)
             if item.name == "env":
@@ -116,7 +116,7 @@ def misplaced_inputs(app: object) -> dict[str, str]:
 
 
 def _stand_ins(value: object) -> list[str]:
-    """The inputs whose stand-ins are anywhere in the value."""
+    """Return the inputs whose stand-ins are anywhere in the value."""
     if isinstance(value, Value):
         return [value.input_name]
     if isinstance(value, str):
@@ -129,7 +129,7 @@ def _stand_ins(value: object) -> list[str]:
 
 
 def _plain(app: specs.AppDef) -> specs.AppDef:
-    """A copy of the AppDef, its text as nothing but text."""
+    """Copy the AppDef; its text becomes plain str."""
     plain = copy.deepcopy(app)
     for role in plain.roles:
         role.entrypoint, role.image = _plain_text(role.entrypoint), _plain_text(role.image)

@@ -1,1 +1,1 @@
-"""One stage: an AppDef and what is asked of it become a plan, which is pure data."""
+"""Planning one stage: an AppDef and options become a plan, which is pure data."""

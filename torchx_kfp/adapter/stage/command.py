@@ -1,4 +1,4 @@
-"""The command of a stage: what runs before the application, and the application's own words.
+"""The command of a stage: a script that runs before the application, and the application's own words.
 
 A tracked stage's command is::
 
@@ -6,21 +6,21 @@ A tracked stage's command is::
         sh -ec SCRIPT SIGNATURE RUN_ID_FILE VALUES [PARENTS...] [UI_FILE UI_METADATA] [MASK] \
         [env NAME=VALUE...] [PUBLISHER...] WORDS...
 
-``env`` comes first because older backends fill no placeholder into a command's first element, and it sets what is known
-at run time only. The script makes the run id, writes it to KFP's output, checks the run ids of PARENTS, and ends in
-``exec WORDS``, so that signals and the exit code are the application's. WORDS are the application's entrypoint and
-arguments. The role's variables are set by an ``env`` before them: KFP's cache key covers a command, not a container's
-environment. Those of further trackers are too, and replace the script's own. PUBLISHER is there where the stage has
-results or artifacts that become outputs of KFP: it runs WORDS as its child, and signals and the exit code pass through
-it (``torchx_kfp.publisher``).
+``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
+whose value is known at run time only. The script makes the run id, writes it to KFP's output, checks the run ids of
+PARENTS, and ends in ``exec WORDS``, so that signals and the exit code are the application's. WORDS are the
+application's entrypoint and arguments. An ``env`` in front of them sets the role's variables, because KFP's cache key
+covers the command but not the container's environment. It also sets the variables of further trackers, which replace
+those of the script. A stage with outputs has a PUBLISHER (``torchx_kfp.publisher``): it runs WORDS as its child and
+passes on signals and the exit code.
 
-VALUES is the input ``stage``: the stage's name, names that PARENTS lack, and values that the words marked in MASK lack
-(``values``). What is left is the same for all stages of one shape, and KFP's backend keeps such a container once, with
-one component: it asks for the container's text alone. So the text tells containers apart whose components differ:
-SIGNATURE is that of the component's inputs, their defaults and its outputs.
+VALUES is the input ``stage`` (``stage_input``): the stage's name, the names that PARENTS lack, and the values of the
+words that MASK marks. Everything else is the same for all stages of one shape. KFP's backend stores such a container
+once, with one component, and compares only the text of containers. So the text must differ if the components do:
+SIGNATURE stands for the component's inputs, their defaults and its outputs.
 
-Scripts are constants; whatever comes from an AppDef is an argument. They run in dash, busybox and bash, start no
-process but ``mkdir`` where the output's folder is missing, and hold neither ``$(``, ``$$`` nor ``{{``, which the
+Scripts are constants; everything that comes from an AppDef is an argument. They run in dash, busybox and bash, start no
+process (except ``mkdir`` if the output's folder is missing), and contain neither ``$(``, ``$$`` nor ``{{``, which the
 kubelet and Argo rewrite.
 """
 
@@ -35,41 +35,41 @@ from torchx_kfp.adapter.values.escapes import check_word, escape, find_rewritten
 from torchx_kfp.adapter.values.references import Parts, Reference
 from torchx_kfp.errors import AppDefError
 
-#: The run id is ``<pipeline run>/<stage>/<pod>``, a random UUID for what the engine does not tell.
+#: Makes the run id ``<pipeline run>/<stage>/<pod>``. A random UUID stands for names that are not set.
 _RUN_ID = (
     "read -r _i </proc/sys/kernel/random/uuid; "
     f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%% *}}/${{{protocol.POD_NAME}:-$_i}}" '
     f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
     f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; _v=$2; shift 2; '
 )
-#: Puts the next values where the text of parents has no names.
+#: Puts the next values into the text of parents where names are missing.
 _NAMES = (
     "while case $_t in *'\"\"'*) ;; *) false;; esac; do _v=${_v#* }; "
     '_t=${_t%%\'""\'*}\\"${_v%% *}\\"${_t#*\'""\'}; done; '
 )
-#: Makes the JSON object of parents of constant text and run ids in turn (``protocol.parent_words``). A run id may be
-#: any text: one with a quote, or a list that ends early, would make an alias that the pipeline does not declare.
+#: Makes the JSON object of parents, from constant text and run ids in turn (``protocol.parent_words``). A run id may be
+#: any text. One with a quote, or a list that ends early, could add an alias that the pipeline does not declare.
 _PARENTS = (
     f'_t=$1; {_NAMES}_j="{{$_t"; shift; while case $_j in *\\}}) false;; esac; do '
-    # What stands before the value, a quote or a blank, and the value: neither quotes nor backslashes, or a whole list.
+    # A quote before the value: the value must not contain quotes or backslashes. A blank: it must be a whole list.
     'case ${_j#"${_j%?}"}$1 in \\"*[\\"\\\\]*|\\ |\\ [![]*|\\ *[!]]|\\ *]?*|\\ *[\\\\]*) '
     'printf "torchx-kfp: not a run id: %s\\n" "$1" >&2; exit 2;; esac; '
     f"_t=$2; {_NAMES}_j=$_j$1$_t; shift 2; done; "
-    # The first run id: behind the first alias, alone or as the first of a list.
+    # The first run id follows the first alias, by itself or as the first item of a list.
     f'export {protocol.PARENT_RUN_IDS}="$_j"; _p=${{_j#*\\": }}; _p=${{_p#[}}; '
     f'case $_p in \\"*) _p=${{_p#?}}; export {protocol.PARENT_RUN_ID}="${{_p%%[\\"]*}}";; esac; '
 )
-#: Completes the words that the mask marks with ``v`` by the next value, and decodes these and the words marked ``b``.
-#: The ``x`` keeps newlines at a word's end.
+#: Appends the next value to each word that the mask marks with ``v``, and decodes these words and those marked ``b``.
+#: The ``x`` keeps newlines at the end of a word.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
     "case $_m in v*) _v=${_v#* }; _w=$_w${_v%% *};; esac; "
     'case $_m,$_w in [bv]*,*\\\\*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
-#: Writes KFP v1's description of what its UI shall show of the task.
+#: Writes KFP v1's UI metadata, which tell the UI what to show.
 _UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
-#: Says what is wrong where nothing else could.
+#: Prints a message if the image has no Python to do so.
 _PYTHON = (
     "command -v python3 >/dev/null || { echo 'torchx-kfp: results need python3 and fsspec in the image, or "
     "publish_results' >&2; exit 127; }; "
@@ -78,35 +78,35 @@ _EXEC = 'exec "$@"'
 
 
 def parameter_placeholder(name: str) -> str:
-    """What KFP replaces by an input's value."""
+    """Return the placeholder for an input's value."""
     return f"{{{{$.inputs.parameters['{name}']}}}}"
 
 
 def output_placeholder(name: str) -> str:
-    """What KFP replaces by the path of an output parameter's file."""
+    """Return the placeholder for the path of an output parameter's file."""
     return f"{{{{$.outputs.parameters['{name}'].output_file}}}}"
 
 
 def render(parts: Parts, inputs: Mapping[Reference, str]) -> str:
-    """The parts as KFP's text, each reference by the name of its input."""
+    """Write the parts as text for KFP; each reference becomes the placeholder of its input."""
     return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)
 
 
 def application_words(
     entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str, *, first: bool
 ) -> tuple[tuple[Parts, ...], tuple[Parts, ...]]:
-    """The words of ``env`` that set the application's variables, and the application's command line.
+    """Return the words of ``env`` that set the application's variables, and the application's command line.
 
     Args:
         entrypoint: the program.
         args: its arguments.
         env: its variables.
         where: their place, for errors.
-        first: whether these words begin the command; older backends fill no placeholder into a command's first one.
+        first: whether these words begin the command. Older backends do not fill placeholders into the first one.
 
     Raises:
-        AppDefError: an entrypoint that ``env`` takes for a variable.
-        ChannelError: a variable that an engine would change.
+        AppDefError: ``env`` would take the entrypoint for a variable.
+        ChannelError: an engine would change a variable.
     """
     assignments = [check_parts(_join((f"{name}=", *parts)), f"env[{name!r}] of {where}") for name, parts in env.items()]
     prefix: tuple[Parts, ...] = (("env",),) if env or (first and not _is_constant(entrypoint)) else ()
@@ -126,7 +126,7 @@ def untracked_command(
     *,
     ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The application's words themselves, behind a script only where there is something to do before."""
+    """Return the application's words, after a script if there is something to do before."""
     mask, texts = _encode((*variables, *words), inputs)
     mask = mask.rstrip("s")
     if not mask and not ui_metadata:
@@ -148,20 +148,20 @@ def tracked_command(
     publisher: Sequence[str] = (),
     ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The application's words behind the protocol's variables and the script that makes the run id.
+    """Return the application's words, after the protocol's variables and the script that makes the run id.
 
     Args:
-        name: the script's; see ``inputs.signature``.
+        name: the script's name: see ``inputs.signature``.
         tracker_base: where results are stored.
-        parents: what the script puts the stages together from that are read: ``protocol.parent_words``.
-        run_id_file: where the run id is written to, for KFP.
-        values: the stage's name, and what parents and words lack; see ``values.lift``.
-        variables: the words before the application's that set its variables.
-        words: the application's; see ``application_words`` for both.
+        parents: the words from which the script puts together the run ids that it reads: ``protocol.parent_words``.
+        run_id_file: the file to which the run id is written, for KFP.
+        values: the stage's name, and the values that parents and words lack: see ``stage_input.lift``.
+        variables: the words that set the application's variables: see ``application_words``.
+        words: the application's words: see ``application_words``.
         inputs: the name of each reference's input.
-        publisher: the words of the program around the application, if there is one. It has the application's
-            variables too: they may say how the storage is reached.
-        ui_metadata: the path and the escaped text of ``mlpipeline_ui_metadata``, if there is any.
+        publisher: the words of the program around the application, if there is one. It gets the application's
+            variables, because they may configure the storage.
+        ui_metadata: the path and the escaped text of ``mlpipeline_ui_metadata``, if there is one.
     """
     before, assignments = _encode(variables, inputs)
     after, texts = _encode(words, inputs)
@@ -200,7 +200,7 @@ def publisher_command(
     publisher: Sequence[str],
     inputs: Mapping[Reference, str],
 ) -> tuple[str, ...]:
-    """The command of a stage that publishes what the run of another stage has recorded."""
+    """Return the command of a stage that publishes what the run of another stage has recorded."""
     return (
         "env",
         f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
@@ -215,7 +215,7 @@ def publisher_command(
 
 
 def _encode(words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, tuple[str, ...]]:
-    """A mask and the words as KFP's text: ``v`` where a value follows, ``b`` where it is escaped, ``s`` otherwise."""
+    """Return a mask, and the words as text for KFP. ``v``: a value follows; ``b``: escaped; ``s``: neither."""
     mask, texts = "", []
     for parts in words:
         text = render(parts, inputs)
@@ -230,7 +230,7 @@ def _is_constant(parts: Parts) -> bool:
 
 
 def _join(parts: Parts) -> Parts:
-    """The parts with neighbouring constants joined."""
+    """Join neighbouring constants."""
     joined: list[str | Reference] = []
     for part in parts:
         if joined and isinstance(part, str) and isinstance(joined[-1], str):

@@ -1,8 +1,8 @@
 """Every field of AppDef, Role and Resource: mapped, refused or ignored, and why.
 
-``FIELDS`` is complete for torchx 0.7.0 and the nightly; a test compares it with the dataclasses of the installed
-torchx, so that a new field fails the build instead of being lost. The functions read what is mapped and refuse what
-KFP cannot do, each with the field's name and the way out.
+``FIELDS`` is complete for torchx 0.7.0 and the nightly. A test compares it with the dataclasses of the installed
+torchx, so a new field fails the build instead of being lost. ``read_role`` reads the mapped fields and refuses what KFP
+cannot do; errors name the field and the way out.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "AppDef": {
         "name": "mapped: the stage's name, ${app_id} and labels",
         "roles": "mapped: exactly one role",
-        "metadata": "ignored: for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler has no use "
-        "for it either",
+        "metadata": "ignored: for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler does not "
+        "use it either",
     },
     "Role": {
         "name": "mapped: label and description",
         "image": "mapped",
         "min_replicas": "refused unless it is 1: there is one replica",
-        "base_image": "refused: deprecated in TorchX 0.7.0, where nothing reads it, and gone after",
+        "base_image": "refused: deprecated in TorchX 0.7.0, where nothing reads it, and removed later",
         "entrypoint": "mapped",
         "args": "mapped, with macros",
         "env": "mapped, with macros",
@@ -39,9 +39,9 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "max_retries": "mapped: the task's retries",
         "retry_policy": "ignored: with one role of one replica all policies restart the same thing",
         "resource": "mapped",
-        "port_map": "ignored: a container's ports are informational in Kubernetes; what listens can be reached without",
-        "metadata": "ignored: keyed by scheduler, and KFP is none of them; the key `kubernetes` is refused, as it "
-        "changes pods",
+        "port_map": "ignored: in Kubernetes, a container's ports are informational; they can be reached without it",
+        "metadata": "ignored: its keys are schedulers, and KFP is not one of them; the key `kubernetes` is refused, "
+        "because it changes pods",
         "mounts": "mapped: VolumeMount; the others are refused",
         "workspace": "refused: nothing here builds it into the image",
         "overrides": "mapped: reading a field of the role resolves its override",
@@ -51,19 +51,19 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "memMB": "mapped: request and limit, decimal megabytes",
         "gpu": "mapped: nvidia.com/gpu",
         "capabilities": "mapped: the instance type, as node selector; others are refused",
-        "devices": "mapped: one type, where no gpu is asked for",
-        "tags": "ignored: TorchX's own notes, which no scheduler interprets",
+        "devices": "mapped: one type, if the resource has no gpu",
+        "tags": "ignored: notes of TorchX that no scheduler interprets",
     },
 }
 
-#: Megabytes of a stage's memory limit that KFP's launcher needs for itself: with 32 a stage is killed before it starts.
+#: Megabytes of a stage's memory limit that KFP's launcher needs: a stage with 32 is killed before it starts.
 LAUNCHER_MB = 64
 #: The one capability that TorchX's Kubernetes scheduler maps.
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
 
-#: Field -> its type, and how an error names it. Lists may be tuples.
+#: Field -> its type, and the name of that type in errors. Tuples are accepted as lists.
 _APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
     "roles": (list, "a list of Roles"),
     "metadata": (Mapping, "a dict"),
@@ -79,7 +79,7 @@ _RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
     "capabilities": (Mapping, "a dict"),
     "devices": (Mapping, "a dict of numbers"),
 }
-#: Field -> the type of what a list holds, and of a dict's keys. Args and the values of env may be channels.
+#: Field -> the type of a list's items, or of a dict's keys. Args and the values of env may be channels.
 _ITEM_TYPES: Mapping[str, Any] = {
     "roles": specs.Role,
     "env": str,
@@ -91,7 +91,7 @@ _ITEM_TYPES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device type of Kubernetes and how many of it a stage gets."""
+    """A device type of Kubernetes, and how many of these devices a stage gets."""
 
     type: str
     count: int
@@ -99,7 +99,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a stage asks for, in Kubernetes' quantities; None where it asks for nothing."""
+    """The resources of a stage as Kubernetes writes them; None where the stage asks for nothing."""
 
     cpu: str | None = None
     memory: str | None = None
@@ -122,14 +122,14 @@ def read_role(app: specs.AppDef) -> RoleFields:
 
     Raises:
         AppDefError: the app has several roles or replicas, or a field that cannot be mapped is set.
-        ChannelError: a pipeline channel stands in a field whose value has to be known when the pipeline is compiled.
+        ChannelError: a pipeline channel stands in a field whose value must be known when the pipeline is compiled.
     """
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one.")
     check_name(app.name, "AppDef.name")
     _check_types(app, f"AppDef {app.name!r}", _APPDEF_TYPES)
     if contains_channel(app.metadata):
-        raise ChannelError(f"metadata of AppDef {app.name!r} holds a pipeline channel, and nothing reads it there.")
+        raise ChannelError(f"metadata of AppDef {app.name!r} holds a pipeline channel, but nothing reads it there.")
     if len(app.roles) != 1:
         names = ", ".join(repr(role.name) for role in app.roles) or "none"
         raise AppDefError(
@@ -153,10 +153,10 @@ def read_role(app: specs.AppDef) -> RoleFields:
 
 
 def check_name(name: object, where: str) -> None:
-    """Refuse what is no name: a pipeline channel, nothing, or text that no process can be given.
+    """Refuse anything that is not a name: a pipeline channel, an empty value, or text that no process can receive.
 
     Raises:
-        AppDefError: which of them it is.
+        AppDefError: which of these it is.
     """
     if contains_channel(name):
         raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
@@ -166,18 +166,19 @@ def check_name(name: object, where: str) -> None:
 
 
 def _read_resources(role: specs.Role) -> Resources:
-    """The role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
+    """Read the role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
     cpu = _number(resource.cpu, f"resource.cpu of {where}")
     memory = _number(resource.memMB, f"resource.memMB of {where}")
     if 0 < memory < LAUNCHER_MB:
         _warn(
-            f"resource.memMB of {where} is {memory}, and KFP's launcher runs within the stage's limit: it needs about "
-            f"{LAUNCHER_MB} MB for itself, or Kubernetes kills the stage before it starts (OOMKilled). Add "
+            f"resource.memMB of {where} is {memory}, but KFP's launcher runs within the stage's limit. It needs about "
+            f"{LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
         )
     return Resources(
-        # TorchX calls cpu an int, and people ask for half a core: both as millicores, like its Kubernetes scheduler.
+        # TorchX declares cpu as an int, but people ask for half a core. Millicores serve both, as in its Kubernetes
+        # scheduler.
         cpu=f"{int(cpu * 1000)}m" if cpu * 1000 >= 1 else None,
         memory=f"{int(memory)}M" if memory >= 1 else None,
         accelerator=_accelerator(resource, where),
@@ -185,13 +186,13 @@ def _read_resources(role: specs.Role) -> Resources:
 
 
 def _read_node_selector(role: specs.Role) -> dict[str, str]:
-    """Node labels that the role's capabilities ask for."""
+    """Read the node labels that the role's capabilities ask for."""
     selector = {}
     for name, value in role.resource.capabilities.items():
         if name != INSTANCE_TYPE:
             raise AppDefError(
                 f"resource.capabilities of role {role.name!r} has {name!r} ({value!r}), which nothing maps to "
-                f"Kubernetes; TorchX's scheduler maps {INSTANCE_TYPE!r} alone. Remove it, and choose nodes with "
+                f"Kubernetes; TorchX's scheduler maps {INSTANCE_TYPE!r} only. Remove it, and choose nodes with "
                 "kfp.kubernetes.add_node_selector(task, ...)."
             )
         selector[name] = str(value)
@@ -199,25 +200,25 @@ def _read_node_selector(role: specs.Role) -> dict[str, str]:
 
 
 def _read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
-    """The role's persistent volume claims and the paths that they are mounted at."""
+    """Read the role's persistent volume claims and the paths at which they are mounted."""
     volumes = []
     for mount in role.mounts:
         if not isinstance(mount, specs.VolumeMount):
             raise AppDefError(
-                f"mounts of role {role.name!r} has {mount!r}; KFP can mount neither paths nor devices of a host. Use a "
+                f"mounts of role {role.name!r} has {mount!r}, but KFP cannot mount paths or devices of a host. Use a "
                 "VolumeMount, whose src is a PersistentVolumeClaim, or put the files into the image."
             )
         if mount.read_only:
             raise AppDefError(
-                f"mounts of role {role.name!r} has {mount!r}; KFP mounts claims for writing only. Set read_only=False, "
-                "or use a claim whose access mode is ReadOnlyMany."
+                f"mounts of role {role.name!r} has {mount!r}, but KFP always mounts claims for writing. Set "
+                "read_only=False, or use a claim whose access mode is ReadOnlyMany."
             )
         volumes.append((mount.src, mount.dst_path))
     return tuple(volumes)
 
 
 def _read_retries(role: specs.Role) -> int:
-    """How often a failed stage is tried again."""
+    """Read how often a failed stage is tried again."""
     retries = _number(role.max_retries, f"max_retries of role {role.name!r}")
     if retries < 0 or retries != int(retries):
         raise AppDefError(f"max_retries of role {role.name!r} is {role.max_retries!r}; give a whole number, 0 or more.")
@@ -225,7 +226,7 @@ def _read_retries(role: specs.Role) -> int:
 
 
 def _check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
-    """Refuse fields of another type than TorchX declares: a dataclass checks none."""
+    """Refuse fields of another type than TorchX declares, since a dataclass does not check types."""
     for name, (kind, what) in types.items():
         field = getattr(value, name)
         items = field if kind in (list, Mapping) and isinstance(field, list | tuple | Mapping) else ()
@@ -252,7 +253,7 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
                 "channels work in entrypoint, args, the values of env, and image."
             )
     if contains_channel(list(role.env)):
-        raise ChannelError(f"env of {where} has a pipeline channel for a name. Channels work in the values of env.")
+        raise ChannelError(f"env of {where} has a pipeline channel as a name. Channels work in the values of env.")
     if contains_channel(vars(role.resource)):
         raise ChannelError(
             f"resource of {where} holds a pipeline channel. Set it on the task instead: "
@@ -265,28 +266,28 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
         value = getattr(role, name)
         if value != 1 and not (name == "min_replicas" and value is None):
             raise AppDefError(
-                f"{where} has {name}={value!r}; a KFP task is one pod. Set it to 1 (dist.ddp: j='1xN' runs N processes "
-                "in one pod), or submit the app to TorchX's Kubernetes scheduler."
+                f"{where} has {name}={value!r}, but a KFP task is one pod. Set it to 1 (dist.ddp: j='1xN' runs N "
+                "processes in one pod), or submit the app to TorchX's Kubernetes scheduler."
             )
-    # A channel's == makes a condition for dsl.If, which is true.
+    # A channel's == makes a condition for dsl.If, which counts as true.
     entrypoint = role.entrypoint if isinstance(role.entrypoint, str) else "channel"
     image = role.image if isinstance(role.image, str) else "channel"
     if entrypoint in ("", specs.MISSING):
         raise AppDefError(f"{where} has no entrypoint. Set Role.entrypoint to the program to run.")
     if entrypoint.startswith("-"):
         raise AppDefError(
-            f"The entrypoint of {where} is {role.entrypoint!r}, which reads as an option. Set it to a program and put "
-            "options into Role.args."
+            f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
+            "put options into Role.args."
         )
     if image in ("", specs.MISSING):
         raise AppDefError(f"{where} has no image. Set Role.image to a container image.")
     if getattr(role, "base_image", None):
         raise AppDefError(
-            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and nothing reads. Set image."
+            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated. Nothing reads it: set image."
         )
     if getattr(role, "workspace", None):
         raise AppDefError(
-            f"{where} has workspace={role.workspace!r}, and nothing here builds it into the image. Build and push the "
+            f"{where} has workspace={role.workspace!r}, but nothing here builds it into the image. Build and push the "
             "image first (torchx's DockerWorkspace does), set Role.image to it and Role.workspace to None."
         )
     if "kubernetes" in role.metadata:
@@ -296,11 +297,11 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
             "task_from_app returns."
         )
     if find_rewritten(image) and not contains_channel(image):
-        raise AppDefError(f"The image of {where} is {role.image!r}, which is no image's name.")
+        raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
 
 
 def _warn(message: str) -> None:
-    """A warning at the line that calls this package."""
+    """Warn, at the line that calls this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("torchx_kfp."):
         level, frame = level + 1, frame.f_back
@@ -319,8 +320,8 @@ def _accelerator(resource: specs.Resource, where: str) -> Accelerator | None:
     counts = {name: count for name, count in counts.items() if count > 0}
     if len(counts) > 1:
         raise AppDefError(
-            f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}); a KFP task takes "
-            "one. Ask for one of them, or submit the app to TorchX's Kubernetes scheduler."
+            f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
+            "takes one. Ask for one of them, or submit the app to TorchX's Kubernetes scheduler."
         )
     for name, count in counts.items():
         if count != int(count):

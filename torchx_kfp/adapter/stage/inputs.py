@@ -1,4 +1,4 @@
-"""The inputs of a stage's component: their names, their types, and what a task passes."""
+"""The inputs of a stage's component: their names, their types, and the arguments of a task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchx_kfp.adapter.stage.reads import RUN_ID, FanIn, Source, StageName
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.references import Parts, Reference
 
-#: Type of a parameter in the IR -> in Python.
+#: A parameter's type in the IR -> its type in Python.
 PYTHON_TYPES = {
     "STRING": str,
     "NUMBER_INTEGER": int,
@@ -23,7 +23,7 @@ PYTHON_TYPES = {
     "LIST": list,
     "STRUCT": dict,
 }
-#: Type of an input -> what its name ends in.
+#: An input's type -> the suffix of its name.
 _SUFFIXES = {
     "NUMBER_INTEGER": "_int",
     "NUMBER_DOUBLE": "_float",
@@ -31,17 +31,17 @@ _SUFFIXES = {
     "LIST": "_list",
     "STRUCT": "_dict",
 }
-#: The input that carries the run id of a stage that is read under its own name.
+#: The input for the run id of a stage that is read without an alias.
 READS = "reads"
-#: The input that carries the stage's name and values; see ``values``.
+#: The input for the stage's name and values: see ``stage_input``.
 STAGE = "stage"
-#: Of an input that its caller has to give.
+#: The default of an input that the caller has to pass.
 NO_DEFAULT = object()
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the component: its type in the IR, what the task passes (None: the caller does), its default."""
+    """An input of the component: its type in the IR, the task's argument (None: the caller passes it), its default."""
 
     type: str
     argument: Any = None
@@ -54,10 +54,10 @@ def name_inputs(
     parts: Iterable[str | Reference],
     taken: Iterable[str],
 ) -> dict[Reference, str]:
-    """A name for the input of each reference: the alias of what is read, if it was given one, or the channel's name.
+    """Name the input of each reference: by the alias under which a stage is read, or by the channel.
 
-    KFP's backend merges components whose containers have the same text, whatever their inputs are (kubeflow/pipelines,
-    argocompiler). So a name that stands in the text tells the input's type, and whether a carrier goes with it.
+    KFP's backend merges components whose containers have the same text, even if their inputs differ
+    (kubeflow/pipelines, argocompiler). So a name in the text tells the input's type, and whether there is a carrier.
     """
     inputs: dict[Reference, str] = {reference: reference.name for reference in parameters}
     taken = {RUN_ID, *taken, *inputs.values()}
@@ -92,9 +92,9 @@ def _references(source: Source) -> Sequence[Reference]:
 
 
 def signature(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
-    """What tells a component's container from others that have other inputs, defaults or outputs.
+    """Return a name that differs for components with different inputs, defaults or outputs.
 
-    It is the name of the script, which shells say before what they have to say.
+    The stage's script gets this name; shells print it in front of their messages.
     """
     kinds = {name: getattr(kind, "schema_title", kind.__name__) for name, kind in outputs.items()}
     defaults = {
@@ -106,7 +106,7 @@ def signature(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
 
 
 def parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.RawJson | list[str]:
-    """The run ids of what is read, as the protocol encodes them, with placeholders for what is not known yet."""
+    """Return the run ids of a source as the protocol encodes them, with placeholders for those not known yet."""
 
     def text(run_id: Reference | str) -> str:
         return run_id if isinstance(run_id, str) else command.parameter_placeholder(inputs[run_id])
@@ -119,7 +119,7 @@ def parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.Ra
 
 
 def parents(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> Sequence[str]:
-    """Return the words from which the stage's script makes the run ids of what is read: ``protocol.parent_words``."""
+    """Return the words from which the script puts together the run ids that it reads: ``protocol.parent_words``."""
     if not sources:
         return ()
     return protocol.parent_words({alias: parent(source, inputs) for alias, source in sources.items()}, aliases)
@@ -128,7 +128,7 @@ def parents(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mappi
 def plan_inputs(
     inputs: Mapping[Reference, str], image: Parts, defaults: Mapping[Reference, object] | None = None
 ) -> tuple[str, dict[str, Input]]:
-    """Return the image's text and all inputs of the component, those that the image needs included."""
+    """Return the image's text and all inputs of the component, including those for the image."""
     image_text, further = _image_inputs(image, inputs)
     planned = {
         name: Input(reference.type, reference.argument, (defaults or {}).get(reference, NO_DEFAULT))
@@ -138,10 +138,10 @@ def plan_inputs(
 
 
 def _image_inputs(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, dict[str, Input]]:
-    """Return the image's text and the inputs that it needs beyond those of its channels.
+    """Return the image's text, and a further input if the image has text beside a channel.
 
-    The backend's driver takes an image that holds a placeholder for that one input's value, and drops text around it:
-    such text becomes an input of its own.
+    The backend's driver replaces a whole image that contains a placeholder by the value of that input, and drops the
+    text around it. So the whole text becomes the value of one input.
     """
     text = command.render(image, inputs)
     references = [part for part in image if isinstance(part, Reference)]

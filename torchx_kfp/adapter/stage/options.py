@@ -73,7 +73,7 @@ class TaskOptions(SharedOptions, ComponentOptions, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of one stage, read and checked. Without a tracker base, the stage is not tracked."""
+    """The options of one stage, read and checked. A stage without a tracker base is not tracked."""
 
     tracker_base: Parts | None = None
     sources: Mapping[str, Source] = field(default_factory=dict)
@@ -97,13 +97,13 @@ def read_settings(
     """Read the options of a stage.
 
     Args:
-        options: ``TaskOptions``; its tracker base is not read here.
+        options: ``TaskOptions``. The tracker base is not read from here.
         tracker_base: where results are stored.
         sources: what the stage reads, by alias.
         taken: names that no result or artifact may have.
 
     Raises:
-        AppDefError: a secret or a tracker is not one, or a stage that is not tracked has trackers.
+        AppDefError: secrets or trackers are malformed, or a stage that is not tracked has trackers.
         OutputsError: a result or an artifact cannot be an output of KFP.
         ChannelError: a channel stands where its value cannot be filled in.
     """
@@ -127,10 +127,10 @@ def read_settings(
 
 
 def check_names(function: str, options: Mapping[str, object], known: type[Any]) -> None:
-    """Refuse options that the function does not have, as Python does where a function lists them.
+    """Refuse unknown options of a function that takes a ``TypedDict``, as Python does if a function lists its options.
 
     Raises:
-        TypeError: an option has another name than the keys of the ``TypedDict``.
+        TypeError: an option is not a key of the ``TypedDict``.
     """
     names = known.__annotations__
     for name in options:

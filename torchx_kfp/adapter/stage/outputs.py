@@ -1,4 +1,4 @@
-"""What a stage publishes: the results and artifacts that it declares, as outputs of KFP."""
+"""The results and artifacts that a stage declares, as outputs of KFP."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Artifacts = Mapping[str, type[dsl.Artifact]]
 #: KFP v1's UI metadata, as JSON holds it.
 UiMetadata = Mapping[str, Any]
 
-#: The artifact that shows all numbers that a stage has recorded, in KFP's UI.
+#: The artifact that shows all numbers of a stage in KFP's UI.
 METRICS = "metrics"
-#: The artifact from which KFP's UI takes what it shall show; KFP v1's name for it.
+#: The artifact that tells KFP's UI what to show. The name is KFP v1's.
 UI_METADATA = "mlpipeline_ui_metadata"
 
-#: The same program where the image has it. Not ``-m``, which looks for Python's own modules in the working directory.
+#: The program if the image has torchx-kfp. With ``-m``, Python would import its modules from the working directory.
 _INSTALLED = (
     "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import publisher;publisher.main(*sys.argv[1:])"
 )
-#: What KFP's UI shows from its content.
+#: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
 _RESULT_TYPES = (int, float, bool, str)
 
 
 @dataclass(frozen=True)
 class Publication:
-    """The outputs of a stage by KFP's names, each with its type and the name under which it is recorded.
+    """The declared outputs of a stage: KFP's name -> the type, and the name under which the application records it.
 
-    The artifact ``metrics`` is always one of them: all numbers that are recorded.
+    The artifact ``metrics`` is always among them.
     """
 
     results: Mapping[str, tuple[type, str]] = field(default_factory=dict)
@@ -59,15 +59,15 @@ def read_publication(
     *,
     taken: Iterable[str] = (RUN_ID,),
 ) -> Publication | None:
-    """What is declared; None where nothing is. An empty ``results`` declares the metrics alone.
+    """Read what a stage declares; None if it declares nothing. Empty results declare the metrics only.
 
     Args:
         results: {name: int, float, bool or str}.
         artifacts: {name: dsl.Model, dsl.HTML or another class of artifacts}.
-        taken: names that the stage has for something else.
+        taken: names that the stage uses otherwise.
 
     Raises:
-        OutputsError: a name or type that cannot be an output, or two names that KFP would see as one.
+        OutputsError: a name or a type cannot be an output's, or two names map to the same output.
     """
     if results is None and artifacts is None:
         return None
@@ -87,13 +87,13 @@ def read_publication(
             output = output_name(name)
             if output in (METRICS, UI_METADATA, "Output", *taken):
                 raise OutputsError(
-                    f"{what} has the name {name!r}, and the stage or KFP has an input or output {output!r} of its own. "
+                    f"{what} has the name {name!r}, but the stage or KFP already has an input or output {output!r}. "
                     "Record it under another name."
                 )
             if output in outputs:
                 raise OutputsError(
-                    f"{what} has the name {name!r}, and {outputs[output]!r} is declared too: both would be the output "
-                    f"{output!r}, since KFP's names have letters, digits and '_' only. Record one under another name."
+                    f"{what} has the name {name!r}, but {outputs[output]!r} is declared as well. Both would be the "
+                    f"output {output!r}: KFP's names have letters, digits and '_' only. Record one under another name."
                 )
             outputs[output] = name
     return Publication(
@@ -106,7 +106,7 @@ def read_publication(
 
 
 def check_artifact_class(kind: object) -> None:
-    """Refuse what is no class of artifacts.
+    """Refuse anything that is not a class of artifacts.
 
     Raises:
         OutputsError: it is something else.
@@ -116,11 +116,11 @@ def check_artifact_class(kind: object) -> None:
 
 
 def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...]:
-    """The words that run ``torchx_kfp.publisher`` around the application that follows them.
+    """Return the words that run ``torchx_kfp.publisher`` around the application, whose words follow.
 
     Args:
-        publication: what the stage publishes.
-        inline: whether the program travels in the command; the image has torchx-kfp otherwise.
+        publication: the declared outputs.
+        inline: whether the command carries the program. Otherwise the image has torchx-kfp.
     """
     spec = {
         "results": {output: [kind.__name__, name] for output, (kind, name) in publication.results.items()},
@@ -149,8 +149,9 @@ def read_ui_metadata(ui_metadata: object) -> str | None:
         return None
     if not isinstance(ui_metadata, Mapping) or contains_channel(dict(ui_metadata)):
         raise OutputsError(
-            f"ui_metadata is {ui_metadata!r}. It is constant, such as {{'outputs': [{{'type': 'markdown', ...}}]}}; "
-            "what is known at run time only is an artifact: artifacts={'report': dsl.Markdown}."
+            f"ui_metadata is {ui_metadata!r}. Give a constant dict, such as "
+            "{'outputs': [{'type': 'markdown', ...}]}. For content that is known at run time only, declare an "
+            "artifact: artifacts={'report': dsl.Markdown}."
         )
     try:
         text = json.dumps(dict(ui_metadata), allow_nan=False)
@@ -165,14 +166,14 @@ def ui_metadata_words(text: str | None) -> tuple[str, ...]:
 
 
 def _artifact_path(name: str) -> str:
-    """What KFP replaces by the local path of an output artifact."""
+    """Return the placeholder for the local path of an output artifact."""
     return f"{{{{$.outputs.artifacts['{name}'].path}}}}"
 
 
 def _plain_json(value: object) -> str:
-    """JSON without spaces, and without anything in its strings that an engine would rewrite."""
+    """Write JSON without spaces, and without text in its strings that an engine would rewrite."""
     text = json.dumps(value, separators=(",", ":"))
-    # Braces that follow each other and are no string's stand before a quote, or close.
+    # Outside strings, an opening brace is always followed by a quote or a closing brace.
     return text.replace("$", "\\u0024").replace("{{", "\\u007b\\u007b").replace("\x7f", "\\u007f")
 
 

@@ -1,4 +1,4 @@
-"""AppDef -> StagePlan: everything about a stage as pure data. Nothing here changes its arguments."""
+"""Plan a stage: an AppDef and its options become pure data. Nothing here changes its arguments."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from torchx_kfp.errors import AppDefError
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage, ready to be made a KFP component and task.
+    """Everything about a stage that its KFP component and task are made of.
 
-    ``stage`` is the stage's part of run ids, ``component`` KFP's name, ``alias`` the name as it was given. ``outputs``
-    maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` maps variables to fields
-    of the pod, ``volumes`` holds (claim, path) pairs, ``secrets`` maps secrets to their keys and variables.
+    ``alias`` is the stage's name as it was given, ``stage`` its part of run ids, ``component`` its name in KFP.
+    ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` maps variables
+    to fields of the pod, ``volumes`` holds (claim, path) pairs, ``secrets`` maps secrets to their keys and variables.
     """
 
     alias: str
@@ -66,7 +66,7 @@ def plan_stage(
         app: an AppDef of one role and one replica.
         settings: the options of the stage.
         parameters: inputs of the component and their defaults (``NO_DEFAULT``: none), also where nothing uses them.
-        description: what the component is for, in place of the AppDef's name.
+        description: the component's description. The default names the AppDef.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
@@ -180,12 +180,12 @@ def _refuse_protocol_variables(role: specs.Role, where: str, configs: Sequence[s
     for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs):
         if name in role.env:
             raise AppDefError(
-                f"env of {where} sets {name} to {role.env[name]!r}, which a tracked stage gets from the pipeline. "
-                "Remove it, or leave the stage untracked (no tracker_base)."
+                f"env of {where} sets {name} to {role.env[name]!r}, but a tracked stage gets this variable from the "
+                "pipeline. Remove it, or do not track the stage (no tracker_base)."
             )
 
 
 def _labels(app: specs.AppDef, role: specs.Role) -> dict[str, str]:
-    """The labels that TorchX's Kubernetes scheduler sets, Kubernetes' recommended ones among them."""
+    """Return the labels that TorchX's Kubernetes scheduler sets; Kubernetes recommends some of them."""
     labels = kubernetes_scheduler.pod_labels(app, 0, role, 0, app.name)
     return {key: names.label_value(str(value)) for key, value in labels.items()}

@@ -1,4 +1,4 @@
-"""What a stage reads: the aliases, and the run ids of the stages behind them."""
+"""The stages that a stage reads: their aliases and run ids; and the tracker base."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchx_kfp.tracking.stores.store import check_tracker_base
 TrackerBase = str | Channel
 #: A task, or its run id: a channel, or a string.
 Readable = Task | Channel | str
-#: One task, several, or {alias: what is read}.
+#: One task, several tasks, or {alias: stage}.
 Reads = Task | Channel | Iterable[Task | Channel] | Mapping[str, Readable | Sequence[Readable]]
 
 #: The output that carries a tracked stage's run id.
@@ -30,7 +30,7 @@ RUN_ID = "run_id"
 
 @dataclass(frozen=True)
 class Stage:
-    """What a task does not tell: the stage's name as it was given, and where it records."""
+    """Facts that a task does not hold: the stage's name as it was given, and its tracker base."""
 
     name: str
     tracker_base: TrackerBase | None = None
@@ -40,12 +40,12 @@ _STAGES: WeakKeyDictionary[dsl.PipelineTask, Stage] = WeakKeyDictionary()
 
 
 class StageName(str):
-    """An alias that nobody gave: the name of the stage that is read."""
+    """The name of the stage that is read, as its alias: the author gave none."""
 
 
 @dataclass(frozen=True)
 class FanIn:
-    """Several stages behind one alias: a reference to a list of run ids, or each stage's own."""
+    """Several stages behind one alias: a reference to a list of run ids, or the run id of each."""
 
     run_ids: Reference | tuple[Reference | str, ...]
 
@@ -54,24 +54,24 @@ Source = Reference | FanIn | str
 
 
 def remember_stage(task: dsl.PipelineTask, stage: Stage) -> None:
-    """Note which stage the task is; its name is its alias where it is read."""
+    """Remember which stage the task is. Where it is read, the stage's name is the default alias."""
     _STAGES[task] = stage
 
 
 def stage_of(what: object) -> Stage | None:
-    """The stage that a task is; None of anything else."""
+    """Return the stage that a task is; None for anything else."""
     return _STAGES.get(what) if isinstance(what, dsl.PipelineTask) else None
 
 
 def read_sources(reads: object) -> dict[str, Source]:
-    """What is read by its alias, in order. An alias that nobody gave is a ``StageName``.
+    """Return the sources by alias, in order. An alias that the author did not give is a ``StageName``.
 
     Args:
-        reads: a task, a list of tasks, or {alias: what is read}; None and empty ones read nothing.
+        reads: a task, a list of tasks, or {alias: stage}; None and empty ones read nothing.
 
     Raises:
-        ReadsError: something has no run id, or no alias of its own.
-        ChannelError: something runs in a loop that is closed, and is read without dsl.Collected.
+        ReadsError: something has no run id, or no alias, or the alias of another.
+        ChannelError: a task of a loop is read outside it, without dsl.Collected.
     """
     if reads is None:
         return {}
@@ -86,7 +86,7 @@ def read_sources(reads: object) -> dict[str, Source]:
         alias = _default_alias(what)
         if alias in sources:
             raise ReadsError(
-                f"reads has two stages named {alias!r}. Give each an alias of its own: "
+                f"reads has two stages named {alias!r}. Give each its own alias: "
                 f"reads={{'{alias}_1': task, '{alias}_2': other_task}}."
             )
         sources[StageName(alias)] = _source(what, f"reads ({alias!r})")
@@ -94,28 +94,30 @@ def read_sources(reads: object) -> dict[str, Source]:
 
 
 def check_alias(alias: object) -> str:
-    """The alias, if it is one.
+    """Return the alias, if it is one.
 
     Raises:
         ReadsError: it is not text, is empty, or is a pipeline channel.
     """
     if isinstance(alias, str) and alias and not contains_channel(alias):
         return check_word(alias, f"The alias {alias!r}")
-    raise ReadsError(f"reads has the alias {alias!r}. An alias is a name such as 'train', known at compile time.")
+    raise ReadsError(
+        f"reads has the alias {alias!r}. Give a name such as 'train', which is known when the pipeline is compiled."
+    )
 
 
 def read_tracker_base(tracker_base: object) -> Parts:
-    """The tracker base as text and references.
+    """Read the tracker base as text and references.
 
     Raises:
-        ReadsError: it is empty, of another type than str, or text that engines would change.
-        ChannelError: a channel that cannot be filled in here.
+        ReadsError: it is empty, not a str, or text that engines would change.
+        ChannelError: a channel cannot be filled in here.
     """
     if isinstance(tracker_base, pipeline_channel.PipelineChannel):
         if ir_type(tracker_base) != "STRING":
             raise ReadsError(
-                f"tracker_base is {_show(tracker_base)} of type {ir_type(tracker_base)}. It is a string: declare the "
-                "parameter as str."
+                f"tracker_base is {_show(tracker_base)} of type {ir_type(tracker_base)}. It must be a string: declare "
+                "the parameter as str."
             )
     elif not isinstance(tracker_base, str):
         raise ReadsError(
@@ -137,21 +139,21 @@ def read_tracker_base(tracker_base: object) -> Parts:
 
 
 def read_uri(uri: object) -> object:
-    """The URI of an artifact: a channel that is a string, or constant text.
+    """Return the URI of an artifact: a channel that is a string, or constant text.
 
     Raises:
-        ChannelError: it is something else, is empty, or has a channel inside, which KFP does not fill in there.
+        ChannelError: it is something else or empty, or has a channel inside, which KFP would not fill in.
     """
     parts = parse(uri, "uri") if isinstance(uri, str) and uri else ()
     if len(parts) > 1:
         raise ChannelError(
-            f"uri is {uri!r}, text with a pipeline channel inside, which KFP does not fill in there. Pass a channel "
-            "that is the whole URI: let the stage record it as a result."
+            f"uri is {uri!r}, text with a pipeline channel inside, which KFP would not fill in. Pass a channel that "
+            "is the whole URI: let the stage record it as a result."
         )
     argument = parts[0].argument if parts and isinstance(parts[0], Reference) else uri
     if isinstance(argument, pipeline_channel.PipelineChannel):
         if ir_type(argument) != "STRING":
-            raise ChannelError(f"uri is {_show(argument)} of type {ir_type(argument)}. It is a string.")
+            raise ChannelError(f"uri is {_show(argument)} of type {ir_type(argument)}. It must be a string.")
         check_in_scope(argument, "uri")
     elif not isinstance(argument, str) or not argument:
         raise ChannelError(f"uri is {uri!r}. Pass a URI such as 's3://models/7', or a channel that is one.")
@@ -165,20 +167,18 @@ def _default_alias(what: object) -> str:
         return stage.name if stage else str(task.component_spec.name)
     if isinstance(what, str) and not contains_channel(what):
         raise ReadsError(
-            f"reads has the text {what!r}. Pass the task that is read: reads=task. If this is a run id, it needs an "
-            f"alias: reads={{'train': {what!r}}}."
+            f"reads has the text {what!r}. Pass the task: reads=task. If this is a run id, give it an alias: "
+            f"reads={{'train': {what!r}}}."
         )
-    raise ReadsError(
-        f"reads has {_show(what)}, which has no name of its own. Give it an alias: reads={{'train': ...}}."
-    )
+    raise ReadsError(f"reads has {_show(what)}, which has no name. Give it an alias: reads={{'train': ...}}.")
 
 
 def _source(what: object, where: str) -> Source:
     if isinstance(what, dsl.PipelineTask):
         if RUN_ID not in what.outputs:
             raise ReadsError(
-                f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}: it is not tracked. Give its "
-                "task_from_app a tracker_base; of other components, read the outputs as channels."
+                f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}, because it is not tracked. Pass a "
+                "tracker_base to its task_from_app. If it is a task of another component, use its outputs as channels."
             )
         return _source(what.outputs[RUN_ID], where)
     if isinstance(what, pipeline_channel.PipelineChannel):
@@ -188,11 +188,11 @@ def _source(what: object, where: str) -> Source:
     if isinstance(what, list | tuple):
         sources = tuple(_source(item, f"{where}[{index}]") for index, item in enumerate(what))
         if any(isinstance(source, FanIn) for source in sources):
-            raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in an alias of its own.")
+            raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in its own alias.")
         return FanIn(tuple(source for source in sources if not isinstance(source, FanIn)))
     raise ReadsError(
-        f"{where} is {what!r} ({type(what).__name__}). What is read is a task, dsl.Collected of run ids, or a run id: "
-        "a channel or a string."
+        f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a channel "
+        "or a string)."
     )
 
 
@@ -201,16 +201,18 @@ def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> So
     kind = ir_type(channel.output if collected else channel)
     if collected and not is_in_loop(channel.output):
         raise ReadsError(
-            f"{where} collects {_show(channel.output)}, whose task runs once: it is in no loop that is closed here. "
-            "Pass the task itself; dsl.Collected is for tasks of a dsl.ParallelFor loop, behind that loop."
+            f"{where} collects {_show(channel.output)}, whose task runs once: it is not in a loop that ends before "
+            "this line. Pass the task itself; dsl.Collected is for tasks of a dsl.ParallelFor loop, after that loop."
         )
     if collected and kind != "STRING":
         raise ReadsError(
-            f"{where} collects {_show(channel.output)} of type {kind}, which is no run id. Write "
+            f"{where} collects {_show(channel.output)} of type {kind}, which is not a run id. Write "
             "dsl.Collected(task.outputs['run_id'])."
         )
     if kind not in ("STRING", "LIST"):
-        raise ReadsError(f"{where} is {_show(channel)} of type {kind}. A run id is a string; a fan-in a list of them.")
+        raise ReadsError(
+            f"{where} is {_show(channel)} of type {kind}. A run id is a string, a fan-in a list of strings."
+        )
     if collected:
         return FanIn(Reference(channel_key(channel), channel, channel.name, "LIST"))
     check_in_scope(channel, where)
@@ -221,17 +223,19 @@ def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> So
 def _text_source(run_id: str, where: str) -> Source:
     parts = parse(run_id, where)
     if len(parts) > 1:
-        raise ReadsError(f"{where} is {run_id!r}, text with a pipeline channel inside. Pass the task or channel alone.")
+        raise ReadsError(
+            f"{where} is {run_id!r}, text with a pipeline channel inside. Pass the task or the channel itself."
+        )
     if isinstance(parts[0], Reference) and isinstance(parts[0].argument, pipeline_channel.PipelineChannel):
         return _channel_source(parts[0].argument, where)
-    # ASCII: what a stage's script makes of names, and what is the same text in JSON.
+    # ASCII, as in the run ids that a stage's script makes, and text that is the same in JSON.
     if (
         not run_id
         or not (run_id.isascii() and run_id.isprintable())
         or find_rewritten(run_id)
         or set(run_id) & set('"\\')
     ):
-        raise ReadsError(f"{where} is {run_id!r}, which is no run id. One looks like 'run/stage/execution'.")
+        raise ReadsError(f"{where} is {run_id!r}, which is not a run id. A run id looks like 'run/stage/execution'.")
     return check_word(run_id, where)
 
 

@@ -16,10 +16,10 @@ _EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID'}}"
 
 
 def read_secrets(secrets: object) -> dict[str, dict[str, str]]:
-    """The secrets as plain data.
+    """Read the secrets as plain data.
 
     Raises:
-        AppDefError: they are no mapping of mappings of text, or two keys would become one variable.
+        AppDefError: they are not a mapping of mappings of text, or two keys would become the same variable.
     """
     if secrets is None:
         return {}
@@ -38,13 +38,13 @@ def read_secrets(secrets: object) -> dict[str, dict[str, str]]:
             _check_text(variable, f"{where} gives the key {key!r} the variable {variable!r}")
             if not is_shell_variable(variable):
                 raise AppDefError(
-                    f"{where} gives the key {key!r} the variable {variable!r}, which shells do not hand on. Use ASCII "
-                    "letters, digits and '_', and no digit first."
+                    f"{where} gives the key {key!r} the variable {variable!r}, which shells do not pass on. Use ASCII "
+                    "letters, digits and '_', and do not begin with a digit."
                 )
             if variable in sources:
                 raise AppDefError(
-                    f"{where} gives the key {key!r} the variable {variable!r}, which {sources[variable]} has too. "
-                    "Give each a variable of its own."
+                    f"{where} gives the key {key!r} the variable {variable!r}, which {sources[variable]} has as "
+                    "well. Give each key its own variable."
                 )
             sources[variable] = f"the key {key!r} of {secret!r}"
             read[secret][key] = variable
@@ -52,7 +52,7 @@ def read_secrets(secrets: object) -> dict[str, dict[str, str]]:
 
 
 def secret_variables(secrets: Secrets) -> list[str]:
-    """The variables that hold keys of secrets."""
+    """Return the variables that hold keys of secrets."""
     return [variable for variables in secrets.values() for variable in variables.values()]
 
 
@@ -60,9 +60,9 @@ def check_variables(secrets: Secrets, env: Container[str], reserved: Container[s
     """Refuse variables that something else sets.
 
     Args:
-        secrets: what ``read_secrets`` gave.
+        secrets: the result of ``read_secrets``.
         env: the variables of the role.
-        reserved: those that the pipeline sets in this stage.
+        reserved: the variables that the pipeline sets in this stage.
         where: the role, for errors.
 
     Raises:
@@ -78,19 +78,19 @@ def check_variables(secrets: Secrets, env: Container[str], reserved: Container[s
             if variable in env:
                 raise AppDefError(
                     f"secrets[{secret!r}] gives the key {key!r} the variable {variable!r}, which env of {where} sets "
-                    "too. Remove one of them."
+                    "as well. Remove one of them."
                 )
 
 
-#: What every tracked stage gets from the pipeline or the engine.
+#: The variables that every tracked stage gets from the pipeline or the engine.
 PROTOCOL_VARIABLES = (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME)
 
 
 def _check_text(value: object, what: str) -> None:
     if contains_channel(value):
         raise AppDefError(
-            f"{what}, which holds a pipeline channel. Secrets are named when the pipeline is compiled: for others call "
-            "kfp.kubernetes.use_secret_as_env on the task."
+            f"{what}, which holds a pipeline channel. Names of secrets must be known when the pipeline is compiled. "
+            "For others, call kfp.kubernetes.use_secret_as_env on the task."
         )
     if not isinstance(value, str) or not value:
-        raise AppDefError(f"{what}. It is text, such as in {_EXAMPLE}.")
+        raise AppDefError(f"{what}. Give text, such as in {_EXAMPLE}.")

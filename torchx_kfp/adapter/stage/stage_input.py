@@ -1,17 +1,17 @@
-"""Constant text that travels in the input ``stage``, so that stages that differ in nothing else share a container.
+"""The input ``stage``: constant text that differs from stage to stage, so that similar stages share a container.
 
-Argo takes 1 MiB for a whole run. KFP's backend keeps a container and its component once for all tasks whose container
-has the same text, some 2 kB from an image and 4 kB with the program that publishes; what a task passes to an input
-stands there twice. So text that tends to differ from stage to stage is an input's: the stage's name, those of the
-stages that it reads, short values of arguments and of variables. What stages of one kind tend to share is the
-container's: the program, the names of options and variables, long text. All of it is one input, since each further one
-costs 130 bytes a task before its text::
+Argo allows 1 MiB for a whole run. KFP's backend stores a container and its component once for all tasks whose
+container has the same text: about 2 kB for an image with torchx-kfp, 4 kB with the program that publishes. The value
+of an input is stored twice for each task. So text that tends to differ goes into an input: the stage's name, the names
+of the stages that it reads, short values of arguments and variables. Text that stages of one kind tend to share stays
+in the container: the program, the names of options and variables, long values. There is one input for all, because
+each further input would cost 130 bytes a task plus its text::
 
     stage-7 stage-6 app.train 0.01
 
-The rule looks at one stage at a time: a stage's command, and with it KFP's cache key, must not depend on its
-neighbours. The text is ASCII on one line, which every database on the way keeps; values in it are escaped
-(``text.escape``), names of stages as in JSON, and none has a space.
+The rule looks at each stage by itself: a stage's command, and so KFP's cache key, must not depend on other stages. The
+text is one line of ASCII, which no database on the way changes. Values are escaped (``escapes.escape``), and so are
+names of stages (as in JSON); neither contains a space.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from torchx_kfp.adapter.values.escapes import escape
 from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Parts
 
-#: Bytes of one value, and of all: a container of its own is shorter than more than that, twice.
+#: Bytes of one value, and of all. To store more than that twice would take more than another container.
 LONGEST, MOST = 256, 1024
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 
 
 class Prefix(str):
-    """What the container has of a word whose value is in the input: ``NAME=`` of a variable, nothing of an argument."""
+    """The part of a word that stays in the container: ``NAME=`` of a variable, an empty text of an argument."""
 
 
 @dataclass(frozen=True)
 class Lifted:
-    """The text of the input ``stage``, and what it leaves to the container.
+    """The text of the input ``stage``, and what stays in the container.
 
-    ``aliases`` are those that it names. ``variables`` and ``words`` have a ``Prefix`` where it has their value.
+    The text names ``aliases``. ``variables`` and ``words`` have a ``Prefix`` where the text has their value.
     """
 
     text: str
@@ -60,10 +60,10 @@ def lift(
 
     Args:
         stage: the stage's part of run ids.
-        aliases: of the stages that are read.
+        aliases: aliases of the stages that are read.
         variables: ``env`` and ``NAME=value``.
         words: the program and its arguments.
-        kept: variables that the stages of a pipeline have in common.
+        kept: variables that stay in the container, because the stages of a pipeline share them.
     """
     named = [alias for alias in aliases if isinstance(alias, StageName)]
     names = [protocol.encode_alias(alias).replace(" ", r"\u0020") for alias in named]

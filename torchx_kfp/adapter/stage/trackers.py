@@ -1,4 +1,4 @@
-"""Further trackers of a stage: what TorchX calls them, and the configuration that it hands to them."""
+"""Further trackers of a stage: their names in TorchX, and the configuration that TorchX passes to them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
 
 
 def read_trackers(trackers: object) -> dict[str, Parts | None]:
-    """The configuration of each further tracker as text and references; None of one without any.
+    """Read the configuration of each further tracker as text and references; None for a tracker without one.
 
     Raises:
-        AppDefError: they are no mapping, a name cannot be one in a stage's environment, or a value is no text.
-        ChannelError: a channel that cannot be filled in.
+        AppDefError: they are not a mapping, a stage's environment cannot carry a name, or a value is not text.
+        ChannelError: a channel cannot be filled in.
     """
     if trackers is None:
         return {}
@@ -35,24 +35,24 @@ def read_trackers(trackers: object) -> dict[str, Parts | None]:
         variable = protocol.tracker_config_variable(name)
         if variable in names:
             raise AppDefError(
-                f"trackers has {names[variable]!r} and {name!r}, whose configuration TorchX reads from one variable, "
-                f"{variable}. Use one of them."
+                f"trackers has {names[variable]!r} and {name!r}, but TorchX reads the configuration of both from the "
+                f"variable {variable}. Use one of them."
             )
         names[variable] = name
-        # Not config == "": of a channel, that makes a condition for dsl.If.
+        # Not config == "": with a channel, this makes a condition for dsl.If.
         missing = config is None or (isinstance(config, str) and not config)
         read[name] = None if missing else parse_checked(config, f"trackers[{name!r}]")
         if read[name] is not None and not is_shell_variable(variable):
             raise AppDefError(
-                f"trackers has a configuration for {name!r}, which TorchX reads from the variable {variable!r}, and "
-                "shells do not hand that on. Register the tracker as an entry point torchx.tracker with a name of "
-                "ASCII letters, digits and '_', or give it None and configure it otherwise."
+                f"trackers has a configuration for {name!r}, which TorchX reads from the variable {variable!r}, but "
+                "shells do not pass on a variable of that name. Register the tracker as an entry point torchx.tracker "
+                "with a name of ASCII letters, digits and '_', or give None and configure it otherwise."
             )
     return read
 
 
 def tracker_env(trackers: Mapping[str, Parts | None]) -> dict[str, Parts]:
-    """The variables that tell a stage its trackers, where it has further ones."""
+    """Return the variables that tell a stage its trackers; none if it has no further ones."""
     if not trackers:
         return {}
     configs = {protocol.tracker_config_variable(name): config for name, config in trackers.items() if config}
@@ -68,9 +68,9 @@ def _check_name(name: object) -> None:
     check_word(name, f"The name {name!r} in trackers")
     if "," in name:
         raise AppDefError(
-            f"trackers has the name {name!r}, and TorchX separates names by commas. Give each its own entry."
+            f"trackers has the name {name!r}, but TorchX separates names by commas. Give each tracker its own entry."
         )
     if protocol.tracker_config_variable(name) == protocol.TRACKER_CONFIG:
         raise AppDefError(
-            f"trackers has the name {name!r}, this project's own, which every tracked stage has. Leave it out."
+            f"trackers has the name {name!r}, the tracker of torchx-kfp, which every tracked stage has. Remove it."
         )

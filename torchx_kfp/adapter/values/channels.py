@@ -1,9 +1,8 @@
 """Pipeline channels in an AppDef's values: as objects, or as the text that KFP puts into f-strings.
 
-KFP reads the channels of an f-string back from their text, and loses some on the way: a type such as
-``typing.List[int]`` does not match its pattern, so the channel stays in the compiled file as a literal, and a field of
-a dict loop item is taken for a pipeline parameter that does not exist. So each channel is looked up here, and handed
-to KFP as the object that it is.
+KFP reads the channels of an f-string back from their text, and loses some: a type such as ``typing.List[int]`` does not
+match its pattern, so the channel stays in the compiled file as a literal, and a field of a dict loop item is taken for
+a pipeline parameter that does not exist. So each channel is looked up here and passed to KFP as an object.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(
 _CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
 
-#: What f-strings make of objects that are no text -> what to say of them.
+#: Text that f-strings make of other objects -> what the object is.
 _TRACES = {
     "<kfp.dsl.pipeline_task.PipelineTask object at 0x": "a task (pass one of its outputs, or reads=task)",
     "ConditionOperation(operator=": "a comparison of pipeline channels (only dsl.If takes one)",
 }
 
-#: Placeholders that KFP fills where they are the whole value of a task's input.
+#: Placeholders that KFP fills if they are the whole value of a task's input.
 _PLACEHOLDERS = {
     getattr(dsl, name): name.removesuffix("_PLACEHOLDER").lower()
     for name in (
@@ -47,14 +46,14 @@ _PLACEHOLDERS = {
 
 
 def parse(value: object, where: str) -> Parts:
-    """The value as constant text and references, in order.
+    """Read the value as constant text and references, in order.
 
     Args:
         value: a string, which may hold channels as text, or a channel.
         where: the value's place in the AppDef, for errors.
 
     Raises:
-        ChannelError: a channel that cannot be filled in here.
+        ChannelError: a channel cannot be filled in here.
         AppDefError: the value is neither text nor a channel.
     """
     if isinstance(value, pipeline_channel.PipelineChannel):
@@ -66,8 +65,8 @@ def parse(value: object, where: str) -> Parts:
     for placeholder in _PLACEHOLDERS:
         if placeholder in value:
             raise ChannelError(
-                f"{where} holds {placeholder} inside of other text: {value!r}. KFP fills it only where it is the "
-                "whole value: pass it as an argument or variable of its own."
+                f"{where} holds {placeholder} inside other text: {value!r}. KFP fills it only if it is the whole "
+                "value: pass it as a separate argument or variable."
             )
     parts: list[str | Reference] = []
     end = 0
@@ -88,11 +87,11 @@ def parse(value: object, where: str) -> Parts:
 
 
 def check_parts(parts: Parts, where: str) -> Parts:
-    """The parts, if they arrive as they are written: constant text can be escaped, text beside a channel cannot.
+    """Return the parts, if they arrive unchanged: constant text can be escaped, text beside a channel cannot.
 
     Raises:
-        AppDefError: text that no process can be given.
-        ChannelError: text beside a channel that an engine would change.
+        AppDefError: no process can receive the text.
+        ChannelError: an engine would change text beside a channel.
     """
     for part, follower in zip(parts, (*parts[1:], None), strict=True):
         if isinstance(part, str):
@@ -103,12 +102,12 @@ def check_parts(parts: Parts, where: str) -> Parts:
 
 
 def parse_checked(value: object, where: str) -> Parts:
-    """The value's parts, if they arrive as they are written: see ``parse`` and ``check_parts``."""
+    """Read the value's parts, and check that they arrive unchanged: see ``parse`` and ``check_parts``."""
     return check_parts(parse(value, where), where)
 
 
 def contains_channel(value: object) -> bool:
-    """Whether there is a channel anywhere in the value: in text, in a list, a dict's keys and values."""
+    """Whether there is a channel anywhere in the value: in text, in a list, in a dict's keys and values."""
     if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
         return True
     if isinstance(value, str):
@@ -121,7 +120,7 @@ def contains_channel(value: object) -> bool:
 
 
 def ir_type(channel: pipeline_channel.PipelineChannel) -> str:
-    """The channel's type as the IR names it, ``ARTIFACT`` where it is no parameter."""
+    """Return the channel's type in the IR, ``ARTIFACT`` if it is not a parameter."""
     try:
         return str(type_utils.get_parameter_type_name(channel.channel_type))
     except (ValueError, TypeError, AttributeError):
@@ -136,18 +135,18 @@ def _no_text(value: object, where: str) -> str:
         )
     if isinstance(value, pipeline_channel.ConditionOperation):
         return (
-            f"{where} is a comparison of pipeline channels, which only dsl.If takes. Pass the values, and compare them "
-            "in the application."
+            f"{where} is a comparison of pipeline channels, which only dsl.If accepts. Pass the values, and compare "
+            "them in the application."
         )
     if value is None:
-        return f"{where} is None, and must be a string. Leave it out, or pass '' if that is meant."
-    # The text of most objects is nothing that anybody means.
+        return f"{where} is None, but must be a string. Leave it out, or pass '' if you mean an empty one."
+    # Nobody means the text of most objects.
     meant = f": write {str(value)!r}" if isinstance(value, (int, float, os.PathLike)) else ""
-    return f"{where} is {value!r} ({type(value).__name__}), and must be a string{meant}."
+    return f"{where} is {value!r} ({type(value).__name__}), but must be a string{meant}."
 
 
 def _refuse_lost(text: str, where: str) -> None:
-    """Refuse text that an f-string has made of something that is no text, and that KFP would take for a constant."""
+    """Refuse text that an f-string has made of another object, and that KFP would take for a constant."""
     for trace, what in _TRACES.items():
         if trace in text:
             raise ChannelError(f"{where} holds {what} as text: {text!r}.")
@@ -156,22 +155,22 @@ def _refuse_lost(text: str, where: str) -> None:
         name = group.loop_argument.name if isinstance(group, tasks_group.ParallelFor) else None
         if isinstance(name, str) and name in text:
             raise ChannelError(
-                f"{where} holds {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are that, "
-                "and no fields of its dict. Rename the field."
+                f"{where} holds {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are this "
+                "name, not fields of its dict. Rename the field."
             )
 
 
 def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Reference:
     if isinstance(channel, dsl.Collected):
         raise ChannelError(
-            f"{where} holds dsl.Collected of {channel.task_name!r}, a list of values. It can only be read: "
-            "reads={'trials': dsl.Collected(task.outputs['run_id'])} and the tracker gives the results of each."
+            f"{where} holds dsl.Collected of {channel.task_name!r}, a list of values. Read it instead, with "
+            "reads={'trials': dsl.Collected(task.outputs['run_id'])}: the tracker has the results of each."
         )
     kind = ir_type(channel)
     if kind == "ARTIFACT" or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
         raise ChannelError(
-            f"{where} holds the artifact {channel.full_name!r}. Text can only hold parameters: pass the artifact's URI "
-            "as a parameter, or record it as a result and read it through the tracker."
+            f"{where} holds the artifact {channel.full_name!r}, but text can hold parameters only. Pass the artifact's "
+            "URI as a parameter, or record it as a result and read it through the tracker."
         )
     if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
         raise ChannelError(f"{where} holds {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
@@ -184,22 +183,23 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
         loop = pipeline_here(where).groups[-1]
         if getattr(loop, "loop_argument", None) is not channel.loop_argument:
-            # KFP hands a field of a constant item into a group inside of the loop only where the item goes along.
+            # KFP carries a field of a constant item into a group inside the loop only together with the item.
             carrier = _reference(channel.loop_argument, where)
     return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), carrier)
 
 
 def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
-    """What tells the channel from others of its pipeline."""
+    """Return a key that tells the channel from others of its pipeline."""
     kind = "collected " if isinstance(channel, dsl.Collected) else ""
     return f"{kind}{channel.task_name or ''};{channel.name}"
 
 
 def _with_true_type(channel: pipeline_channel.PipelineChannel) -> pipeline_channel.PipelineChannel:
-    """The channel, with the type of all items where it is one of a loop over constants.
+    """Return the channel; an item of a loop over constants gets the common type of all items.
 
-    KFP takes the type of the first item, and of the first field for all fields of dict items: ``{"lr": 0.1, "name":
-    "a"}`` makes ``name`` a number, which the backend refuses, and ``[1, 0.5]`` integers, which kfp.local truncates.
+    KFP uses the type of the first item, and for all fields of dict items that of the first field. So in ``{"lr": 0.1,
+    "name": "a"}`` it makes ``name`` a number, which the backend refuses, and the items of ``[1, 0.5]`` integers, which
+    kfp.local truncates.
     """
     if isinstance(channel, for_loop.LoopArgumentVariable):
         item = channel.loop_argument
@@ -224,12 +224,12 @@ def _common_type(values: list[object]) -> str:
 
 
 def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
-    """What the input is called in the KFP UI: ``lr``, ``item``, ``item_lr``, and ``accuracy`` for any task's output."""
+    """Return the input's name in KFP's UI: ``lr``, ``item``, ``item_lr``, or ``accuracy`` for an output of any task."""
     if isinstance(channel, for_loop.LoopArgumentVariable):
         return f"item_{channel.subvar_name}"
     if isinstance(channel, for_loop.LoopParameterArgument):
         return "item"
-    # The name of a Python component's one output is no input's.
+    # KFP names the single output of a Python component "Output", which no input can be called.
     return "output" if channel.name == "Output" else str(channel.name)
 
 
@@ -238,14 +238,14 @@ def _loop_item(loop: tasks_group.ParallelFor, where: str) -> pipeline_channel.Pi
     for attribute in ("name", "task_name", "channel_type", "pipeline"):
         if isinstance(getattr(item, attribute), for_loop.LoopArgumentVariable):
             raise ChannelError(
-                f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP keeps an "
-                "attribute of its own under that name and loses it: rename the field."
+                f"{where} is in a dsl.ParallelFor loop whose dicts have a field {attribute!r}. KFP has an attribute of "
+                "that name, which the field would hide: rename the field."
             )
     return item
 
 
 def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChannel:
-    """The channel that KFP wrote as this text."""
+    """Return the channel that KFP wrote as this text."""
     pipeline = pipeline_here(where)
     task_name, name = found["task"], found["name"]
     for group in reversed(pipeline.groups):
@@ -269,6 +269,6 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
     elif name.isidentifier():
         return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
     raise ChannelError(
-        f"{where} holds the channel {found.group()!r}, which is not known here: neither an output of a task of this "
-        "pipeline, nor a parameter, nor the item of a loop that is open here. Use loop items inside of their loop."
+        f"{where} holds the channel {found.group()!r}, which is not known here: it is not an output of a task of this "
+        "pipeline, a parameter, or the item of a loop around this line. Use loop items inside their loop."
     )

@@ -1,11 +1,11 @@
-"""Constant text on its way to the application: what engines would change in it, and how it is protected.
+"""Constant text on its way to the application: what engines would change in it, and the escapes that protect it.
 
-Between the compiled pipeline and the application's ``argv`` a word passes KFP, Argo and the kubelet. KFP fills
-``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder; Argo substitutes
-``{{...}}`` and evaluates ``{{=...}}``, and its quoting of unprintable characters is no JSON; the kubelet turns
-``$$`` into ``$``, expands ``$(NAME)`` and mangles a character behind ``$`` that is not ASCII
-(``torchx_kfp.backend.kubelet``). Words that hold any of this travel with those characters as the octal escapes of
-``printf %b``, which every ``sh`` has built in.
+Between the compiled pipeline and the application's ``argv``, a word passes through KFP, Argo and the kubelet. KFP fills
+``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
+``{{...}}``, evaluates ``{{=...}}``, and quotes unprintable characters in a way that is not JSON. The kubelet turns
+``$$`` into ``$``, expands ``$(NAME)`` and mangles a character after ``$`` that is not ASCII
+(``torchx_kfp.backend.kubelet``). In words that contain any of this, octal escapes of ``printf %b``, a builtin of every
+``sh``, take the place of such characters.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import re
 from torchx_kfp.backend.kubelet import REWRITTEN_AFTER_DOLLAR
 from torchx_kfp.errors import AppDefError, ChannelError
 
-#: Linux refuses a longer argument (MAX_ARG_STRLEN is 128 KiB with the final NUL), in bytes.
+#: Linux refuses longer arguments (MAX_ARG_STRLEN is 128 KiB with the final NUL). In bytes.
 LONGEST_WORD = 128 * 1024 - 1
 
 _REWRITTEN = re.compile(r"\$" + REWRITTEN_AFTER_DOLLAR + r'|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
-#: Backslashes, and the first character of each pair that is rewritten.
+#: Backslashes, and the first character of each pair that engines rewrite.
 _ESCAPED = re.compile(r"\\|\$(?=" + REWRITTEN_AFTER_DOLLAR + r')|\{(?=\{|\s*"(?:Concat|IfPresent)")')
 _KEPT_UNPRINTABLE = "\t\n\r"
 
 
 def _is_plain(character: str) -> bool:
-    # Go quotes the rest of the Basic Multilingual Plane as \\uXXXX, which is JSON.
+    # Go quotes the rest of the Basic Multilingual Plane as \\uXXXX, which is valid JSON.
     return character.isprintable() or character in _KEPT_UNPRINTABLE or "\x80" <= character <= "\uffff"
 
 
 def find_rewritten(text: str) -> str | None:
-    """The first piece of the text that an engine would change, or None."""
+    """Return the first piece of the text that an engine would change, or None."""
     found = _REWRITTEN.search(text)
     if found:
         return found.group()
@@ -40,7 +40,7 @@ def find_rewritten(text: str) -> str | None:
 
 
 def escape(text: str) -> str:
-    """The text with everything that engines change as escapes of ``printf %b``."""
+    """Escape everything that engines change, for ``printf %b``."""
     text = _ESCAPED.sub(lambda found: _octal(found.group()), text)
     return "".join(character if _is_plain(character) else _octal(character) for character in text)
 
@@ -50,10 +50,10 @@ def _octal(character: str) -> str:
 
 
 def check_word(text: str, where: str) -> str:
-    """The text, if a process can be given it at all.
+    """Return the text, if a process can receive it.
 
     Raises:
-        AppDefError: it holds NUL or lone surrogates, or is longer than Linux takes.
+        AppDefError: it contains NUL or lone surrogates, or is longer than Linux accepts.
     """
     if "\0" in text:
         raise AppDefError(f"{where} holds a NUL character, which no argument can carry: {text!r}. Remove it.")
@@ -66,19 +66,19 @@ def check_word(text: str, where: str) -> str:
         ) from None
     if size > LONGEST_WORD:
         raise AppDefError(
-            f"{where} is {size} bytes long; Linux takes at most {LONGEST_WORD} bytes in one argument. "
+            f"{where} is {size} bytes long; Linux accepts at most {LONGEST_WORD} bytes in one argument. "
             "Put the text into a file in the image or on the tracker's storage, and pass its path."
         )
     return text
 
 
 def check_beside_channel(text: str, where: str, *, before: bool) -> str:
-    """The text, if it may stand in one string with a pipeline channel, where escapes are impossible.
+    """Return the text, if it may stand in one string with a pipeline channel, where escapes are impossible.
 
     Args:
         text: constant text.
         where: the string's place in the AppDef, for errors.
-        before: whether a channel follows. KFP's placeholder starts with braces, which one more makes Argo's.
+        before: whether a channel follows. With one more brace, the beginning of KFP's placeholder is Argo's.
 
     Raises:
         ChannelError: an engine would change the text.

@@ -1,4 +1,4 @@
-"""Names that KFP, Kubernetes and the tracker take, made from names that people give."""
+"""Names that KFP, Kubernetes and the tracker accept, made from names that people give."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_NAME = 63
 
 
 def _shorten(name: str, original: str) -> str:
-    """A name within the limit; where it says too little of the original, a hash tells it from others."""
+    """Keep the name within the limit. If little of the original is left, add a hash to tell it from others."""
     if name and len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(original.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -20,36 +20,36 @@ def _shorten(name: str, original: str) -> str:
 
 
 def stage_name(name: str) -> str:
-    """The stage's part of a run id, which is a part of a tracker key too: ``[A-Za-z0-9._-]``, 63 characters."""
+    """Return the stage's part of run ids and tracker keys: ``[A-Za-z0-9._-]``, up to 63 characters."""
     return _shorten(re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._"), name)
 
 
 def component_name(name: str) -> str:
-    """The name of the KFP component and, with a number where it is taken, of the task: ``[a-z0-9-]``."""
+    """Return the name of the KFP component: ``[a-z0-9-]``. If it is taken, the task's name gets a number."""
     return _shorten(re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), name)
 
 
 def label_value(value: str) -> str:
-    """A value that Kubernetes takes for a label."""
+    """Return a value that Kubernetes accepts for a label."""
     return re.sub(r"[^A-Za-z0-9._-]", ".", value)[:LONGEST_NAME].strip("-._")
 
 
 def is_input_name(name: str) -> bool:
-    """Whether an input may be called so. KFP's inputs are parameters of functions, of a method too."""
+    """Whether an input can have this name. KFP makes the inputs parameters of functions and of a method."""
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"
 
 
 def is_shell_variable(name: str) -> bool:
-    """Whether shells hand on a variable of this name to what they start; dash drops others."""
+    """Whether shells pass on a variable of this name to the programs that they start; dash drops others."""
     return name.isascii() and name.isidentifier()
 
 
 def output_name(name: str) -> str:
-    """KFP's name of the output that a result or an artifact becomes; empty where nothing is left of the name.
+    """Return KFP's name of the output for a result or an artifact; empty if nothing is left of the name.
 
-    The rule: what is no ASCII letter, digit or ``_`` becomes ``_``, several of them one, and none stays at the ends; a
-    name that begins with a digit gets an ``n`` before it, a keyword of Python a ``_`` behind it. ``l2norm/mean`` is
-    ``l2norm_mean``.
+    Each run of characters other than ASCII letters, digits and ``_`` becomes one ``_``; leading and trailing ``_`` are
+    dropped. A name that begins with a digit is prefixed with ``n``, and a Python keyword is followed by ``_``.
+    ``l2norm/mean`` becomes ``l2norm_mean``.
     """
     name = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
     if name[:1].isdigit():
@@ -58,7 +58,7 @@ def output_name(name: str) -> str:
 
 
 def input_name(name: str, taken: Container[str]) -> str:
-    """An input's name: a Python identifier that is not taken."""
+    """Return a name for an input: a Python identifier that is not taken."""
     name = output_name(name) or "input"
     number, candidate = 2, name
     while candidate in taken:

@@ -1,9 +1,9 @@
 """Shell programs in an AppDef's arguments, such as the one that ``dist.ddp`` builds for ``bash -c``.
 
-KFP fills a channel into a word as text, and in a program that text would be code: whoever sets a parameter could end
-the quotes around it. So a channel beside other text of a program becomes a variable of the environment, and the program
-expands it in quotes: the value is one word there, whatever it holds. It may only stand where every shell that was
-looked at takes it for data (``rules``), in a program that is understood whole (``parser``).
+KFP fills a channel into a word as text. In a program that text would be code: whoever sets a parameter could close the
+quotes around it. So a channel inside a program becomes an environment variable, which the program expands in quotes:
+there the value is one word, whatever it contains. A channel may only stand where every shell that was examined treats
+it as data (``rules``), in a program that the parser understands completely (``parser``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torchx_kfp.adapter.values.shell.tree import NotUnderstood
 from torchx_kfp.adapter.values.shell.words import CHANNEL
 from torchx_kfp.errors import ChannelError
 
-#: Programs that start another one in the same environment, and options of ``env`` with which it does not.
+#: Programs that start another one in the same environment, and options of ``env`` with which it changes that.
 _WRAPPERS = ("env", "timeout", "nohup", "nice", "stdbuf", "setsid", "time", "tini", "dumb-init", "busybox", "toybox")
 _OTHER_ENVIRONMENTS = ("-i", "-", "-u", "-S", "--ignore-environment", "--unset", "--split-string")
 _SPLITS = re.compile(r"-\w*S|--split-string")
-#: Options of shells that the next word belongs to.
+#: Options of shells that take the next word.
 _WITH_VALUE = ("--rcfile", "--init-file")
 
-#: How a variable is expanded in each kind of place: quotes that are open are closed around it.
+#: Expansions of a variable for each kind of place; open quotes are closed around it.
 _EXPANSIONS = {
     "plain": '"${{{}}}"',
     "double": "${{{}}}",
@@ -39,7 +39,7 @@ _EXPANSIONS = {
 
 
 def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
-    """The index of the argument that a shell takes for its program; None where there is none.
+    """Return the index of the argument that is a shell's program; None if there is none.
 
     Args:
         entrypoint: a shell, or a program that starts one (``env sh -c PROGRAM``, ``timeout 10 bash -c PROGRAM``).
@@ -58,17 +58,17 @@ def find_program(entrypoint: Parts, args: Sequence[Parts]) -> int | None:
 def lift_arguments(
     entrypoint: Parts, args: Sequence[Parts], env: Mapping[str, Parts], where: str, taken: Collection[str] = ()
 ) -> tuple[list[Parts], dict[str, Reference]]:
-    """The arguments with variables in place of the channels inside of a shell's program, and those variables.
+    """Replace the channels inside a shell's program by variables; return the arguments and the variables.
 
     Args:
         entrypoint: the program.
         args: its arguments.
         env: the role's variables.
         where: the role, for errors.
-        taken: names of further variables that are used already.
+        taken: names of further variables that are in use.
 
     Raises:
-        ChannelError: a channel where a shell might read its value as code.
+        ChannelError: a shell might read the value of a channel as code.
     """
     args = list(args)
     index = find_program(entrypoint, args)
@@ -80,9 +80,9 @@ def lift_arguments(
     start = next(position for position, word in enumerate(words) if _is_shell(word))
     shell = _program(words[start])
     if shell not in KNOWN_SHELLS:
-        _refuse(args[index], place, f"is for {shell!r}, and only programs of {', '.join(KNOWN_SHELLS)} are understood")
+        _refuse(args[index], place, f"is for {shell!r}, but only programs of {', '.join(KNOWN_SHELLS)} are understood")
     if shell_options(words[start + 1 :]) != (index - start, True):
-        _refuse(args[index], place, f"is run with options of {shell!r} that are not known here")
+        _refuse(args[index], place, f"is run with unknown options of {shell!r}")
     values = [name for name, parts in env.items() if any(isinstance(part, Reference) for part in parts)]
     text, lifted = lift_channels(args[index], place, {*taken, *env}, bash=shell == "bash", values=values)
     args[index] = (text,)
@@ -92,17 +92,17 @@ def lift_arguments(
 def lift_channels(
     program: Parts, where: str, taken: Collection[str] = (), *, bash: bool = False, values: Collection[str] = ()
 ) -> tuple[str, dict[str, Reference]]:
-    """The program with expansions in place of its channels, and the variables that it expands.
+    """Replace the channels of the program by expansions; return the program and the variables.
 
     Args:
         program: text with channels.
         where: its place in the AppDef, for errors.
-        taken: names of variables that are used already.
-        bash: whether it is a program of bash; only what all shells have in common is taken otherwise.
-        values: variables of the environment that hold channels as well.
+        taken: names of variables that are in use.
+        bash: whether bash runs the program. Otherwise only syntax that all shells share is accepted.
+        values: environment variables that hold channels as well.
 
     Raises:
-        ChannelError: a channel where a shell might read its value as code, or a program that is not understood.
+        ChannelError: a shell might read the value of a channel as code, or the program is not understood.
     """
     source = "".join(part if isinstance(part, str) else CHANNEL for part in program)
     if source.count(CHANNEL) != sum(isinstance(part, Reference) for part in program):
@@ -131,14 +131,14 @@ def lift_channels(
 def _refuse(program: Parts, where: str, why: str) -> NoReturn:
     name = next(part.name for part in program if isinstance(part, Reference))
     raise ChannelError(
-        f"{where} is a shell program with the pipeline channel {name!r}, and {why}. A channel may only stand where a "
-        "shell is known to take its value for data. Pass it behind the program, as an argument that a program of yours "
-        f"""reads: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]."""
+        f"{where} is a shell program with the pipeline channel {name!r}, and {why}. A channel may only stand where "
+        "shells are known to treat its value as data. Pass it after the program, as an argument of one of your "
+        f"""programs: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]."""
     )
 
 
 def _refuse_hidden_programs(entrypoint: Parts, args: Sequence[Parts], index: int | None, where: str) -> None:
-    """Refuse channels in what may be a shell's program, where it is not known how the shell is started."""
+    """Refuse channels in arguments that may be a shell's program, if it is unknown how the shell is started."""
     words = _texts(entrypoint, args)
     env = "env" in map(_program, words)
     shell = split = code = False
@@ -147,7 +147,7 @@ def _refuse_hidden_programs(entrypoint: Parts, args: Sequence[Parts], index: int
         if index is not None and position > index:
             return
         if mixed and (split or code or (env and _splits(args[position - 1]))):
-            _refuse(args[position - 1], f"args[{position - 1}] of {where}", "it is not known how the shell is started")
+            _refuse(args[position - 1], f"args[{position - 1}] of {where}", "it is unknown how the shell is started")
         shell |= _is_shell(word)
         code |= shell and word is not None and re.match(r"[-+]\w*c", word) is not None
         split |= env and re.match(_SPLITS, word or "") is not None
@@ -171,7 +171,7 @@ def _is_shell(word: str | None) -> bool:
 
 
 def _program_of(words: Sequence[str | None]) -> int | None:
-    """The index of a shell's program among its arguments."""
+    """Return the index of a shell's program among its arguments."""
     takes_program = takes_value = False
     for index, word in enumerate(words):
         if takes_value:

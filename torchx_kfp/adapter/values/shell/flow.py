@@ -1,4 +1,4 @@
-"""Where values go in a shell program: into variables, and on in what commands print and in files."""
+"""Follow values through a shell program: into variables, the output of commands, and files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def assigned(command: Simple) -> Iterable[tuple[str, Word]]:
-    """The variables that a command sets, and the words that it sets them to."""
+    """Yield the variables that a command sets, and the words that it assigns."""
     yield from command.assignments
     declares = bool(command.words) and literal(command.words[0]) in DECLARE
-    # ``env`` may be behind other commands.
+    # ``env`` may follow other commands.
     yield from (declared(word) for word in command.words[1:] if declares or is_assignment(word))
 
 
 def declared(word: Word) -> tuple[str, Word]:
-    """``name=value`` as an argument, in its two parts."""
+    """Split an argument ``name=value`` into its two parts."""
     name = ""
     for index, piece in enumerate(word):
         if piece.kind != "text" or piece.quoted:
@@ -49,29 +49,29 @@ def is_assignment(word: Word) -> bool:
 
 
 def is_pattern(word: Word) -> bool:
-    """Whether the names of files may stand for the word."""
+    """Whether a shell may replace the word by names of files."""
     return any(piece.text in "*?[" and not piece.quoted for piece in word if piece.text)
 
 
 def file_name(word: Word) -> str | None:
-    """The name of a file, without its folder, if it is known."""
+    """Return the name of a file without its folder, if it is known."""
     text = literal(word)
     return None if text is None else text.rpartition("/")[2]
 
 
 @dataclass
 class Flow:
-    """Where values go in a program, whatever the order in which its commands run."""
+    """The places that values reach in a program, in whatever order its commands run."""
 
     values: set[str]
     functions: set[str] = field(default_factory=set)
-    #: Variables that hold nothing but numbers.
+    #: Variables that hold only numbers.
     numbers: set[str] = field(default_factory=set)
-    #: Names of the files that are written; None: one whose name is a value.
+    #: Names of files that the program writes; None for a name that is a value.
     written: set[str | None] = field(default_factory=set)
 
     def follow(self, script: Script) -> None:
-        """Find out what variables hold, and which functions and files there are."""
+        """Find out what variables hold, and which functions and files the program makes."""
         commands = list(script.commands())
         fed = {id(command) for each in script.scripts() for pipeline in each.pipelines for command in pipeline[1:]}
         for command in commands:
@@ -93,11 +93,11 @@ class Flow:
                 self.written.add(None if self.holds(word) else file_name(word) or "")
         names = [file_name(word) or "" for word in command.words] if isinstance(command, Simple) else []
         for text in [literal(word) or "" for word in command.words] if isinstance(command, Simple) else []:
-            # Programs of other shells, and of traps.
+            # Programs of nested shells and of traps.
             self.written.update(name.rpartition("/")[2] for name in _REDIRECTED.findall(text))
         if writer := next((name for name in names if name in WRITERS), None):
             known = {name.rpartition("=")[2] for name in names[names.index(writer) + 1 :] if name}
-            # From one of their files into another, or from their input.
+            # They copy from one file into another, or from their input.
             if fed or command.redirects or known & self.written or any(map(self.holds, command.words)):
                 self.written |= known
                 if writer == "tee" and any(map(self.holds, command.words)):
@@ -105,7 +105,7 @@ class Flow:
 
     def _assign(self, command: Command) -> None:
         if isinstance(command, Compound):
-            # Programs may have made files whose names are values.
+            # Programs may have created files whose names are values.
             if command.variable and any(self.holds(word) or is_pattern(word) for word in command.words):
                 self.values.add(command.variable)
         elif isinstance(command, Simple):
@@ -149,11 +149,11 @@ class Flow:
         return re.fullmatch(r"[0-9]+", literal(word) or "") is not None
 
     def is_number(self, word: Word) -> bool:
-        """Whether the word is nothing but a number, whatever happens."""
+        """Whether the word is always a number."""
         return self._is_number(word, self.numbers)
 
     def holds(self, word: Word) -> bool:
-        """Whether the word has a value in it, or what a command has made of one."""
+        """Whether the word contains a value, or output that a command made from one."""
         return any(map(self.piece_holds, word))
 
     def piece_holds(self, piece: Piece) -> bool:
@@ -161,15 +161,15 @@ class Flow:
         if piece.kind == "channel":
             return True
         if piece.kind == "variable":
-            # $0 is the word behind the program, and bash keeps the last argument in $_.
+            # $0 is the word after the program, and bash keeps the last argument in $_.
             return piece.text in self.values or piece.text in ("@", "*", "_") or piece.text.isdigit()
         if piece.script is None:
             return False
-        # What is written may be read here, and functions may do anything.
+        # The command may read files that the program writes, and functions may do anything.
         return bool(self.written) or any(map(self.command_holds, piece.script.commands()))
 
     def command_holds(self, command: Command) -> bool:
-        """Whether a command has values in its words, or may have them otherwise."""
+        """Whether a command has values in its words, or may get them in another way."""
         if isinstance(command, Function):
             return False
         if isinstance(command, Simple) and command.words:

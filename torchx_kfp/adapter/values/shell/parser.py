@@ -1,8 +1,8 @@
-"""A parser for the part of the shells' language that sh, dash, busybox and bash read alike.
+"""A parser for the shell syntax that sh, dash, busybox and bash read alike.
 
-It exists to be strict: whatever it does not know, or what shells are known to read differently, is ``NotUnderstood``.
-Parsers that are to be had take more and say less: bashlex is under the GPL and does not know arithmetic or ``case``;
-tree-sitter-bash recovers from what it cannot read, and misreads here-documents of valid programs.
+It exists to be strict: syntax that it does not know, or that shells read differently, is ``NotUnderstood``. Existing
+parsers accept more and guarantee less: bashlex is under the GPL and does not know arithmetic or ``case``;
+tree-sitter-bash recovers from syntax errors, and misreads here-documents of valid programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchx_kfp.adapter.values.shell.words import CHANNEL, Document, Words
 
 _RESERVED = ("if", "then", "else", "elif", "fi", "do", "done", "case", "esac", "while", "until", "for", "in", "{", "}")
 _UNKNOWN_WORDS = {"function", "select", "coproc"}
-#: Other white space than blanks and newlines is a part of a word.
+#: White space other than blanks and newlines is part of a word.
 _KEYWORD = re.compile(r"(?:[a-z]+|[{}!]|\[\[|\]\])(?=[ \t\n;&|()<>]|\Z)")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _REDIRECT = re.compile(r"[0-9]*(<<<|<<-|<<|<&|>&|<>|>>|>\||<|>)|(&>>|&>)")
@@ -33,13 +33,13 @@ _DOCUMENT_END = re.compile(r"[ \t]*(?:'([\w.!-]+)'|\"([\w.!-]+)\"|\\([\w.!-]+)|(
 
 
 class Parser(Words):
-    """The commands of a program."""
+    """Reads the commands of a program."""
 
     def parse(self) -> Script:
-        """The whole program.
+        """Parse the whole program.
 
         Raises:
-            NotUnderstood: it is none of those that are known to be read in one way.
+            NotUnderstood: shells might read it in different ways.
         """
         try:
             script = self._script(())
@@ -69,7 +69,7 @@ class Parser(Words):
         self.at += len(keyword)
 
     def _script(self, ends: tuple[str, ...]) -> Script:
-        """Commands up to one of these keywords, or ``)``, ``;;``, or the end."""
+        """Read commands up to one of these keywords, or ``)``, ``;;``, or the end."""
         pipelines: list[tuple[Command, ...]] = []
         while True:
             self._newlines()
@@ -82,7 +82,7 @@ class Parser(Words):
             if self._starts(";", "&"):
                 self.at += 1
             else:
-                self._refuse(f"has {self._here()!r} behind a command")
+                self._refuse(f"has {self._here()!r} after a command")
 
     def _and_or(self) -> Iterator[tuple[Command, ...]]:
         while True:
@@ -112,7 +112,7 @@ class Parser(Words):
         self._blanks()
         keyword = self._keyword()
         if self._starts("(("):
-            self._refuse("holds (( )), where the shell evaluates what variables hold")
+            self._refuse("holds (( )), where the shell evaluates the values of variables")
         if keyword in _UNKNOWN_WORDS:
             self._refuse(f"holds {keyword!r}")
         if self._starts("(") or keyword in ("{", "if", "while", "until", "for", "case"):
@@ -236,7 +236,7 @@ class Parser(Words):
 
     def _test(self) -> Iterator[Word]:
         if not self.bash:
-            self._refuse("holds [[ ]], which is bash's own")
+            self._refuse("holds [[ ]], which only bash has")
         while True:
             self._blanks()
             if self.at == len(self.text) or self.text[self.at] in "\n;&|()<>":
@@ -260,14 +260,14 @@ class Parser(Words):
         return Function(name, body)
 
     def _redirect(self, redirects: list[Redirect]) -> bool:
-        """Whether a redirection begins here, which is read then."""
+        """Read a redirection, if one begins here. Return whether it did."""
         self._blanks()
         found = _REDIRECT.match(self.text, self.at)
         if not found:
             return False
         operator = found[1] or found[2]
         if operator in ("<<<", "&>", "&>>") and not self.bash:
-            self._refuse(f"holds {operator!r}, which is bash's own")
+            self._refuse(f"holds {operator!r}, which only bash has")
         if operator in ("<>", ">|"):
             self._refuse(f"holds {operator!r}")
         self.at = found.end()
@@ -276,7 +276,7 @@ class Parser(Words):
         if operator in ("<<", "<<-"):
             end = _DOCUMENT_END.match(self.text, self.at)
             if not end:
-                self._refuse("has a here-document whose end is not a plain word, alone on its line")
+                self._refuse("has a here-document whose end is not a plain word on its own line")
             self.at = end.end()
             delimiter = next(group for group in end.groups() if group)
             self.documents.append(Document(delimiter, end[4] is None, operator == "<<-", redirects, len(redirects)))
@@ -285,12 +285,12 @@ class Parser(Words):
         self._blanks()
         word = self._word()
         if operator in ("<&", ">&") and not re.fullmatch(r"\d+|-", literal(word) or "", re.ASCII):
-            self._refuse(f"has {operator!r} before something else than a number")
+            self._refuse(f"has {operator!r} before anything but a number")
         redirects.append(Redirect(operator, word))
         return True
 
     def _read_documents(self) -> None:
-        """The here-documents that were announced on the line that has just ended."""
+        """Read the here-documents that were announced on the line that has just ended."""
         for document in self.documents:
             start = self.at
             while True:
@@ -307,14 +307,14 @@ class Parser(Words):
             body = self.text[start:stop]
             if document.quoted:
                 if CHANNEL in body:
-                    self._refuse("has it in a here-document whose end is quoted, where nothing is filled in")
+                    self._refuse("has it in a here-document whose end is quoted, where the shell expands nothing")
                 pieces: list[Piece] = [Piece("text", body, quoted=True)]
             else:
                 self.at = start
                 pieces = self._quoted(stop, "document")
             document.redirects[document.index] = Redirect("<<", tuple(pieces))
             self.at = after
-            # The newline behind the last one's end belongs to the command.
+            # The newline after the last document belongs to the command.
             if document is not self.documents[-1]:
                 self.at += 1
         self.documents.clear()

@@ -1,4 +1,4 @@
-"""What is known of builtins and programs: which take values, and which run what they are given."""
+"""Facts about builtins and programs: which may take values as arguments, and which run their arguments as code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Shells whose grammar was looked at; programs of all others are refused.
+#: Shells whose grammar was examined. Programs of all others are refused.
 KNOWN_SHELLS = ("sh", "dash", "ash", "bash")
 #: Names of shells, with versions.
 SHELL = re.compile(
@@ -18,13 +18,13 @@ SHELL = re.compile(
     r"|elvish|xonsh|pwsh|powershell)(?:[-.]?\d[\w.+]*)?(?:[-.]static)?"
 )
 
-#: Builtins that take values.
+#: Builtins that may take values.
 TAKE_VALUES = _names(": true false echo cd")
-#: Builtins that take numbers and constant words.
+#: Builtins that may take numbers and constant words.
 TAKE_CONSTANTS = _names("pwd exit return shift break continue wait kill umask ulimit times")
-#: Builtins that assign what their arguments say.
+#: Builtins that make the assignments in their arguments.
 DECLARE = _names("export readonly local")
-#: What runs the command behind it, without options.
+#: Commands that run the command after them, without options.
 WRAPPERS = _names("exec nohup setsid time busybox toybox")
 #: Builtins, of other shells too, that read arguments as code, as names or as arithmetic, or change how others are read.
 REFUSED_BUILTINS = _names(
@@ -34,10 +34,10 @@ REFUSED_BUILTINS = _names(
     whence autoload emulate zmodload noglob functions global rename
     """
 )
-#: Builtins and wrappers that have rules of their own.
+#: Builtins and wrappers that have their own rules.
 RULED = _names(". source command env timeout nice stdbuf printf test [ [[ set unset read trap")
 KNOWN_BUILTINS = TAKE_VALUES | TAKE_CONSTANTS | DECLARE | WRAPPERS | REFUSED_BUILTINS | RULED
-#: Programs that run what their arguments or their input say.
+#: Programs that run code from their arguments or their input.
 RUN_CODE = _names(
     """
     awk gawk mawk nawk sed gsed ed ex vi vim nvim emacs xargs parallel find make gmake ssh scp sftp rsync autossh mosh
@@ -46,7 +46,7 @@ RUN_CODE = _names(
     ncat netcat telnet jshell ghci ocaml osascript
     """
 )
-#: Programs that run the command behind their options: a value is taken behind a script of the author's alone.
+#: Programs that run the command after their options. Values are accepted only after a script of the author's.
 LAUNCHERS = _names(
     """
     ionice taskset chrt prlimit numactl setarch linux32 linux64 i386 x86_64 uname26 unbuffer valgrind catchsegv
@@ -59,28 +59,28 @@ LAUNCHERS = _names(
 WRITERS = _names("tee cp mv ln install dd sort split csplit sponge rsync curl wget")
 #: Programs that print variables of the environment, or the names of files.
 PRINT_VALUES = _names("printenv set ps ls dir vdir find realpath readlink")
-#: Names of files that programs read as code.
+#: Names of files that programs run as code.
 CODE_FILE = re.compile(
     r".*\.(?:py|pth|pyc|ipynb|sh|bash|pl|pm|rb|js|mjs|cjs|lua|[Rr]|jl|mk|awk|sed|sql|so)"
     r"|(?:GNU)?[Mm]akefile|Dockerfile|Containerfile|\.\w*(?:rc|profile|login|logout|env)|config|authorized_keys"
 )
-#: What shells read as a part of their language, also behind ``time``.
+#: Words that shells read as part of their language, also after ``time``.
 RESERVED_WORDS = _names("! { } if then else elif fi do done case esac while until for in function select coproc")
-#: Interpreters that take values behind the name of a script.
+#: Interpreters that may take values after the name of a script.
 INTERPRETERS = _names("perl ruby node nodejs deno bun php lua luajit Rscript julia scala groovy raku")
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
-#: Modules of Python that run what their arguments say.
+#: Modules of Python that run code from their arguments.
 RUN_CODE_MODULES = _names("runpy timeit pdb code asyncio profile cProfile trace bdb doctest IPython")
-#: Variables that shells read as code, or by themselves.
+#: Variables that shells evaluate as code, or that change what they do.
 OF_SHELLS = re.compile(r"PS\d|BASH\w*|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
-#: What ``set -o`` may switch.
+#: Options that ``set -o`` may change.
 OPTIONS = _names("errexit nounset xtrace verbose noglob allexport noclobber pipefail")
 
 
 def shell_options(words: Sequence[str | None]) -> tuple[int | None, bool]:
-    """Where a shell's program is among its arguments, and whether it is code rather than a file's name.
+    """Return the index of a shell's program among its arguments, and whether it is code rather than a file's name.
 
-    None where there is none, or where the options before it are not known.
+    Return None if there is no program, or if an option before it is unknown.
     """
     code, index = False, 0
     while index < len(words):

@@ -1,17 +1,17 @@
-"""Where a shell program may hold values: only where every shell that was looked at takes them for data.
+"""The places where a shell program may contain values: only those where every examined shell treats them as data.
 
-Values come from pipeline channels, and go on in variables that are assigned from them, in what commands print, and in
-files. A value may be an argument of a program, of ``echo``, ``printf`` (behind its format) or ``cd``; a side of a
-comparison of ``[``; what is assigned to a variable in lower case, which POSIX reserves for applications; the subject of
-``case``, an item of ``for``, a line of a here-document, a file's name. Everything else is refused: shells evaluate
-values in more places than anybody has listed (arithmetic, subscripts, ``[ -v``, ``PS4``, ``BASH_ENV``, ...). So are
-builtins that are not known here, and arguments or input of programs that are known to run code that they are given.
+Values come from pipeline channels. They go on in variables that are assigned from them, in the output of commands, and
+in files. A value may be an argument of a program, of ``echo``, ``printf`` (after its format) or ``cd``; an operand of a
+comparison of ``[``; the value of a variable in lower case, which POSIX reserves for applications; the subject of
+``case``, an item of ``for``, a line of a here-document, a file's name. Everything else is refused, because shells
+evaluate values in more places than anybody has listed (arithmetic, subscripts, ``[ -v``, ``PS4``, ``BASH_ENV``, ...).
+Unknown builtins are refused as well, and so are values in the arguments or the input of programs that run code.
 
-A program that only its author knows takes its arguments as it would without a shell: what it makes of them, options
-that begin with a dash for one, is its own matter. Files that are sourced or run by a shell are the author's, unless
-the program writes values into a file of that name, or copies one to it. Programs that run the command behind their
-options (``ionice``, ``uv run``) take values behind the name of a script. What bash keeps of its own (``$_``), what
-``cd`` leaves in ``$PWD``, and names of files are values as well.
+An author's own program gets its arguments as it would without a shell, and is responsible for what it does with them:
+they may begin with a dash, for example. Files that a shell sources or runs are the author's, unless the program writes
+values into a file of that name, or copies one to it. Programs that run the command after their options (``ionice``,
+``uv run``) may have values after the name of a script. Variables that bash sets (``$_``), ``$PWD`` after ``cd``, and
+names of files count as values.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ def check(
     stdin: bool = False,
     assigns: bool = True,
 ) -> None:
-    """Refuse a program that has a value where it might be read as code.
+    """Refuse a program that has a value where a shell might read it as code.
 
     Args:
         script: the program.
-        bash: whether it is bash that runs it.
+        bash: whether bash runs it.
         values: variables that hold values when it starts.
         written: names of files that hold values when it starts.
         stdin: whether its input holds values.
         assigns: whether it may assign values to further variables.
 
     Raises:
-        NotUnderstood: a value is elsewhere than in a place that is known to take it for data.
+        NotUnderstood: a value is in a place that is not known to treat it as data.
     """
     flow = Flow(set(values), written=set(written))
     flow.follow(script)
@@ -94,7 +94,7 @@ def _refuse(why: str) -> NoReturn:
 
 @dataclass
 class _Rules:
-    """What each command may do with values."""
+    """Checks what each command does with values."""
 
     flow: Flow
     bash: bool
@@ -110,12 +110,12 @@ class _Rules:
 
     def _command(self, command: Command, stdin: bool) -> None:
         if isinstance(command, Function):
-            # It may be called with values: its arguments are taken for values everywhere.
+            # A function may be called with values, so its arguments always count as values.
             self._command(command.body, True)
             return
         enters = any(redirect.operator.startswith("<") for redirect in command.redirects)
         if enters and isinstance(command, Simple) and command.words and literal(command.words[0]) == "exec":
-            _refuse("redirects the input of all that follows")
+            _refuse("redirects the input of everything after it")
         for redirect in command.redirects:
             if redirect.operator.startswith("<"):
                 stdin |= self.flow.holds(redirect.word) or redirect.operator == "<&"
@@ -147,7 +147,7 @@ class _Rules:
                 self.script(piece.script, stdin)
             if piece.kind == "arithmetic" and not set(piece.names) <= self.flow.numbers:
                 names = ", ".join(map(repr, piece.names))
-                _refuse(f"has {names} in arithmetic, where the shell evaluates what a variable holds")
+                _refuse(f"has {names} in arithmetic, where the shell evaluates the value of a variable")
             if splits and not piece.quoted and self.flow.piece_holds(piece):
                 what = f"${piece.text}" if piece.kind == "variable" else "$( )"
                 _refuse(f'has {what}, which holds a value, without quotes: write "{what}"')
@@ -157,7 +157,7 @@ class _Rules:
             _refuse(f"sets {name}, which shells read")
         if self.flow.holds(word) and not re.search("[a-z]", name):
             _refuse(
-                f"assigns it to {name}. Names without a lower-case letter are those of shells and programs: write "
+                f"assigns it to {name}. Names without a lower-case letter belong to shells and programs: write "
                 f"{name.lower()}, or set {name} in the role's env"
             )
         if not re.search("[a-z]", name) and re.search("[$`]", literal(word) or ""):
@@ -169,11 +169,11 @@ class _Rules:
         program, arguments = name.rpartition("/")[2], words[1:]
         given = any(map(self.flow.holds, arguments))
         if name in RESERVED_WORDS:
-            _refuse(f"holds {name!r} behind another command")
+            _refuse(f"has {name!r} after another command")
         if "/" in name or program not in KNOWN_BUILTINS:
             self._not_written(words[0])
         if program in REFUSED_BUILTINS:
-            _refuse(f"holds {name!r}, which reads its arguments as code or as names, or changes what others mean")
+            _refuse(f"holds {name!r}, which reads its arguments as code or as names, or changes how others are read")
         if program in TAKE_VALUES:
             return
         if rule := _RULES.get(program):
@@ -188,9 +188,9 @@ class _Rules:
             if given or stdin or self.flow.written or not arguments:
                 self._python(name, arguments, document)
         elif program in RUN_CODE and (given or stdin or self._names_written(arguments)):
-            _refuse(f"gives it to {name!r}, which runs code that it is given")
-        elif program in LAUNCHERS and given and not self._is_behind_script(arguments):
-            _refuse(f"gives it to {name!r}, which runs the command behind its options")
+            _refuse(f"gives it to {name!r}, which runs its arguments or its input as code")
+        elif program in LAUNCHERS and given and not self._is_after_script(arguments):
+            _refuse(f"gives it to {name!r}, which runs the command after its options")
         elif program in INTERPRETERS and (given or stdin or self.flow.written):
             self._scriptfile_name(name, arguments[0] if arguments else ())
         else:
@@ -201,8 +201,8 @@ class _Rules:
         names = [literal(word) or "" for word in arguments]
         return any(re.split("[/=]", name)[-1] in self.flow.written for name in names)
 
-    def _is_behind_script(self, arguments: list[Word]) -> bool:
-        """Whether a script, or an interpreter, is before the first value."""
+    def _is_after_script(self, arguments: list[Word]) -> bool:
+        """Whether a script or an interpreter comes before the first value."""
         for word in arguments:
             file = file_name(word) or ""
             if PYTHON.fullmatch(file) or SHELL.fullmatch(file) or CODE_FILE.fullmatch(file) or file == "torchrun":
@@ -215,11 +215,11 @@ class _Rules:
         name = literal(word)
         patterns = is_pattern(word) or any(piece.text in "~{" and not piece.quoted for piece in word if piece.text)
         if not name or (patterns and name not in ("[", "[[")):
-            _refuse("has a command whose name is not plain text, so that it is not known what runs")
+            _refuse("has a command whose name is not plain text, so it is unknown what runs")
         return name
 
     def _inside(self, arguments: list[Word], stdin: bool) -> None:
-        """Check a shell or Python among a program's arguments, which the program may run."""
+        """Check a shell or Python among the arguments of a program, which may run it."""
         for index, word in enumerate(arguments):
             program = file_name(word) or ""
             further = arguments[index + 1 :]
@@ -230,30 +230,30 @@ class _Rules:
                 return
 
     def _not_written(self, word: Word) -> None:
-        """Refuse to run a file that the program may have written itself."""
+        """Refuse to run a file that the program itself may have written."""
         if file_name(word) in self.flow.written:
             _refuse(f"runs {literal(word)!r}, a file that it writes itself")
 
     def _scriptfile_name(self, name: str, word: Word) -> None:
         text = literal(word)
         if not text or text.startswith("-"):
-            _refuse(f"gives it to {name!r} other than behind the name of a script")
+            _refuse(f"gives it to {name!r} but not after the name of a script")
         self._not_written(word)
         if None in self.flow.written:
-            _refuse(f"runs {text!r}, and writes a file whose name it is given")
+            _refuse(f"runs {text!r}, and writes a file whose name is a value")
 
     def _shell(self, program: str, arguments: list[Word], stdin: bool) -> None:
         if program not in KNOWN_SHELLS:
-            _refuse(f"runs {program!r}, a shell whose programs are not understood here")
+            _refuse(f"runs {program!r}, a shell whose programs are not understood")
         index, code = shell_options([literal(word) for word in arguments])
         if index is None:
-            _refuse(f"runs {program!r} with options that are not known here, or without a script")
+            _refuse(f"runs {program!r} with unknown options, or without a script")
         if not code:
             self._scriptfile_name(program, arguments[index])
             return
         text = literal(arguments[index])
         if text is None:
-            _refuse(f"has it in the program of another {program!r}, or one that is not plain text")
+            _refuse(f"has it in the program of another {program!r}, or such a program is not plain text")
         bash = program == "bash"
         flow = self.flow
         check(Parser(text, bash).parse(), bash=bash, values=flow.values, written=flow.written, stdin=stdin)
@@ -279,7 +279,7 @@ class _Rules:
                 return
             index += 1
         if not (index >= len(texts) and document):
-            _refuse(f"gives it to {name!r} other than behind the name of a script or a module")
+            _refuse(f"gives it to {name!r} but not after the name of a script or a module")
 
     # Builtins and wrappers.
 
@@ -304,11 +304,11 @@ class _Rules:
         self._wrapper(name, rest, stdin)
 
     def _timed(self, name: str, arguments: list[Word], stdin: bool) -> None:
-        """``timeout 10 COMMAND``, ``nice -n 5 COMMAND``, ``stdbuf -oL COMMAND``."""
+        """Check ``timeout 10 COMMAND``, ``nice -n 5 COMMAND``, ``stdbuf -oL COMMAND``."""
         rest = list(arguments)
         if name.endswith("timeout"):
             if not rest or not re.fullmatch(r"[\d.]+[smhd]?", literal(rest.pop(0)) or ""):
-                _refuse(f"has {name!r} with something else than a constant time before the command")
+                _refuse(f"has {name!r} with anything but a constant time before the command")
         else:
             while rest and re.fullmatch(r"-n|-?\d+|-[ioe]\w+", literal(rest[0]) or ""):
                 rest.pop(0)
@@ -325,7 +325,7 @@ class _Rules:
             if form is None or form.startswith("-"):
                 _refuse("has 'printf' with options or without a constant format")
         elif form is None or form.startswith("-") or re.search(r"%(?![-\d.]*[sbq]|%)", form.replace("%%", "")):
-            _refuse("gives it to 'printf' other than behind a constant format of %s, %b and %q")
+            _refuse("gives it to 'printf', but not after a constant format of %s, %b and %q")
 
     def _test(self, name: str, arguments: list[Word], stdin: bool) -> None:
         closing = {"[": "]", "[[": "]]"}.get(name.rpartition("/")[2])
@@ -346,36 +346,36 @@ class _Rules:
             return
         if len(words) == 1 or (len(words) == 2 and texts[0] in _UNARY) or (len(words) == 3 and texts[1] in _BINARY):
             return
-        _refuse(f"has a test in {name!r} other than of text or files: compare with = or !=")
+        _refuse(f"has a test in {name!r} that is not of text or files: compare with = or !=")
 
     def _set(self, name: str, arguments: list[Word], stdin: bool) -> None:
         words = iter([literal(word) for word in arguments])
         for word in words:
             found = re.fullmatch(r"[-+][abefhmuvxC]*(o?)", word or "")
             if not found or word in ("-", "+") or (found[1] and next(words, None) not in OPTIONS):
-                _refuse("has 'set' with something else than options such as -e, -u, -x and -o pipefail")
+                _refuse("has 'set' with anything but options such as -e, -u, -x and -o pipefail")
 
     def _names(self, name: str, arguments: list[Word], stdin: bool) -> None:
-        """``unset`` and ``read`` of plain names."""
+        """Check ``unset`` and ``read`` of plain names."""
         words = [literal(word) or "" for word in arguments]
         if name == "read":
             words = [word for word in words if word != "-r"]
         if not words or not all(NAME.fullmatch(word) for word in words):
-            _refuse(f"has {name!r} with something else than plain names")
+            _refuse(f"has {name!r} with anything but plain names")
         if name == "read" and not all(re.search("[a-z]", word) and not OF_SHELLS.fullmatch(word) for word in words):
-            _refuse("reads values into variables in capital letters, which are those of shells and programs")
+            _refuse("reads values into variables in capital letters, which belong to shells and programs")
 
     def _declare(self, name: str, arguments: list[Word], stdin: bool) -> None:
         for word in arguments:
             variable, value = declared(word)
             if not NAME.fullmatch(variable):
-                _refuse(f"has {name!r} with something else than NAME or NAME=value")
+                _refuse(f"has {name!r} with anything but NAME or NAME=value")
             self._assignment(variable, value)
 
     def _trap(self, name: str, arguments: list[Word], stdin: bool) -> None:
         texts = [literal(word) for word in arguments]
         if not texts or any(text is None for text in texts):
-            _refuse("has 'trap' with something else than constant text")
+            _refuse("has 'trap' with anything but constant text")
         if texts[0] not in ("", "-"):
             nested = Parser(texts[0] or "", self.bash).parse()
             values, written = self.flow.values, self.flow.written

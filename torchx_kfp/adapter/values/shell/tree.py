@@ -1,4 +1,4 @@
-"""What a shell program is made of, once it is read: scripts, commands, words."""
+"""The syntax tree of a shell program: scripts, commands, words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 
 class NotUnderstood(Exception):
-    """The program is not one of which is known what it does; the message is a clause that says why."""
+    """It is unknown what the program does with values. The message is a clause that says why."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a word: text, a channel, a variable, a command substitution or arithmetic."""
+    """Part of a word: text, a channel, a variable, a command substitution or arithmetic."""
 
     kind: str
     #: The text itself; the variable's name.
@@ -21,7 +21,7 @@ class Piece:
     script: Script | None = None
     #: The variables that arithmetic reads; the one that ``${x:=text}`` may set.
     names: tuple[str, ...] = ()
-    #: Whether a variable's value is changed where it is expanded (``${x:+text}``).
+    #: Whether the expansion changes the variable's value (``${x:+text}``).
     changed: bool = False
 
 
@@ -47,12 +47,12 @@ class Simple:
 
 @dataclass(frozen=True)
 class Compound:
-    """``if``, ``while``, ``for``, ``case``, braces, a subshell: what they hold, without how often and when it runs."""
+    """``if``, ``while``, ``for``, ``case``, braces, a subshell: their content, not when and how often it runs."""
 
     scripts: Sequence[Script]
     #: The subject of ``case`` and its patterns, the items of ``for``.
     words: Sequence[Word] = ()
-    #: What ``for`` assigns its items to.
+    #: The variable of ``for``.
     variable: str | None = None
     redirects: Sequence[Redirect] = ()
 
@@ -70,12 +70,12 @@ Command = Simple | Compound | Function
 
 @dataclass(frozen=True)
 class Script:
-    """Pipelines, one after the other."""
+    """A sequence of pipelines."""
 
     pipelines: Sequence[Sequence[Command]]
 
     def scripts(self) -> Iterator[Script]:
-        """This script, and every one inside of it."""
+        """Yield this script, and every script inside it."""
         yield self
         for pipeline in self.pipelines:
             for command in pipeline:
@@ -83,7 +83,7 @@ class Script:
                     yield from script.scripts()
 
     def commands(self) -> Iterator[Command]:
-        """Every command, those inside of others and of words too."""
+        """Yield every command, including those inside other commands and inside words."""
         for pipeline in self.pipelines:
             for command in pipeline:
                 yield from _inside(command)
@@ -105,13 +105,13 @@ def _scripts_in(command: Command) -> list[Script]:
 
 
 def words_of(command: Simple | Compound) -> list[Word]:
-    """Every word of a command itself: assigned values, arguments, redirections."""
+    """Yield every word of the command itself: assigned values, arguments, redirections."""
     words = [*command.words, *(redirect.word for redirect in command.redirects)]
     return [*(word for _, word in command.assignments), *words] if isinstance(command, Simple) else words
 
 
 def literal(word: Word) -> str | None:
-    """The word's text, if it is known without running anything."""
+    """Return the word's text, if it is known without running anything."""
     if all(piece.kind == "text" for piece in word):
         return "".join(piece.text for piece in word)
     return None

@@ -1,6 +1,6 @@
-"""How the words of shell programs are read: quotes, expansions, channels.
+"""Reading the words of shell programs: quotes, expansions, channels.
 
-A pipeline channel is a NUL in the text, which no argument can hold otherwise.
+In the text, a NUL stands for a pipeline channel: no argument can contain one.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ _ESCAPABLE = '$`"\\'
 
 @dataclass
 class Document:
-    """A here-document that is announced, and whose text begins with the next line."""
+    """A here-document that is announced on this line; its text begins on the next one."""
 
     end: str
-    #: Whether nothing is expanded in it.
+    #: Whether the shell expands nothing in it.
     quoted: bool
-    #: Whether tabs before its lines are left out.
+    #: Whether tabs at the beginning of its lines are dropped.
     tabs: bool
-    #: Where it goes: the redirections of its command, and which of them it is.
+    #: The redirections of its command, and the index of this one.
     redirects: list[Redirect]
     index: int
 
 
 @dataclass
 class Words:
-    """A program, as far as it is read.
+    """Reads words of a program, from left to right.
 
     Args:
         text: the program.
-        bash: whether it is bash that reads it; only what every shell reads alike is taken otherwise.
+        bash: whether bash runs it. Otherwise only syntax that all shells read alike is accepted.
     """
 
     text: str
     bash: bool = False
     at: int = 0
-    #: The kind of place in which each channel stands, by where it is in the text.
+    #: The kind of place of each channel, by its position in the text.
     places: dict[int, str] = field(default_factory=dict)
     documents: list[Document] = field(default_factory=list)
 
     def parse(self) -> Script:
-        """The whole program."""
+        """Parse the whole program."""
         raise NotImplementedError
 
     def _script(self, ends: tuple[str, ...]) -> Script:
@@ -106,7 +106,7 @@ class Words:
                 following = self.text[self.at + 1 : self.at + 2]
                 if following in ("", "\n", CHANNEL):
                     at_end = "has a backslash at the end of a line, without a blank before it"
-                    self._refuse("has it behind a backslash" if following == CHANNEL else at_end)
+                    self._refuse("has it after a backslash" if following == CHANNEL else at_end)
                 pieces.append(Piece("text", following, quoted=True))
                 self.at += 2
             elif here == CHANNEL:
@@ -124,9 +124,9 @@ class Words:
         if self.at == start and not optional:
             self._refuse(f"has {self._here()!r} where a word is expected")
         if self.documents and "\n" in self.text[start : self.at]:
-            self._refuse("has a line's end in a word behind <<")
+            self._refuse("has a line's end in the word after <<")
         if self._starts("(") and self.at > start and not (self.text[start : self.at].isidentifier()):
-            self._refuse(f"holds {self._here()!r} inside of a word")
+            self._refuse(f"holds {self._here()!r} inside a word")
         return tuple(pieces)
 
     def _channel(self, place: str) -> Piece:
@@ -149,7 +149,7 @@ class Words:
         self.at = end + 1
 
     def _quoted(self, stop: int | None, place: str) -> list[Piece]:
-        """The pieces inside of double quotes, or of a here-document that ends at ``stop``."""
+        """Read the pieces inside double quotes, or inside a here-document that ends at ``stop``."""
         pieces: list[Piece] = []
         while self.at < (len(self.text) if stop is None else stop):
             here = self.text[self.at]
@@ -159,7 +159,7 @@ class Words:
             if here == "\\":
                 following = self.text[self.at + 1 : self.at + 2]
                 if following == CHANNEL:
-                    self._refuse("has it behind a backslash")
+                    self._refuse("has it after a backslash")
                 if following == "\n":
                     text = ""
                 elif following and following in _ESCAPABLE and not (following == '"' and stop is not None):
@@ -178,7 +178,7 @@ class Words:
         if stop is None:
             self._refuse("has a quote that is not closed")
         if self.at != stop:
-            self._refuse("has a here-document that ends inside of an expansion")
+            self._refuse("has a here-document that ends inside an expansion")
         return pieces
 
     def _expansion(self, *, quoted: bool) -> Piece:
@@ -191,14 +191,14 @@ class Words:
             pending, self.documents = self.documents, []
             script = self._script(())
             if self.documents:
-                self._refuse("has a here-document without its text inside of $( )")
+                self._refuse("has a here-document without its text inside $( )")
             self.documents = pending
             self._close(")")
             return Piece("command", quoted=quoted, script=script)
         if found := _BRACED.match(self.text, self.at):
             operator = found[3] or ""
             if operator.startswith("/") and not self.bash:
-                self._refuse("holds ${.../...}, which is bash's own")
+                self._refuse("holds ${.../...}, which only bash has")
             self.at = found.end()
             if found[1]:
                 return Piece("length", found[1], quoted=quoted)
@@ -209,7 +209,7 @@ class Words:
             return Piece("variable", found[1], quoted=quoted)
         following = self.text[self.at + 1 : self.at + 2]
         if following == CHANNEL:
-            self._refuse("has it behind '$'")
+            self._refuse("has it after '$'")
         if following in ("{", "[") or self._starts("$\\\n") or (not quoted and following in ("'", '"')):
             self._refuse(f"holds {self._here()!r}, an expansion that shells read differently or that evaluates values")
         self.at += 1
@@ -240,4 +240,4 @@ class Words:
                 self.at = position + 2
                 names = tuple(re.findall(r"(?<![\w])[A-Za-z_]\w*", inside))
                 return Piece("arithmetic", quoted=quoted, names=names)
-        return self._refuse("holds arithmetic other than of numbers and plain names")
+        return self._refuse("holds arithmetic of anything but numbers and plain names")
