@@ -54,8 +54,6 @@ LATE = {"celpy", "docker", "jinja2", "markdown_it", "markupsafe", "pandas"}
 
 SOURCE = Source(REPOSITORY / PACKAGE)
 PACKAGES = [package for package in sorted(SOURCE.packages) if package]
-#: Packages that have cycles inside, to be mended.
-CYCLIC = {"runs", "tracking"}
 
 
 def top(name: str) -> str:
@@ -78,10 +76,7 @@ def test_every_package_has_its_rule() -> None:
     assert set(SOURCE.arrows()) == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize(
-    "package",
-    [pytest.param(each, marks=pytest.mark.xfail if each in CYCLIC else ()) for each in PACKAGES],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_modules_and_packages_inside_of_a_package_have_no_cycles(package: str) -> None:
     assert cycle(SOURCE.arrows(package)) is None
 
