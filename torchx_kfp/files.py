@@ -133,8 +133,11 @@ def open_file(path: bytes, root: bytes) -> int:
         OSError: it cannot be opened.
     """
     root, folders, name = _split(path, root)
-    with _closing(open_folder(root, folders)) as folder:
+    folder = open_folder(root, folders)
+    try:
         return _open_at(folder, name, _READ)
+    finally:
+        os.close(folder)
 
 
 def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, made: list[bytes] | None = None) -> int:
@@ -156,12 +159,15 @@ def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, 
     last = _LIST if readable else _PASS
     descriptor = os.open(root, _PASS if names else last)
     for number, name in enumerate(names, 1):
-        with _closing(descriptor):
+        try:
             if made is not None:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=descriptor)
                     made.append(b"/".join([root, *names[:number]]))
-            descriptor = _open_at(descriptor, name, _PASS if number < len(names) else last)
+            below = _open_at(descriptor, name, _PASS if number < len(names) else last)
+        finally:
+            os.close(descriptor)
+        descriptor = below
     return descriptor
 
 

@@ -152,7 +152,7 @@ def test_parameters(
     assert the_run(client, experiment).data.metrics == {}
     assert tracker.metadata(RUN) == expected
     assert [record.getMessage() for record in caplog.records if record.name == "torchx_kfp"] == [
-        "MLflow takes 6,000 characters for a parameter: the 6,001 of 'long' are cut there."
+        "MLflow accepts 6,000 characters for a parameter: the 6,001 of 'long' are cut there."
     ]
 
 
@@ -213,7 +213,7 @@ def test_names(
     assert tracker.metadata(RUN) == {taken: 1.5}
     assert tracker.metadata("run/other/1") == {taken: "text"}
     assert list(tracker.artifacts(RUN)) == [taken]
-    warned = [] if name == taken else [f"MLflow takes no name {name!r}: it is {taken!r} there."]
+    warned = [] if name == taken else [f"MLflow does not accept the name {name!r}: it is {taken!r} there."]
     assert [record.getMessage() for record in caplog.records if record.name == "torchx_kfp"] == warned
 
 
@@ -222,7 +222,7 @@ def test_long_texts_are_cut_with_a_warning(tracker: mlflow.MlflowTracker, caplog
     tracker.add_metadata(RUN, short="é" * 5000, long="é" * 5001)
     assert tracker.metadata(RUN) == {"short": "é" * 5000, "long": "é" * 5000}
     (record,) = [record for record in caplog.records if record.name == "torchx_kfp"]
-    assert record.getMessage() == "MLflow takes 5,000 characters for a tag: the 5,001 of 'long' are cut there."
+    assert record.getMessage() == "MLflow accepts 5,000 characters for a tag: the 5,001 of 'long' are cut there."
 
 
 def test_artifacts(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, tmp_path: Path) -> None:

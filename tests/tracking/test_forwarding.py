@@ -199,7 +199,7 @@ run.put(late=1)
     [
         ("create = None", "TrackerError: TorchX does not find a factory named 'broken:create'"),
         ("def create(config): raise ConnectionError(config)", "ConnectionError: somewhere"),
-        ("import no_such_module", "TrackerError: TorchX finds no factory"),
+        ("import no_such_module", "TrackerError: TorchX does not find a factory"),
     ],
 )
 def test_a_factory_that_fails(tmp_path: Path, packages: Path, text: str, message: str) -> None:

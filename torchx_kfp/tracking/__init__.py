@@ -1,4 +1,4 @@
-"""What applications import: results of a stage, recorded and read through a tracker.
+"""Recording and reading the results of stages: the part of the package that applications import.
 
     from torchx_kfp.tracking import current_run
 
@@ -6,7 +6,7 @@
     accuracy = run.parent.results()["accuracy"]
     run.put(improved=accuracy > 0.9)
 
-Needs the standard library and fsspec; neither kfp nor torchx has to be in the application's image.
+It needs only the standard library and fsspec. The application's image needs neither kfp nor torchx.
 """
 
 from __future__ import annotations

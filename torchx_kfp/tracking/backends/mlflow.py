@@ -105,9 +105,9 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
     """Runs in one experiment of an MLflow server.
 
     Args:
-        tracking_uri: where MLflow is.
-        experiment: the experiment's name; it is made where there is none.
-        experiment_id: its id, in place of a name.
+        tracking_uri: the URI of the server.
+        experiment: the name of the experiment. It is made if it does not exist.
+        experiment_id: the id of the experiment, which takes precedence over the name.
     """
 
     def __init__(self, tracking_uri: str, experiment: str, experiment_id: str | None = None) -> None:
@@ -121,10 +121,10 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         atexit.register(self._end)
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record numbers as metrics, and everything else as tags."""
+        """Record numbers as metrics and everything else as tags."""
         metrics, tags = values.split(kwargs)
         mlflow_run = self._run(run_id)
-        # The latest value of a metric is the one of the latest time, or else the largest.
+        # The latest value of a metric is the one with the latest time, or the largest of those.
         self._last_time = now = max(int(time.time() * 1000), self._last_time + 1)
         entries = [Metric(name, value, now, self._steps.get((run_id, name), 0)) for name, value in metrics.items()]
         texts = [RunTag(name, value) for name, value in tags.items()]
@@ -133,7 +133,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             self._client.log_batch(mlflow_run, metrics=entries[chunk], tags=texts[chunk])
 
     def add_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
-        """Record hyperparameters, those of a dict one by one. MLflow takes each once: another value of it is a tag."""
+        """Record hyperparameters, those in a dict one by one. MLflow accepts each once; another value becomes a tag."""
         mlflow_run = self._run(run_id)
         entries = [Param(name, value) for name, value in values.parameters(parameters).items()]
         for start in range(0, len(entries), _BATCH):
@@ -147,9 +147,11 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         try:
             self._client.log_batch(mlflow_run, params=[entry])
         except MlflowException:
-            # It has another value, or the server is older and takes shorter ones.
+            # It has another value already, or the server is older and accepts only shorter values.
             self._client.set_tag(mlflow_run, entry.key, values.cut(entry.value, entry.key))
-            values.warn_once(f"MLflow does not take the parameter {entry.key!r}, or not anew: it is a tag there.")
+            values.warn_once(
+                f"MLflow does not accept the parameter {entry.key!r}, or not this value: it is a tag there."
+            )
 
     def log_steps(self, run_id: str, points: Mapping[str, Sequence[Point]]) -> None:
         """Record metrics of steps."""
@@ -157,14 +159,14 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         entries = []
         for name, series in points.items():
             key = values.name_for_mlflow(name)
-            # Of a metric MLflow shows the value of the last step: results of this name are to come behind it.
+            # MLflow shows a metric's value at the last step. A result with this name has to come after it.
             self._steps[run_id, key] = max(self._steps.get((run_id, key), 0), *(point.step for point in series))
             entries += [Metric(key, point.value, int(point.time * 1000), point.step) for point in series]
         for start in range(0, len(entries), _METRICS):
             self._client.log_batch(mlflow_run, metrics=entries[start : start + _METRICS])
 
     def metadata(self, run_id: str) -> dict[str, object]:
-        """What was recorded, by MLflow's names, with numbers as floats; ``{}`` of a run that is not there."""
+        """Return metadata by MLflow's names, with numbers as floats; ``{}`` if the run does not exist."""
         data = self._data(run_id)
         if data is None:
             return {}
@@ -173,7 +175,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         return {**metrics, **data.params, **texts}
 
     def add_artifact(self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None) -> None:
-        """Upload a local file or folder, under the artifact's name; of others, keep the URL as a tag."""
+        """Upload a local file or folder under the artifact's name. A URL is kept as a tag."""
         mlflow_run, key = self._run(run_id), values.name_for_mlflow(name)
         local = path.removeprefix("file://")
         if local and "://" not in local:
@@ -186,14 +188,14 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._client.set_tag(mlflow_run, _ARTIFACT + key, values.cut(path, name))
         text = values.to_json(metadata or {})
         if len(text) > values.LONGEST_TAG:
-            # A list of the file's name stands for what is in it.
+            # A list with the name of a file stands for the content of the file.
             file = f"{key}.metadata.json"
             self._client.log_text(mlflow_run, text, file)
             text = values.to_json([file])
         self._client.set_tag(mlflow_run, _METADATA + key, text)
 
     def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
-        """The run's artifacts by name; those that were uploaded have the path ``runs:/...``."""
+        """Return the run's artifacts by name. Uploaded ones have the path ``runs:/...``."""
         data = self._data(run_id)
         tags = data.tags if data else {}
         names = [tag.removeprefix(_ARTIFACT) for tag in tags if tag.startswith(_ARTIFACT)]
@@ -203,18 +205,18 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         }
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that the run reads another one."""
+        """Record that the run reads another run."""
         text = values.to_json({"run_id": source_id, "artifact_name": artifact_name})
         self._client.set_tag(self._run(run_id), _SOURCE + values.digest(source_id, artifact_name), text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
-        """What the run reads, or what of it under this name."""
+        """Return the sources of the run, or only those with this artifact."""
         data = self._data(run_id)
         found = _sources(data.tags) if data else []
         return [source for source in found if artifact_name in (None, source.artifact_name)]
 
     def run_ids(self, **kwargs: str) -> list[str]:
-        """The ids of all runs of the experiment, or of those that read the run ``parent_run_id``."""
+        """Return the ids of all runs of the experiment, or of those that read the run ``parent_run_id``."""
         parent = kwargs.get("parent_run_id")
         return [
             run_id
@@ -223,7 +225,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         ]
 
     def lineage(self, run_id: str) -> AppLineage:
-        """What the run was made of and what was made of it, as far as this experiment tells."""
+        """Return the lineage of the run within this experiment."""
         sources = {
             run: [Source(source.source_run_id, source.artifact_name) for source in found]
             for run, found in self._all_sources().items()
@@ -294,7 +296,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         return dict(metadata)
 
     def _all_sources(self) -> dict[str, list[TrackerSource]]:
-        """The id of each run of the experiment, and what it reads."""
+        """Return the id of each run of the experiment with its sources."""
         found: dict[str, list[TrackerSource]] = {}
         token: str | None = None
         while True:
@@ -327,10 +329,10 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         return str(self._known_experiment)
 
     def _end(self) -> None:
-        """Tell MLflow how this process has ended; one that failed counts more than others of the stage."""
+        """Tell MLflow how this process has ended. A process that failed counts more than the others of its stage."""
         if os.getpid() != self._pid:
             return
-        failed = hasattr(sys, "last_value")  # set where an exception has reached the top
+        failed = hasattr(sys, "last_value")  # set when an exception has reached the top
         for run_id, mlflow_run in self._open.items():
             try:
                 if failed or self._client.get_run(mlflow_run).info.status != "FAILED":
@@ -341,15 +343,15 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
 
 
 def create(config: str | None = None) -> MlflowTracker:
-    """The tracker of this process; TorchX calls it through the entry point ``mlflow`` of the group ``torchx.tracker``.
+    """Return the tracker of this process. TorchX calls this through the entry point ``mlflow`` of ``torchx.tracker``.
 
-    The experiment is the one of ``MLFLOW_EXPERIMENT_NAME`` or ``MLFLOW_EXPERIMENT_ID``, ``torchx-kfp`` otherwise.
+    ``MLFLOW_EXPERIMENT_NAME`` or ``MLFLOW_EXPERIMENT_ID`` names the experiment, which is ``torchx-kfp`` by default.
 
     Args:
-        config: MLflow's tracking URI; that of ``MLFLOW_TRACKING_URI`` otherwise.
+        config: MLflow's tracking URI, by default ``MLFLOW_TRACKING_URI``.
 
     Raises:
-        TrackerError: there is no URI. MLflow would write into a folder of the container.
+        TrackerError: there is no URI. MLflow would then write into a folder of the container.
     """
     uri = config or os.environ.get(_URI)
     if not uri:
@@ -366,11 +368,11 @@ def create(config: str | None = None) -> MlflowTracker:
 
 @contextlib.contextmanager
 def _one_process_at_a_time(run_id: str) -> Iterator[None]:
-    """MLflow cannot make a run only where there is none; the processes of a run that are on one machine take turns."""
+    """Let the processes of a run on one machine take turns. MLflow cannot make a run only if it does not exist."""
     path = os.path.join(tempfile.gettempdir(), f"torchx-kfp-mlflow-{os.getuid()}-{values.digest(run_id)}.lock")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # no folder that can be written: what _create does has to be enough
+    except OSError:  # no folder can be written, and _create has to do without
         yield
         return
     try:
@@ -378,7 +380,7 @@ def _one_process_at_a_time(run_id: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-        # One that waits for it has the file open; the next one makes another, and finds the run that is there by then.
+        # Processes that wait have the file open. Later ones make another file, and find the run, which exists by then.
         with contextlib.suppress(OSError):
             os.unlink(path)
 

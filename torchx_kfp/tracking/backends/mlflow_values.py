@@ -1,7 +1,7 @@
-"""What MLflow takes: names of metrics, parameters and tags, and which values are which.
+"""The names and values that MLflow accepts for metrics, parameters and tags.
 
-Of results numbers are metrics, and everything else becomes tags rather than parameters: a parameter can be set once
-only, and a result may be recorded anew.
+Results that are numbers become metrics. All other results become tags rather than parameters, because a parameter can
+be set only once, and a result can be recorded again.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 
-#: Prefix of the tags that this project sets; MLflow's own has the same rule.
+#: The prefix of this project's tags. MLflow reserves its own in the same way.
 OWN = "torchx."
 _RESERVED = (OWN, "mlflow.")
-#: Characters of a name, of a tag's value and of a parameter's. MLflow takes names of 250, and tags of artifacts have a
-#: prefix; its older servers take tags of 5000.
+#: The longest name, value of a tag, and value of a parameter, in characters. MLflow accepts names of 250, but tags of
+#: artifacts have a prefix; its older servers accept tags of 5000.
 LONGEST_NAME, LONGEST_TAG, LONGEST_PARAMETER = 220, 5000, 6000
-#: Values of a dict that become parameters of their own; one that holds more is JSON.
+#: Values of a dict that become separate parameters. A larger dict becomes JSON.
 _MOST_INSIDE = 100
 _REFUSED = re.compile(r"[^\w\-. /]")
 
@@ -30,7 +30,7 @@ _warned: set[str] = set()
 
 
 def name_for_mlflow(name: str) -> str:
-    """The name, rewritten where MLflow refuses it: it takes relative paths of letters, digits and ``_-. /``."""
+    """Return the name as MLflow accepts it: a relative path of letters, digits and ``_-. /``."""
     parts = [part for part in _REFUSED.sub("_", name).split("/") if part not in ("", ".", "..")]
     taken = "/".join(parts) or "_"
     if taken.startswith((*_RESERVED, "..")):
@@ -38,12 +38,12 @@ def name_for_mlflow(name: str) -> str:
     if len(taken) > LONGEST_NAME:
         taken = f"{taken[: LONGEST_NAME - 9].rstrip('/')}-{digest(name)[:8]}"
     if taken != name:
-        warn_once(f"MLflow takes no name {name[:300]!r}: it is {taken!r} there.")
+        warn_once(f"MLflow does not accept the name {name[:300]!r}: it is {taken!r} there.")
     return taken
 
 
 def split(metadata: Mapping[str, object]) -> tuple[dict[str, float], dict[str, str]]:
-    """Metrics and tags of these values, by MLflow's names."""
+    """Split values into metrics and tags, by MLflow's names."""
     metrics: dict[str, float] = {}
     tags: dict[str, str] = {}
     for name, value in metadata.items():
@@ -57,7 +57,7 @@ def split(metadata: Mapping[str, object]) -> tuple[dict[str, float], dict[str, s
 
 
 def parameters(metadata: Mapping[str, object]) -> dict[str, str]:
-    """Parameters of these values, by MLflow's names: ``{"config": {"lr": 0.1}}`` is ``{"config.lr": "0.1"}``."""
+    """Return values as parameters, by MLflow's names: ``{"config": {"lr": 0.1}}`` is ``{"config.lr": "0.1"}``."""
     return {
         name_for_mlflow(name): cut(
             to_json(value) if value is None or isinstance(value, (Mapping, list, tuple)) else str(value),
@@ -79,40 +79,40 @@ def _flat(metadata: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def cut(text: str, name: str, longest: int = LONGEST_TAG, what: str = "tag") -> str:
-    """The text, cut where it is longer than a tag's value may be, or that of something else."""
+    """Return the text, cut to the longest value of a tag or of something else."""
     if len(text) <= longest:
         return text
-    warn_once(f"MLflow takes {longest:,} characters for a {what}: the {len(text):,} of {name[:300]!r} are cut there.")
+    warn_once(f"MLflow accepts {longest:,} characters for a {what}: the {len(text):,} of {name[:300]!r} are cut there.")
     return text[:longest]
 
 
 def to_json(value: object) -> str:
-    """The value as JSON, with the text of what has none."""
+    """Return the value as JSON. Values that JSON does not have become their text."""
     return json.dumps(value, default=str)
 
 
 def from_metric(value: float) -> float:
-    """The number that was recorded: a server on a database keeps infinities as the largest doubles."""
+    """Return the number that was recorded. A server on a database stores infinities as the largest doubles."""
     return math.copysign(math.inf, value) if abs(value) == sys.float_info.max else value
 
 
 def encode_run_id(run_id: str) -> str:
-    """The run id without what ends a string in MLflow's filters, or escapes in it; those of pipelines stay."""
+    """Escape the characters that are special in strings of MLflow's filters. Run ids of pipelines have none."""
     return run_id.replace("%", "%25").replace("'", "%27").replace("\\", "%5C")
 
 
 def decode_run_id(text: str) -> str:
-    """The run id of what ``encode_run_id`` gave."""
+    """Return the run id that ``encode_run_id`` escaped."""
     return text.replace("%5C", "\\").replace("%27", "'").replace("%25", "%")
 
 
 def digest(*texts: str | None) -> str:
-    """A short name for texts that no name could hold."""
+    """Return a short name for texts of any length."""
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
 def _number(value: object) -> float | None:
-    """The value as a metric; None where it is no number, or an int that is beyond doubles."""
+    """Return the value as a metric, or None if it is not a number or too large for a double."""
     if not isinstance(value, numbers.Real):
         return None
     try:
@@ -122,7 +122,7 @@ def _number(value: object) -> float | None:
 
 
 def warn_once(text: str) -> None:
-    """Say this once in a process."""
+    """Log a warning, once in a process."""
     if text not in _warned:
         _warned.add(text)
         _log.warning(text)
