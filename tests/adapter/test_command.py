@@ -23,7 +23,7 @@ from torchx_kfp.adapter.stage import command, stage_input
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.adapter.values import escapes as text
-from torchx_kfp.backend import kubelet as product
+from torchx_kfp.backend import rewriting as product
 from torchx_kfp.errors import AppDefError
 
 

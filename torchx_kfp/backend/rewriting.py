@@ -1,7 +1,11 @@
 """The changes that Argo and the kubelet make to text on its way to a stage.
 
 All that a stage is given is text of its pod: its command and variables, and its inputs, which KFP's launcher gets as
-an argument. The kubelet expands that (``torchx_kfp.backend.kubelet``), and Argo fills its own variables in.
+an argument. Argo fills its own variables in, and the kubelet expands the container's (``expand``, byte for byte as in
+``k8s.io/kubernetes/third_party/forked/golang/expansion``): ``$(NAME)`` becomes the variable's value, or stays if there
+is no such variable; ``$$`` becomes ``$``. The scan goes over bytes, and takes the byte behind any other ``$`` for a
+character: before a character that is not ASCII, its first byte becomes the character of that number (seen on a
+cluster: ``$é`` arrives as ``$Ã`` and a stray byte).
 """
 
 from __future__ import annotations
@@ -9,9 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from torchx_kfp.backend.kubelet import REWRITTEN_AFTER_DOLLAR, expand
 from torchx_kfp.pipeline.spec import Component
 
+#: The characters after a ``$`` with which the kubelet changes it.
+REWRITTEN_AFTER_DOLLAR = r"[$(\x80-\U0010ffff]"
+
+_REWRITTEN = re.compile(rb"\$(?:\$|\(([^)]*)\)|([\x80-\xff]))")
 #: Variables that KFP, Argo and Kubernetes set in each container; only the cluster knows their values.
 _SET = re.compile(r"KFP_POD_(?:NAME|UID)|(?:ARGO|KUBERNETES)_[A-Z0-9_]+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)(?:_\w+)?")
 _ARGO = r"\{\{=.*?\}\}|\{\{\s*(?:workflow|pod|node|inputs|outputs|tasks|steps|item|retries)\b.*?\}\}"
@@ -19,6 +26,26 @@ _CHANGED = re.compile(rf"{_ARGO}|\$(?:\((?P<name>[^)]*)\)|{REWRITTEN_AFTER_DOLLA
 _LARGE = re.compile("[\U00010000-\U0010ffff]")
 #: Characters of context that are shown around a change.
 _AROUND = 12
+
+
+def expand(text: str, environ: Mapping[str, str]) -> bytes:
+    """Return a word of a command as the container gets it.
+
+    Args:
+        text: the word in the pod's specification.
+        environ: the container's variables.
+    """
+
+    def replace(found: re.Match[bytes]) -> bytes:
+        name, byte = found.groups()
+        if byte is not None:
+            return b"$" + chr(byte[0]).encode()
+        if name is None:
+            return b"$"
+        value = environ.get(name.decode())
+        return found.group() if value is None else value.encode()
+
+    return _REWRITTEN.sub(replace, text.encode())
 
 
 def variables_of(component: Component) -> dict[str, str]:

@@ -15,8 +15,7 @@ from typing import Any
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.bases import check_bases
 from torchx_kfp.local.cache.entries import FOLDER as CACHE_FOLDER
-from torchx_kfp.local.cache.entries import Cache
-from torchx_kfp.local.cache.recall import Memory
+from torchx_kfp.local.cache.entries import Cache, Memory
 from torchx_kfp.local.check import check_arguments, check_supported, find_not_applied
 from torchx_kfp.local.engines.containers import Containers, choose_containers, verify_private
 from torchx_kfp.local.engines.docker import connect

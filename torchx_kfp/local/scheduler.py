@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchx_kfp.local.cache.recall import Memory
+from torchx_kfp.local.cache.entries import Memory
 from torchx_kfp.local.platform.settings import time_limit
 from torchx_kfp.local.platform.volumes import volume_outputs, volume_task
 from torchx_kfp.local.scopes import (

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchx_kfp.local.cache.code import CodeFiles
+from torchx_kfp.local.cache.entries import Memory
 from torchx_kfp.local.cache.keys import input_key
-from torchx_kfp.local.cache.recall import Memory
 from torchx_kfp.local.engines.engine import Processes
 from torchx_kfp.local.scopes import Node
 from torchx_kfp.local.stage.execution import Execution, Outcome

@@ -4,15 +4,15 @@ Between the compiled pipeline and the application's ``argv``, a word passes thro
 ``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
 ``{{...}}``, evaluates ``{{=...}}``, and quotes unprintable characters in a way that is not JSON. The kubelet turns
 ``$$`` into ``$``, expands ``$(NAME)`` and mangles a character after ``$`` that is not ASCII
-(``torchx_kfp.backend.kubelet``). In words that contain any of this, octal escapes of ``printf %b``, a builtin of every
-``sh``, take the place of such characters.
+(``torchx_kfp.backend.rewriting``). In words that contain any of this, octal escapes of ``printf %b``, a builtin of
+every ``sh``, take the place of such characters.
 """
 
 from __future__ import annotations
 
 import re
 
-from torchx_kfp.backend.kubelet import REWRITTEN_AFTER_DOLLAR
+from torchx_kfp.backend.rewriting import REWRITTEN_AFTER_DOLLAR
 from torchx_kfp.errors import AppDefError, ChannelError
 
 #: Linux refuses longer arguments (MAX_ARG_STRLEN is 128 KiB with the final NUL). In bytes.
