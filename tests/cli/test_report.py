@@ -38,9 +38,7 @@ def test_runs_elsewhere_are_named(inside: Call, project: Path) -> None:
     assert inside("report", "a-1", "--output-dir", "elsewhere").returncode == 0
     done = inside("report", "b", "--output-dir", "elsewhere")
     assert done.returncode == 2
-    assert done.stderr.startswith(
-        "Error: There is no run 'b' in 'elsewhere'. Runs that are there, the newest first: a-1."
-    )
+    assert done.stderr.startswith("Error: There is no run 'b' in 'elsewhere'. Its runs, the newest first: a-1.")
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,13 @@ def test_runs_of_every_state(inside: Call, project: Path) -> None:
         ["run-2", "interrupted"],
         ["run-1", "interrupted"],
     ]
-    assert shown.stderr.startswith("Line 1 of local_outputs/run-2/events.jsonl is no event of a run and passed over: ")
+    assert shown.stderr.startswith("Line 1 of local_outputs/run-2/events.jsonl is ignored: ")
 
 
 def test_no_runs(inside: Call, project: Path) -> None:
     shown = inside("runs")
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert shown.stderr.startswith("Error: There are no runs in 'local_outputs': No such file or directory. Name the ")
+    assert shown.stderr.startswith("Error: There are no runs in 'local_outputs': No such file or directory. Give the ")
     (project / "empty").mkdir()
     assert inside("runs", "--output-dir", "empty").stderr == "There are no runs in 'empty'.\n"
     assert inside("runs", "--output-dir", "empty", "--format", "json").stdout == "[]\n"
@@ -162,7 +162,7 @@ def test_ways_to_name_a_stage(inside: Call, run_id: str, words: list[str], text:
 
 
 REFUSED = {
-    ("logs", "mixde"): "There is no run 'mixde' in 'local_outputs'. Did you mean 'RUN'? Runs that are there, the",
+    ("logs", "mixde"): "There is no run 'mixde' in 'local_outputs'. Did you mean 'RUN'? Its runs, the",
     ("logs", "latest", "shel-3"): "There is no stage 'shel-3' in the run RUN. Did you mean 'shell-",
     ("logs", "latest", "zzz"): "There is no stage 'zzz' in the run RUN. Its stages: ",
     ("logs", "latest", "shell-2[7]"): "There is no stage 'shell-2[7]' in the run RUN. Did you mean 'shell-2[",
@@ -171,7 +171,7 @@ REFUSED = {
     ("logs", "latest", "shell-3", "--attempt", "3"): "There is no attempt 3 at 'shell-3' in the run RUN, but 2.",
     ("logs", "latest", "--attempt", "1"): "--attempt needs a STAGE.",
     ("cancel", "latest"): "The run RUN has ended already (failed): there is nothing to cancel.",
-    ("cancel", "none"): "There is no run 'none' in 'local_outputs'. Runs that are there",
+    ("cancel", "none"): "There is no run 'none' in 'local_outputs'. Its runs",
 }
 
 

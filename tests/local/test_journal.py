@@ -127,7 +127,7 @@ def test_a_runner_that_is_killed(tmp_path):
         with pytest.raises(ArgumentError) as error:
             Journal.reopen(folder, pytest.fail)
         assert str(error.value) == (
-            f"The run {folder.name} is still running (process {runner.pid}). Wait for its end, or end it with "
+            f"The run {folder.name} is still running (process {runner.pid}). Wait until it ends, or end it with "
             f"'torchx-kfp cancel {folder.name}'."
         )
         runner.kill()
@@ -197,8 +197,7 @@ def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
     record = read_run(tmp_path / "run-1")
     assert list(record.run.ends) == ["one", "two"]
     assert record.corrupt == (
-        f"Line 2 of {tmp_path / 'run-1' / 'events.jsonl'} is no event of a run and passed over: is no event of a run "
-        "(KeyError: 'event').",
+        f"Line 2 of {tmp_path / 'run-1' / 'events.jsonl'} is ignored: it is not an event of a run (KeyError: 'event').",
     )
 
 
@@ -214,8 +213,9 @@ def test_a_full_disk_does_not_end_the_run(tmp_path):
     assert done.returncode == 0, done.stderr
     (folder,) = find_runs(tmp_path / "runs")
     assert done.stderr == (
-        f"What happens in this run cannot all be recorded in {folder}: the file is larger than a limit allows (ulimit "
-        "-f). It goes on; it may look unfinished later, and what is not recorded runs again if it is resumed.\n"
+        f"Some events of this run cannot be recorded in {folder}: the file is larger than a limit allows (ulimit "
+        "-f). The run goes on, but it may look unfinished later, and stages without a record run again if it is "
+        "resumed.\n"
     )
     events = (folder / "events.jsonl").read_bytes()
     assert 0 < len(events) < limit
@@ -232,7 +232,7 @@ def test_what_json_has_not(tmp_path):
             journal.write(StageFinished(StageResult("a", "a", State.SUCCEEDED, outputs={"x": object()})))
         journal.write(stage("b"))
     assert len(warnings) == 1
-    assert "TypeError: Object of type object is not JSON serializable. It goes on" in warnings[0]
+    assert "TypeError: Object of type object is not JSON serializable. The run goes on" in warnings[0]
     assert list(read_run(tmp_path / "run-1").run.ends) == ["b"]
 
 
@@ -315,12 +315,12 @@ def test_a_run_is_found_by_what_is_unique(runs, name, found):
         ("digits-", "'digits-' fits 2 runs in {!r}: digits-20260102-120000-bbbbbb, digits-20260101-120000-aaaaaa. "),
         (
             "helo",
-            "There is no run 'helo' in {!r}. Did you mean 'hello-20260101-120000-cccccc'? Runs that are there, the "
+            "There is no run 'helo' in {!r}. Did you mean 'hello-20260101-120000-cccccc'? Its runs, the "
             "newest first: hello-20260101-120000-cccccc, digits, digits-20260102-120000-bbbbbb, ",
         ),
-        ("zzz", "There is no run 'zzz' in {!r}. Runs that are there, the newest first: hello-"),
-        ("", "There is no run '' in {!r}. Runs that are there"),
-        (".cache", "There is no run '.cache' in {!r}. Runs that are there"),
+        ("zzz", "There is no run 'zzz' in {!r}. Its runs, the newest first: hello-"),
+        ("", "There is no run '' in {!r}. Its runs"),
+        (".cache", "There is no run '.cache' in {!r}. Its runs"),
         ("notes.txt", "There is no run 'notes.txt' in "),
         ("../digits", "There is no run '../digits' in "),
     ],

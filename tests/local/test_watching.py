@@ -83,7 +83,7 @@ def test_the_end_by_a_signal_is_told_while_stages_have_their_grace(tmp_path):
     shown = stream.getvalue().splitlines()[1:]
     assert shown[:3] == [
         "python | ready",
-        "SIGINT: the running stages have 20 s to end; a signal kills them.",
+        "SIGINT: the running stages have 20 s to end; another signal kills them.",
         "python | ending",
     ]
 
@@ -141,7 +141,7 @@ def test_stages_that_are_kept_are_said_to_be(execute_failing, tmp_path):
     (tmp_path / "mended").touch()
     stream = io.StringIO()
     resume(failed.folder, watch=Lines(stream))
-    assert stream.getvalue().splitlines()[1] == "shell is kept: it has succeeded before."
+    assert stream.getvalue().splitlines()[1] == "shell is kept: it succeeded before."
     assert re.fullmatch(r"shell-2 succeeded \([\d.]+s\)\.", stream.getvalue().splitlines()[2])
 
 
@@ -205,6 +205,6 @@ def test_many_failures_are_not_all_quoted(execute_failing):
         execute_failing(pipeline).raise_for_failure()
     lines = str(error.value).splitlines()
     assert sum("Its last lines" in line for line in lines) <= 5
-    assert lines[-2].startswith("Failed too: shell[")
+    assert lines[-2].startswith("Also failed: shell[")
     assert " and 6 more. Their logs are in " in lines[-2]
     assert lines[-1] == "Not run because of that: shell-2."

@@ -1,4 +1,4 @@
 """A run, wherever it runs: its events, its state, and the folder that keeps them."""
 
-#: Where runs keep their logs and outputs, each in a folder named by its run id; below the current directory.
+#: The folder, below the current directory, in which each run has a folder named by its run id.
 OUTPUT_DIR = "local_outputs"

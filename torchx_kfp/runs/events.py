@@ -1,7 +1,7 @@
-"""What happens in a run, as events; and their form as JSON objects, one a line.
+"""The events of a run, and their form as JSON objects, one on each line.
 
-That form is what ``torchx-kfp run --json`` prints and what a run's folder keeps (see ``journal``): ``encode`` and
-``decode`` are each other's inverse. A reader has to pass over fields and events that it does not know.
+``torchx-kfp run --json`` prints this form and a run's folder keeps it (see ``journal``). ``encode`` and ``decode`` are
+inverses of each other. Readers must ignore fields and events that they do not know.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchx_kfp.pipeline.spec import ArtifactType
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 
-#: Version of the form. One is added where a reader of the old form would go wrong.
+#: The version of the form. It increases by one with each change that readers of the old form would misread.
 VERSION = 1
 
 
@@ -27,9 +27,9 @@ VERSION = 1
 class RunStarted:
     """The first event of a run, and the first of each time that it is resumed.
 
-    ``not_applied`` are settings of the pipeline that have no effect on this machine, ``arguments`` the values of all
-    parameters, ``differs`` what KFP's backend would do otherwise, in sentences. ``time`` is in seconds since the epoch,
-    here and below.
+    ``not_applied`` lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of
+    all parameters, and ``differs`` lists, in sentences, where KFP's backend would behave differently. ``time`` is in
+    seconds since the epoch, here and below.
     """
 
     pipeline: str
@@ -44,7 +44,7 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class LoopStarted:
-    """A loop has so many iterations, each with these stages (without their indices); not all may begin at once."""
+    """A loop knows its number of iterations; each has these stages (named without indices). Some may begin later."""
 
     name: str
     iterations: int
@@ -54,7 +54,7 @@ class LoopStarted:
 
 @dataclass(frozen=True)
 class StageWaiting:
-    """A stage's inputs are known, and it waits for its turn."""
+    """A stage knows its inputs and waits for its turn."""
 
     name: str
     task: str
@@ -63,7 +63,7 @@ class StageWaiting:
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A process of a stage was started; ``attempt`` counts from 1, ``inputs`` are parameters."""
+    """A stage's process has started; ``attempt`` counts from 1, and ``inputs`` are its parameters."""
 
     name: str
     pod_name: str
@@ -76,7 +76,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class StageRetried:
-    """An attempt failed, and another one follows after ``delay`` seconds."""
+    """An attempt has failed; the next one follows after ``delay`` seconds."""
 
     name: str
     attempt: int
@@ -87,7 +87,7 @@ class StageRetried:
 
 @dataclass(frozen=True)
 class PipelineRetried:
-    """A nested pipeline failed, and all of its stages run again after ``delay`` seconds."""
+    """A nested pipeline has failed; all of its stages run again after ``delay`` seconds."""
 
     name: str
     attempt: int
@@ -98,7 +98,7 @@ class PipelineRetried:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage has ended, or will not run; ``kept`` where it had succeeded before the run was resumed."""
+    """A stage has ended or will not run; it is ``kept`` if it had succeeded before the run was resumed."""
 
     result: StageResult
     kept: bool = False
@@ -107,9 +107,9 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """The running stages are ended, and have ``grace`` seconds to end by themselves.
+    """The run is being ended; its running stages have ``grace`` seconds to end by themselves.
 
-    ``reason`` is a signal's name, or a clause: ``its time limit of 60 s is over``.
+    ``reason`` is the name of a signal, or a clause such as ``its time limit of 60 s is over``.
     """
 
     reason: str
@@ -119,14 +119,14 @@ class RunEnding:
 
 @dataclass(frozen=True)
 class RunFinished:
-    """The last event of a run, which a killed one has not. ``duration`` is in seconds, since it was (re)started."""
+    """The last event of a run; killed runs lack it. ``duration`` is in seconds since the run was started or resumed."""
 
     run_id: str
     state: State
     duration: float
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: Why it ended, if no stage's failure is why: a signal's name, or a clause about the time limit.
+    #: Why the run ended, unless because a stage failed: the name of a signal, or a clause about the time limit.
     reason: str = ""
     time: float = field(default_factory=time.time)
 
@@ -156,13 +156,13 @@ _NAMES: dict[str, type[Any]] = {
     "run_finished": RunFinished,
 }
 _PATHS = {"folder", "log_file"}
-# An object of this one name is a number that JSON has not; one of the other name holds an object that only looks alike.
+# JSON lacks some numbers: {"number": "NaN"} stands for one, and {"object": {...}} holds an object that looks like this.
 _NUMBER, _PLAIN = "number", "object"
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(event: Event) -> dict[str, Any]:
-    """The event as a JSON object: ``{"event": "stage_started", "time": ..., "name": "train[2]", ...}``."""
+    """Return the event as a JSON object: ``{"event": "stage_started", "time": ..., "name": "train[2]", ...}``."""
     name = next(name for name, kind in _NAMES.items() if type(event) is kind)
     content = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
     when = content.pop("time")
@@ -175,10 +175,10 @@ def encode(event: Event) -> dict[str, Any]:
 
 
 def decode(content: Mapping[str, Any]) -> Event | None:
-    """The event that ``encode`` made the object from; None for one that this version does not know.
+    """Return the event that ``encode`` made the object from; None if this version does not know it.
 
     Raises:
-        ValueError: the object is no event.
+        ValueError: the object is not an event.
     """
     try:
         kind = _NAMES.get(content["event"])
@@ -189,7 +189,7 @@ def decode(content: Mapping[str, Any]) -> Event | None:
             return StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
         event: Event = kind(**_fields(kind, content))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"is no event of a run ({type(error).__name__}: {error})") from None
+        raise ValueError(f"it is not an event of a run ({type(error).__name__}: {error})") from None
     return event
 
 
@@ -240,7 +240,7 @@ def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
 
 
 def _encode_number(value: Any) -> Any:
-    # JSON has no such numbers; a result of that text would be one that is text.
+    # JSON lacks these numbers. As text they could not be told from results that are text.
     if isinstance(value, float) and not math.isfinite(value):
         return {_NUMBER: next(name for name, number in _CONSTANTS.items() if str(number) == str(value))}
     if isinstance(value, Mapping):

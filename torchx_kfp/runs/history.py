@@ -1,4 +1,4 @@
-"""Runs as their folders tell of them, while they run and afterwards: the reading side of ``journal``."""
+"""Read runs from their folders, during the run and afterwards: the other side of ``journal``."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import did_you_mean, listed
 
-# Runs that a message lists.
-# Runs that a wrong name is compared with.
-_COMPARED = 1000
-
 
 class EventReader:
-    """The events of a run in the order in which they happened; also those that come later."""
+    """Reads the events of a run in order, and later those that have been added since."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / EVENTS_FILE
         self._offset = 0
         self._lines = 0
         self._suspects: list[str] = []
-        #: Lines that are no events, as sentences. Those at the end are left out: a killed process leaves such.
+        #: Sentences about lines that are not events, except at the end, where a killed process leaves such lines.
         self.corrupt: list[str] = []
 
     def read_new(self) -> list[Event]:
-        """What has been written since the last call, in whole lines."""
+        """Return the events of the whole lines that have been written since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -52,7 +48,7 @@ class EventReader:
         try:
             event = decode(json.loads(line))
         except (ValueError, RecursionError) as error:
-            self._suspects.append(f"Line {self._lines} of {self._path} is no event of a run and passed over: {error}.")
+            self._suspects.append(f"Line {self._lines} of {self._path} is ignored: {error}.")
             return None
         self.corrupt += self._suspects
         self._suspects.clear()
@@ -61,20 +57,20 @@ class EventReader:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run's folder tells. ``created`` is in seconds since the epoch; ``options`` are those of ``run``."""
+    """A run as its folder records it. ``created`` is in seconds since the epoch; ``options`` are those of ``run``."""
 
     folder: Path
     run_id: str
     pipeline: str
     created: float
     events: tuple[Event, ...] = field(repr=False)
-    #: What the events come to.
+    #: The state that the events lead to.
     run: RunState = field(repr=False)
-    #: Whether its process lives.
+    #: Whether the process that runs it is alive.
     is_running: bool
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    #: What of its record could not be read, as sentences.
+    #: Sentences about parts of the record that could not be read.
     corrupt: tuple[str, ...] = ()
 
     @property
@@ -84,12 +80,12 @@ class RunRecord:
 
     @property
     def state(self) -> State:
-        """Running, succeeded, failed, canceled, or interrupted if its process was killed."""
+        """The run's state: running, succeeded, failed, canceled, or interrupted if its process was killed."""
         return self.run.state
 
     @property
     def duration(self) -> float:
-        """Seconds in which a runner was at work, up to now."""
+        """The seconds for which a runner has worked on the run, up to now."""
         return self.run.duration(time.time())
 
 
@@ -97,17 +93,17 @@ class RunReader:
     """Reads the folder of a run, again and again while it runs."""
 
     def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
-        """Open the folder; arguments and errors are those of ``read_run``."""
+        """Open the folder. The arguments and errors are those of ``read_run``."""
         self.folder = folder = Path(folder)
         if not _is_run(folder):
-            raise ArgumentError(f"{str(folder)!r} is not the folder of a run: it has no file {EVENTS_FILE}.")
+            raise ArgumentError(f"{str(folder)!r} is not the folder of a run: the file {EVENTS_FILE} is missing.")
         self._corrupt: list[str] = []
         self._recorded: set[Path] = set()
         self._request = _read_request(folder, self._corrupt)
         if self._request.get("version", VERSION) != VERSION:
             raise ArgumentError(
-                f"The run in {str(folder)!r} was made by another version of torchx-kfp: its form is "
-                f"{self._request['version']!r}, and this one knows {VERSION}. Use that version for it."
+                f"The run in {str(folder)!r} was made by another version of torchx-kfp: it has format version "
+                f"{self._request['version']!r}, and this version reads {VERSION}. Use the version that made it."
             )
         self._reader = EventReader(folder)
         self._events: list[Event] = []
@@ -115,8 +111,8 @@ class RunReader:
         self._last: RunRecord | None = None
 
     def read(self) -> RunRecord:
-        """What the folder tells now; the same object as before where that is the same."""
-        # First: what a process that has ended just now has written is read afterwards.
+        """Return the run as it is recorded now: the same object as before, if nothing has changed."""
+        # Checked first: if the process ends right after this, its last events are read below.
         alive = is_running(self.folder)
         new = self._reader.read_new()
         if self._last is None or new or alive != self._last.is_running:
@@ -145,7 +141,7 @@ class RunReader:
         )
 
     def _relocated(self, event: Event) -> Event:
-        """Return the event with the log's place now: the folder may have been moved, or come from another machine."""
+        """Return the event with the log's current path: the folder may have been moved, even to another machine."""
         if isinstance(event, RunStarted):
             self._recorded.add(event.folder)
         elif isinstance(event, StageStarted):
@@ -162,7 +158,7 @@ class RunReader:
 
 
 def _last_output(attempt: StageStarted) -> float:
-    """Return when the attempt has last printed something."""
+    """Return the time at which the attempt last printed something."""
     try:
         return attempt.log_file.stat().st_mtime if attempt.log_file is not None else 0.0
     except OSError:
@@ -170,51 +166,49 @@ def _last_output(attempt: StageStarted) -> float:
 
 
 def read_run(folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> RunRecord:
-    """Return what the folder of a run tells. It may be running meanwhile.
+    """Read a run from its folder. The run may still be running.
 
     Args:
         folder: the run's folder.
-        stages: the stages of its pipeline, if they are known: see ``state.outline``.
+        stages: the stages of its pipeline, if they are known (see ``state.outline``).
 
     Raises:
-        ArgumentError: it is not a run's folder, or one of another version of this program.
+        ArgumentError: the folder is not that of a run, or another version of torchx-kfp made it.
     """
     return RunReader(folder, stages).read()
 
 
 def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
-    """The folders of all runs in an output folder, the newest first.
+    """Return the folders of all runs in an output folder, the newest first.
 
     Raises:
-        ArgumentError: it is not a folder.
+        ArgumentError: ``output_dir`` is not a folder.
     """
     try:
         folders = [path for path in Path(output_dir).iterdir() if _is_run(path)]
     except OSError as error:
         raise ArgumentError(
-            f"There are no runs in {str(output_dir)!r}: {error.strerror}. Name the folder that they were run with "
-            "(--output-dir)."
+            f"There are no runs in {str(output_dir)!r}: {error.strerror}. Give the --output-dir of the runs."
         ) from None
     return sorted(folders, key=lambda folder: (created(folder), folder.name), reverse=True)
 
 
 def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
-    """The folder of the run that is meant.
+    """Return the folder of a run.
 
     Args:
-        output_dir: the folder that it was run with.
-        name: its run id, the beginning or the end of one if no other run's is alike, ``latest``, or the folder's path.
+        output_dir: the folder that holds the runs.
+        name: the run's id, the beginning or the end of it if no other run id has the same, ``latest``, or the path of
+            the run's folder.
 
     Raises:
-        UnknownRunError: there is none, or several.
+        UnknownRunError: no run has this name, or several do.
     """
     if os.sep in name and _is_run(Path(name)):
         return Path(name)
     folders = {folder.name: folder for folder in find_runs(output_dir)}
     if not folders:
-        raise UnknownRunError(
-            f"There are no runs in {str(output_dir)!r}. Name the folder that they were run with (--output-dir)."
-        )
+        raise UnknownRunError(f"There are no runs in {str(output_dir)!r}. Give the --output-dir of the runs.")
     if name in folders:
         return folders[name]
     if name == LATEST:
@@ -224,12 +218,11 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         return folders[found[0]]
     if found:
         raise UnknownRunError(
-            f"{name!r} fits {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the one "
-            "that is meant."
+            f"{name!r} fits {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the run id."
         )
     raise UnknownRunError(
-        f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, folders)} Runs that are there, "
-        f"the newest first: {listed(folders)}."
+        f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, folders)} Its runs, the newest first: "
+        f"{listed(folders)}."
     )
 
 
@@ -238,12 +231,12 @@ def _is_run(folder: Path) -> bool:
 
 
 def _read_request(folder: Path, corrupt: list[str]) -> dict[str, Any]:
-    """What ``run.json`` holds; empty, with a sentence in ``corrupt``, if it holds nothing of use."""
+    """Return the content of ``run.json``. If it cannot be read, return nothing and add a sentence to ``corrupt``."""
     path = folder / REQUEST_FILE
     try:
         request = json.loads(path.read_bytes())
         if not isinstance(request, dict):
-            raise ValueError("it holds no object")
+            raise ValueError("it does not hold a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         corrupt.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
         return {}
@@ -251,7 +244,7 @@ def _read_request(folder: Path, corrupt: list[str]) -> dict[str, Any]:
 
 
 def created(folder: Path) -> float:
-    """When the run in the folder was started, in seconds since the epoch."""
+    """Return the time at which the run in the folder was started, in seconds since the epoch."""
     return _created(folder, _read_request(folder, []))
 
 

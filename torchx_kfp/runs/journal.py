@@ -1,15 +1,14 @@
-"""A run's folder while it runs: who runs it, what it was asked for, and what has happened so far.
+"""Record a run in its folder: the process that runs it, its options, and its events.
 
-What is in it besides the stages' folders:
+The folder holds, besides the folders of stages:
 
 - ``pipeline.yaml``: the compiled pipeline.
-- ``run.json``: what the run was asked for.
-- ``events.jsonl``: its events, a line each, written as they happen.
-- ``lock``: locked (``flock``) by the process that runs the pipeline, for as long as it lives; its text is that
+- ``run.json``: the arguments and options of the run.
+- ``events.jsonl``: the run's events, one on each line, written as they happen.
+- ``lock``: locked (``flock``) by the process that runs the pipeline for as long as that process lives; it contains the
   process's id.
 
-So whatever becomes of the process, the folder tells how far it came (see ``history``), and the run can go on from
-there.
+However the process ends, the folder shows how far the run came (see ``history``), and the run can be resumed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.files import write_file
 from torchx_kfp.runs.events import Event, decode, encode
 
-#: Version of ``run.json``. One is added where a reader of the old form would go wrong.
+#: The version of ``run.json``. It increases by one with each change that readers of the old form would misread.
 VERSION = 1
 
 PIPELINE_FILE = "pipeline.yaml"
@@ -36,18 +35,18 @@ REQUEST_FILE = "run.json"
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = "lock"
 
-# Seconds for which a lock is tried: somebody who looks whether it is held holds it for an instant.
+# Seconds for which the lock is tried: a process that checks whether it is held takes it for an instant.
 _LOCK_PATIENCE = 1.0
 
 
 class Journal:
-    """Writes down what happens in a run. The run's folder belongs to this process until it is closed.
+    """Records a run's events. The run's folder belongs to this process until the journal is closed.
 
-    A disk that is full, or fails, does not end the run: that is said once, and what finds no place is not recorded.
+    A full or failing disk does not end the run. The journal warns once, and drops the events that it cannot write.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        """``create`` and ``reopen`` make one."""
+        """Make a journal that is not open yet; use ``create`` or ``reopen``."""
         self.folder = folder
         self._warn = warn
         self._warned = False
@@ -66,16 +65,16 @@ class Journal:
         options: Mapping[str, Any],
         warn: Callable[[str], None],
     ) -> Journal:
-        """The journal of a new run.
+        """Open the journal of a new run.
 
         Args:
-            folder: the run's folder, which is there and belongs to nobody else.
+            folder: the run's folder, which must exist and which no other process uses.
             run_id: the run's id.
             pipeline: the pipeline's name.
             text: the compiled pipeline.
             arguments: the values of all parameters.
-            options: how it is run: what a resumed run shall have again.
-            warn: is called once, with a sentence, if the run cannot be recorded.
+            options: the options that the run keeps when it is resumed.
+            warn: takes a sentence, once, if the run cannot be recorded.
         """
         journal = cls(folder, warn)
         request = {
@@ -86,7 +85,7 @@ class Journal:
             "arguments": dict(arguments),
             "options": dict(options),
         }
-        # Each by itself: a file system without locks takes files.
+        # Each separately: a file system without locks can still take files.
         with journal._recording():
             journal._take_lock()
         with journal._recording():
@@ -98,14 +97,14 @@ class Journal:
 
     @classmethod
     def reopen(cls, folder: Path, warn: Callable[[str], None]) -> Journal:
-        """The journal of a run that goes on; a line that its last process left unfinished is removed.
+        """Open the journal of a run that is resumed, and remove a line that the last process left unfinished.
 
         Args:
             folder: the run's folder.
-            warn: is called once, with a sentence, if the run cannot be recorded.
+            warn: takes a sentence, once, if the run cannot be recorded.
 
         Raises:
-            ArgumentError: the run still runs, or its folder cannot be written to.
+            ArgumentError: the run is still running, or its folder is not writable.
         """
         journal = cls(folder, warn)
         try:
@@ -116,16 +115,16 @@ class Journal:
             journal.close()
             pid = read_pid(folder)
             raise ArgumentError(
-                f"The run {folder.name} is still running{f' (process {pid})' if pid else ''}. Wait for its end, or end "
-                f"it with 'torchx-kfp cancel {folder.name}'."
+                f"The run {folder.name} is still running{f' (process {pid})' if pid else ''}. Wait until it ends, or "
+                f"end it with 'torchx-kfp cancel {folder.name}'."
             ) from None
         except OSError as error:
             journal.close()
-            raise ArgumentError(f"The run in {str(folder)!r} cannot go on: {error}.") from None
+            raise ArgumentError(f"The run in {str(folder)!r} cannot be resumed: {error}.") from None
         return journal
 
     def write(self, event: Event) -> None:
-        """Appends the event. A process that is killed meanwhile leaves this line unfinished, and no other."""
+        """Appends the event. If the process is killed meanwhile, only this line is left unfinished."""
         if self._events is None:
             return
         with self._recording():
@@ -133,7 +132,7 @@ class Journal:
             size = os.fstat(self._events).st_size
             written = 0
             try:
-                # All at once, if the disk has place for it.
+                # One write, unless the disk is nearly full.
                 while written < len(line):
                     written += os.write(self._events, line[written:])
             except OSError:
@@ -142,7 +141,7 @@ class Journal:
                 raise
 
     def close(self) -> None:
-        """Gives the run's folder back."""
+        """Releases the run's folder."""
         for descriptor in (self._events, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
@@ -158,7 +157,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
-        """What goes wrong inside is said and no more: a run is worth more than its record."""
+        """Turns errors of the block into one warning: the run is worth more than its record."""
         try:
             yield
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -166,8 +165,8 @@ class Journal:
                 self._warned = True
                 reason = explain(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 self._warn(
-                    f"What happens in this run cannot all be recorded in {self.folder}: {reason}. It goes on; it may "
-                    "look unfinished later, and what is not recorded runs again if it is resumed."
+                    f"Some events of this run cannot be recorded in {self.folder}: {reason}. The run goes on, but it "
+                    "may look unfinished later, and stages without a record run again if it is resumed."
                 )
 
     def _take_lock(self) -> None:
@@ -185,7 +184,7 @@ class Journal:
         os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def _open_events(self) -> None:
-        # To be read as well: reopening looks for the end.
+        # Readable too: reopening looks for the last whole line.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._events = os.open(self.folder / EVENTS_FILE, flags, 0o666)
 
@@ -201,7 +200,7 @@ class Journal:
 
 
 def is_event(line: bytes) -> bool:
-    """Whether the line is whole, also if it is an event that this version does not know."""
+    """Return whether the line holds a whole event, be it one that this version does not know."""
     try:
         decode(json.loads(line))
     except (ValueError, RecursionError):
@@ -210,7 +209,7 @@ def is_event(line: bytes) -> bool:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process, on this machine or another one that shares the folder, is running the pipeline."""
+    """Return whether a process is running the pipeline, on this machine or on another one that shares the folder."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -227,17 +226,17 @@ def is_running(folder: Path) -> bool:
 
 
 def read_pid(folder: Path) -> int | None:
-    """The id of the process that has last run the pipeline; None where none is recorded."""
+    """Return the id of the process that last ran the pipeline; None if none is recorded."""
     try:
         pid = int((folder / LOCK_FILE).read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
-    # Signals to other numbers reach groups of processes, or all.
+    # A signal to 0 or a negative number would reach several processes.
     return pid if pid > 0 else None
 
 
 def is_runner(pid: int, folder: Path) -> bool:
-    """Whether the process is one of this machine that has the run's lock open: its id may be another's by now."""
+    """Return whether this process has the run's lock open: another process may have its id by now."""
     with contextlib.suppress(OSError):
         lock = os.stat(folder / LOCK_FILE)
         for name in os.listdir(f"/proc/{pid}/fd"):

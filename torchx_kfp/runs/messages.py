@@ -1,4 +1,4 @@
-"""Events as lines for people."""
+"""Describe events in lines for people."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from torchx_kfp.runs.events import (
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration, shown
 
+#: How many characters of a value are shown.
+_LONGEST = 200
+
 
 def messages(event: Event, *, verbose: bool = False) -> list[str]:
-    """What is said of an event. ``verbose``: also the starts of stages, and their inputs and outputs."""
+    """Return lines about an event; if ``verbose``, also about starts of stages, and their inputs and outputs."""
     if isinstance(event, RunStarted):
         lines = [f"Run {event.run_id}: logs and outputs are in {event.folder}"]
         if event.not_applied:
@@ -36,7 +39,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
     if isinstance(event, StageFinished):
         return _finished(event, verbose)
     if isinstance(event, RunEnding):
-        return [f"{event.reason}: the running stages have {event.grace:g} s to end; a signal kills them."]
+        return [f"{event.reason}: the running stages have {event.grace:g} s to end; another signal kills them."]
     if isinstance(event, RunFinished) and event.state is State.CANCELED:
         return [f"Run {event.run_id} was ended by {event.reason}."]
     return []
@@ -45,7 +48,7 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
 def _finished(event: StageFinished, verbose: bool) -> list[str]:
     stage = event.result
     if event.kept:
-        return [f"{stage.name} is kept: it has succeeded before."]
+        return [f"{stage.name} is kept: it succeeded before."]
     if not stage.attempts and not verbose and not stage.state.is_success:
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
@@ -65,9 +68,5 @@ def _values(stage: str, what: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _show(value: Any) -> str:
-    # As JSON: in one line, whatever a text holds.
+    # JSON escapes line breaks, so that each value stays in one line.
     return shown(value) if isinstance(value, str) else json.dumps(value, default=str)[:_LONGEST]
-
-
-#: Characters of a value that are shown.
-_LONGEST = 200

@@ -1,4 +1,4 @@
-"""How stages and runs end."""
+"""Results of stages and runs, and their failures in sentences."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean, clean_line, counted, did_you_mean, duration, listed, shown
 
-#: Lines of a failed stage's log that its message quotes, and how much of the file's end is read for them.
-LAST_LINES = 10
-#: Failed stages whose last lines a message quotes, and stages that it names besides.
+#: How many lines of a failed stage's log a message quotes, and how many bytes are read for them.
+LAST_LINES, _TAIL_BYTES = 10, 8192
+#: How many failed stages a message quotes, and how many more it names.
 _QUOTED, _NAMED = 5, 20
-_TAIL_BYTES = 8192
-#: Rows of the table in a notebook, which is no place for thousands.
+#: How many rows the table in a notebook has.
 _ROWS = 100
-# KFP's type of artifacts whose metadata are numbers, and the entry that it adds by itself.
+# KFP's type of artifacts whose metadata are metrics, and the entry that KFP itself adds.
 _METRICS, _DISPLAY_NAME = "system.Metrics", "display_name"
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """How one stage ended; in a loop, in one of its iterations.
+    """The result of one stage; in a loop, of one iteration.
 
-    ``name`` is unique in the run: the task's name, behind the nested pipelines it is in, with the indices of its
-    loops (``train[2]``, ``inner/train[0,1]``). ``task`` is the task's name alone, ``exit_code`` is negative for
-    a signal and None where no process has run, ``duration`` is in seconds over all attempts.
+    ``name`` is unique in the run: the names of the nested pipelines, the task's name, and the indices of its loops
+    (``train[2]``, ``inner/train[0,1]``). ``task`` is just the task's name. ``exit_code`` is negative for a signal and
+    None if no process has run. ``duration`` is in seconds over all attempts.
     """
 
     name: str
     task: str
     state: State
     exit_code: int | None = None
-    #: Why it did not succeed, as a part of a sentence.
+    #: Why the stage did not succeed, as a part of a sentence.
     reason: str = ""
     duration: float = 0.0
     attempts: int = 0
@@ -48,26 +47,26 @@ class StageResult:
     log_file: Path | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: Of a tracked stage that came that far, also if it failed: under which run id its results are, and where.
+    #: The run id under which the stage recorded results, and where; None if it is not tracked or never got that far.
     run_id: str | None = None
     tracker_base: str | None = None
-    #: What is recorded there; None where it could not be read.
+    #: The recorded results; None if they could not be read.
     results: Mapping[str, Any] | None = None
-    #: Parameters, as they came to the stage.
+    #: The parameters that the stage was given.
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    #: When the first attempt started, in seconds since the epoch.
+    #: The time at which the first attempt started, in seconds since the epoch.
     started_at: float | None = None
-    #: Of a cached stage, or one that an earlier attempt of this run has finished: what covers its command and inputs.
+    #: The cache key, which covers the command and inputs; empty if the stage is not cached.
     key: str = ""
-    #: Of a cached stage: the run whose outputs these are.
+    #: The run from which a cached stage's outputs are taken.
     cached_from: str = ""
 
     @property
     def measures(self) -> dict[str, Any]:
-        """The values that tell about the stage's work.
+        """The values that describe the stage's work.
 
-        They are the results of a tracked stage; of any other stage, or where results cannot be read, outputs that are
-        numbers and KFP's metrics.
+        For a tracked stage these are its results. For any other stage, or if the results cannot be read, they are
+        KFP's metrics and the outputs that are numbers.
         """
         if self.results is not None:
             return dict(self.results)
@@ -83,7 +82,7 @@ class StageResult:
         return {**numbers, **metrics}
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
-        """The end of the stage's log, as it is shown while the stage runs: without control characters."""
+        """Return the last lines of the stage's log, without control characters."""
         if self.log_file is None or not self.log_file.exists():
             return []
         with self.log_file.open("rb") as file:
@@ -95,7 +94,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. ``stages`` are in the pipeline's order, those of a loop in its order."""
+    """The result of a run. ``stages`` are in the order of the pipeline and, in loops, of the iterations."""
 
     pipeline: str
     run_id: str
@@ -105,14 +104,14 @@ class RunResult:
     stages: tuple[StageResult, ...]
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: Why it failed, if no stage did: ``the time limit of 60 s is over``.
+    #: Why the run failed although no stage did, such as ``the time limit of 60 s is over``.
     reason: str = ""
 
     def __getitem__(self, name: str) -> StageResult:
-        """The stage of this name: ``result["train"]``, ``result["inner/train[2]"]``.
+        """Return the stage of this name: ``result["train"]``, ``result["inner/train[2]"]``.
 
         Raises:
-            StageNotFoundError: the run has no such stage, or several, as a loop has; it names those that there are.
+            StageNotFoundError: no stage has this name, or several do, as in a loop. The message lists the stages.
         """
         found = [stage for stage in self.stages if stage.name == name] or self.all(name)
         if len(found) != 1:
@@ -120,7 +119,7 @@ class RunResult:
         return found[0]
 
     def all(self, name: str) -> list[StageResult]:
-        """The stages of this name, without the indices of loops: each iteration of ``inner/train``."""
+        """Return all stages of this name, such as each iteration of ``inner/train``; give the name without indices."""
         return [stage for stage in self.stages if without_indices(stage.name) == name]
 
     def _not_found(self, name: str, found: list[str]) -> str:
@@ -131,7 +130,7 @@ class RunResult:
         return f"The run {self.run_id} has no stage {name!r}.{did_you_mean(name, known)} It has: {there}."
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of the run: a table of its stages."""
+        """Return the table of stages that a notebook shows."""
         caption = f"{self.run_id}: {self.state}, {duration(self.duration)}"
         rows = [_row("th", ("stage", "state", "seconds", "results"))]
         rows += [_row("td", _cells(stage)) for stage in self.stages[:_ROWS]]
@@ -140,13 +139,13 @@ class RunResult:
         return f"<table><caption>{_text(caption)}</caption>{''.join(rows)}</table>"
 
     def raise_for_failure(self) -> None:
-        """Raises StageFailedError if a stage failed: which ones, why, and the last lines of their logs."""
+        """Raises StageFailedError if the run failed; its message has the failed stages, why, and their last lines."""
         if self.state is State.FAILED:
             raise StageFailedError(describe_failure(self))
 
 
 def describe_exit(code: int) -> str:
-    """What is said about a process that ended with this code."""
+    """Describe how a process ended, from its exit code."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -156,7 +155,7 @@ def describe_exit(code: int) -> str:
 
 
 def describe_failure(result: RunResult) -> str:
-    """The failed stages with their last lines, and what was not run because of them."""
+    """Describe the failed stages, with their last lines, and the stages that did not run because of them."""
     failed = [stage for stage in result.stages if stage.state is State.FAILED]
     not_run = [stage.name for stage in result.stages if stage.state is State.NOT_RUN]
     how = result.reason or f"{len(failed):,} of {counted(len(result.stages), 'stage')} failed"
@@ -171,7 +170,7 @@ def describe_failure(result: RunResult) -> str:
             lines += [f"    {line}" for line in tail]
     if failed[_QUOTED:]:
         names = listed((stage.name for stage in failed[_QUOTED:]), _NAMED)
-        lines.append(f"Failed too: {names}. Their logs are in {result.folder}.")
+        lines.append(f"Also failed: {names}. Their logs are in {result.folder}.")
     ended = [stage.name for stage in result.stages if stage.state is State.CANCELED]
     if ended:
         lines.append(f"Ended because of that: {listed(ended, _NAMED)}.")

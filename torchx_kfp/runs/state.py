@@ -1,8 +1,8 @@
-"""The state of a run, folded from its events: the one place that knows what they mean.
+"""The state of a run, folded from its events; no other module interprets them.
 
 The live view, the final table, ``RunResult``, ``runs``, ``logs``, ``cancel`` and the report all read a ``RunState``. It
-draws nothing, and knows no time but that of the events and what its reader tells it. Events can come from the local
-runner, from a run's folder, or from a backend that is polled.
+draws nothing and reads no clock: it knows the times of the events, and those that its reader passes. Events can come
+from the local runner, from a run's folder, or from a backend that is polled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torchx_kfp.runs.events import (
 from torchx_kfp.runs.result import RunResult, StageResult
 from torchx_kfp.runs.vocabulary import State
 
-#: Returns when an attempt has last shown a sign of life, in seconds since the epoch; 0 if that is not known.
+#: Returns the time at which an attempt was last known to be alive, in seconds since the epoch; 0 if unknown.
 Signs = Callable[[StageStarted], float]
 
 
@@ -41,23 +41,23 @@ def outline(pipeline: Pipeline) -> dict[str, bool]:
 
 @dataclass
 class Attempt:
-    """One process of a stage. ``end`` is None while it runs, and if nobody was there to see its end."""
+    """One process of a stage. ``end`` is None while it runs, and if no runner saw it end."""
 
     started: StageStarted
     state: State = State.RUNNING
     end: float | None = None
     reason: str = ""
-    #: Whether its end may still be heard of.
+    #: Whether an event may still tell its end.
     is_open: bool = True
 
     @property
     def number(self) -> int:
-        """Its number among all attempts at the stage, from 1."""
+        """The attempt's number, from 1."""
         return self.started.attempt
 
     @property
     def start(self) -> float:
-        """When it started, in seconds since the epoch."""
+        """The time at which the attempt started, in seconds since the epoch."""
         return self.started.time
 
 
@@ -66,16 +66,16 @@ class StageState:
     """One stage; in a loop, in one of its iterations. Times are in seconds since the epoch.
 
     Attributes:
-        name: unique in the run, such as ``inner/train[2,0]``.
+        name: the stage's name, unique in the run, such as ``inner/train[2,0]``.
         task: the task's name.
-        state: its state now.
-        attempts: all attempts, also those before the run was resumed.
-        queued_at: when its inputs were known.
-        started_at: when the first attempt since then started.
-        ended_at: when it ended.
-        reason: why it is tried again, or did not succeed, as a part of a sentence.
-        retry_at: when the next attempt is due, of a stage that is tried again.
-        last_end: how it ended, the last time that it did; it may be at work again.
+        state: the current state.
+        attempts: all attempts, including those before the run was resumed.
+        queued_at: the time at which the stage's inputs were known.
+        started_at: the time at which the first attempt since ``queued_at`` started.
+        ended_at: the time at which the stage ended.
+        reason: why the stage is retried or did not succeed, as a part of a sentence.
+        retry_at: the time at which the next attempt is due, if the stage is retried.
+        last_end: the result of the stage when it last ended; it may be running again.
     """
 
     name: str
@@ -90,7 +90,7 @@ class StageState:
     last_end: StageResult | None = None
     #: Whether nothing has happened since ``last_end``.
     _has_ended: bool = False
-    #: The number of the session in which it was heard of last.
+    #: The number of the last session that had an event of the stage.
     session: int = 0
 
     @property
@@ -105,7 +105,7 @@ class StageState:
 
     @property
     def result(self) -> StageResult:
-        """How the stage has ended, or what is known of it so far."""
+        """The stage's result; while it has not ended, as far as it is known."""
         if self.last_end is not None and self.last_end.state is self.state:
             return self.last_end
         last = self.attempts[-1].started if self.attempts else None
@@ -135,21 +135,21 @@ class StageState:
             last.state, last.end, last.reason, last.is_open = state, end, reason, end is None
 
     def queue(self, when: float) -> None:
-        """Takes the time when its inputs were known: its next attempt is the first of a series."""
+        """Takes the time at which the inputs were known; the next attempt begins a new series."""
         self.queued_at, self.started_at, self._has_ended = when, None, False
 
     def retry(self, reason: str, when: float) -> None:
-        """Takes the reason for another attempt, and the time when it is due."""
+        """Takes the reason for another attempt, and the time at which it is due."""
         self.reason, self.retry_at, self._has_ended = reason, when, False
 
     def finish(self, result: StageResult, when: float) -> None:
-        """Takes its end."""
+        """Takes the stage's result and the time at which it ended."""
         self.end_attempt(result.state, when, result.reason)
         self.task, self.last_end, self.ended_at, self._has_ended = result.task, result, when, True
         self.reason = result.reason
 
     def abandoned(self, state: State) -> State:
-        """Return the state in which the end of the run leaves the stage: ``state`` if it was at work."""
+        """Return the stage's state after the end of the run: ``state`` if the stage was running."""
         if self.state.is_over:
             return self.state
         if self._has_ended and self.last_end is not None:
@@ -159,22 +159,22 @@ class StageState:
 
 @dataclass
 class TaskState:
-    """The stages of one name: several in a loop, and none before their inputs are known."""
+    """The stages of one task: several in a loop, and none until their inputs are known."""
 
     path: str
     looped: bool = False
     stages: dict[str, StageState] = field(default_factory=dict)
-    #: Those at work, and those that failed: the latest last.
+    #: The active and the failed stages, each with the latest last.
     active: dict[str, StageState] = field(default_factory=dict)
     failed: dict[str, StageState] = field(default_factory=dict)
     started_at: float | None = None
     ended_at: float = 0.0
-    #: How many stages the loops that have begun will have.
+    #: The number of stages that the loops that have begun will have.
     expected: int = 0
     _counts: Counter[State] = field(default_factory=Counter)
 
     def move(self, stage: StageState, state: State) -> None:
-        """Takes a stage to a state, also one that has ended before."""
+        """Puts a stage into a state; the stage may have ended before."""
         if stage.name in self.stages:
             self._counts[stage.state] -= 1
         self.stages[stage.name] = stage
@@ -186,7 +186,7 @@ class TaskState:
                 those[stage.name] = stage
 
     def counts(self, unheard: State | None) -> Mapping[State, int]:
-        """Return how many stages there are in each state; ``unheard`` is that of stages without any event."""
+        """Return the number of stages in each state; stages without an event count as ``unheard``."""
         if unheard is None:
             return +self._counts
         missing = max(0, self.expected - len(self.stages)) if self.stages or self.expected else 1
@@ -195,30 +195,31 @@ class TaskState:
 
 @dataclass
 class Session:
-    """A time in which a runner was at work: one, and another one each time that the run was resumed."""
+    """A period in which a runner worked on the run. Each resume begins another one."""
 
     start: float
     end: float
-    #: As the runner has measured it.
+    #: The duration that the runner has measured.
     seconds: float | None = None
 
     @property
     def duration(self) -> float:
-        """Seconds."""
+        """The session's length in seconds."""
         return max(0.0, self.end - self.start) if self.seconds is None else self.seconds
 
 
 class RunState:
-    """A run, as far as its events tell."""
+    """The state of a run, as far as its events tell it."""
 
     def __init__(self, stages: Mapping[str, bool] | None = None, signs: Signs | None = None) -> None:
-        """Begin with a run of which no event is known.
+        """Begin with a run without events.
 
         Args:
             stages: the pipeline's stages, if they are known (see ``outline``).
-            signs: tells when an attempt was last alive, for the end of a session whose runner was killed.
+            signs: returns the time at which an attempt was last alive; it dates the end of a session whose runner was
+                killed.
         """
-        #: The first event, that of the last session, and what has been heard of the run's end since.
+        #: The starts of the run and of its last session, and the events of that session's end.
         self.first: RunStarted | None = None
         self.started: RunStarted | None = None
         self.ending: RunEnding | None = None
@@ -240,7 +241,7 @@ class RunState:
             self.sessions.append(Session(event.time, event.time))
         self.sessions[-1].end = max(event.time, self.sessions[-1].start)
         if isinstance(event, LoopStarted):
-            # One in a nested pipeline that is tried again begins again.
+            # A loop begins again if the nested pipeline around it is retried.
             more = event.iterations - self._loops.get(event.name, 0)
             self._loops[event.name] = event.iterations
             for name in event.stages:
@@ -273,7 +274,7 @@ class RunState:
             self._settle(State.CANCELED if event.state is State.CANCELED else State.INTERRUPTED)
 
     def lose(self) -> None:
-        """Takes the news that no process runs the pipeline any more: what has not ended was interrupted."""
+        """Takes note that no process runs the pipeline any more: unfinished stages were interrupted."""
         if self.finished is not None or self._is_lost:
             return
         self._is_lost = True
@@ -291,15 +292,15 @@ class RunState:
 
     @property
     def state(self) -> State:
-        """Running, or how it has ended."""
+        """The state of the run itself."""
         if self.finished is not None:
             return self.finished.state
         return State.INTERRUPTED if self._is_lost else State.RUNNING
 
     @property
     def stages(self) -> list[StageState]:
-        """The stages in the pipeline's order, those of a loop in its order; also those without any event so far."""
-        # The last session of a run that has reached its end has told of all that there are.
+        """The stages in the order of the pipeline and of its loops, including stages without an event so far."""
+        # In a session that has reached the run's end, each stage has an event.
         complete = self.finished is not None and self.finished.state is not State.CANCELED
         found = []
         for task in self.tasks.values():
@@ -311,17 +312,17 @@ class RunState:
 
     @property
     def tasks_by_stage(self) -> dict[str, str]:
-        """The task of each stage that has been heard of, by the stage's name."""
+        """The task of each stage that has had an event, by the stage's name."""
         return {stage.name: stage.task for stage in self._heard.values()}
 
     @property
     def ends(self) -> dict[str, StageResult]:
-        """How stages ended, by name: each the last time that it did, which may have been before the run was resumed."""
+        """The last result of each stage, by name; it may be older than the last resume."""
         return {stage.name: stage.last_end for stage in self._heard.values() if stage.last_end is not None}
 
     @property
     def attempts(self) -> dict[str, list[StageStarted]]:
-        """The starts of all attempts, by the stage's name, in the order in which the stages were heard of."""
+        """The starts of all attempts, by the stage's name, in the order of the stages' first events."""
         return {
             stage.name: [attempt.started for attempt in stage.attempts]
             for stage in self._heard.values()
@@ -330,22 +331,22 @@ class RunState:
 
     @property
     def active(self) -> list[str]:
-        """The names of the stages that are at work."""
+        """The names of the active stages."""
         return [stage.name for stage in self.stages if stage.state.is_active]
 
     def counts(self, tasks: Iterable[TaskState] | None = None) -> dict[State, int]:
-        """Return how many stages there are in each state, in the run or in some of its tasks: the worst first."""
+        """Return the number of stages in each state, the worst state first, in the run or in some of its tasks."""
         total: Counter[State] = Counter()
         for task in self.tasks.values() if tasks is None else tasks:
             total.update(task.counts(self._unheard))
         return {state: total[state] for state in State if total[state]}
 
     def duration(self, now: float | None = None) -> float:
-        """Return the seconds in which a runner was at work; those between an end and a resume do not count.
+        """Return the seconds for which a runner has worked on the run; the time before a resume does not count.
 
         Args:
-            now: the time, in seconds since the epoch, up to which a run that goes on is counted; otherwise up to its
-                last event.
+            now: the current time, in seconds since the epoch; without it, an unfinished run counts up to its last
+                event.
         """
         total = sum(session.duration for session in self.sessions)
         if self.state is State.RUNNING and self.sessions and now is not None:
@@ -353,7 +354,7 @@ class RunState:
         return total
 
     def has_ended(self, name: str) -> bool:
-        """Return whether the stage has ended for good, as far as this session of the run has told."""
+        """Return whether the stage has ended for good in this session of the run."""
         stage = self._heard.get(name)
         return self.state.is_over or (stage is not None and stage.state.is_over and stage.session == len(self.sessions))
 
@@ -366,7 +367,7 @@ class RunState:
         return task
 
     def result(self) -> RunResult:
-        """Return the run as ``run`` returns it."""
+        """Return the run's result, as ``torchx_kfp.local.run`` returns it."""
         finished = self.finished
         return RunResult(
             pipeline=self.first.pipeline if self.first else "",
@@ -382,10 +383,10 @@ class RunState:
 
     @property
     def _unheard(self) -> State | None:
-        """The state of stages without any event; None if there are none."""
+        """The state of stages without an event; None if there are no such stages."""
         if self.state is State.INTERRUPTED:
             return State.NOT_RUN
-        # A run that has ended has told of all its stages: a loop without items has none.
+        # A run that has ended has an event of each stage: a loop without items has no stages.
         return None if self.state.is_over else State.WAITING
 
     def _start(self, event: RunStarted) -> None:

@@ -1,4 +1,4 @@
-"""The states of stages and runs: their words, their order and their signs, wherever they are shown."""
+"""The states of stages and runs: their words, order and signs, wherever they are shown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable
 class State(str, enum.Enum):
     """The state of a stage or of a run, as its word.
 
-    A run is running, succeeded, failed, canceled or interrupted; a stage can be in any state. They are in the order in
-    which people look at them: the worst first, what went well last.
+    A run is running, succeeded, failed, canceled or interrupted; a stage can be in any state. The members are in the
+    order in which they are shown: the worst first, success last.
     """
 
     def __new__(cls, word: str, glyph: str = "", ascii_glyph: str = "", style: str = "") -> State:
@@ -29,38 +29,38 @@ class State(str, enum.Enum):
     style: str
 
     FAILED = "failed", "✗", "x", "bold red"
-    #: The process that ran the pipeline was killed meanwhile.
+    #: The process that ran the pipeline was killed.
     INTERRUPTED = "interrupted", "!", "!", "bold red"
-    #: The run was ended while the stage was running, or waiting for another attempt.
+    #: The run was ended while the stage was running or waiting for its next attempt.
     CANCELED = "canceled", "■", "#", "yellow"
     RUNNING = "running", "●", "*", "cyan"
-    #: An attempt has failed, and another one follows.
+    #: An attempt has failed, and the next one follows.
     RETRYING = "retrying", "↻", "r", "yellow"
-    #: Its inputs are known, and it waits for a free place.
+    #: The stage knows its inputs and waits for a free place.
     QUEUED = "queued", "○", "o", "dim"
-    #: It waits for other stages.
+    #: The stage waits for other stages.
     WAITING = "waiting", "·", ".", "dim"
-    #: A stage that it depends on has failed, or the run was ended before its turn.
+    #: A stage that this one depends on has failed, or the run was ended before its turn.
     NOT_RUN = "not run", "–", "-", "dim"
     SUCCEEDED = "succeeded", "✓", "+", "green"
-    #: An earlier run has done the same work, and its outputs were taken.
+    #: The outputs were taken from an earlier run that did the same work.
     CACHED = "cached", "=", "=", "green"
-    #: Its condition was false, or a stage that it reads was skipped.
+    #: The condition was false, or a stage that this one reads was skipped.
     SKIPPED = "skipped", "↷", ">", "dim"
 
     @property
     def is_success(self) -> bool:
-        """Whether there are outputs."""
+        """Whether the stage has outputs."""
         return self in (State.SUCCEEDED, State.CACHED)
 
     @property
     def is_active(self) -> bool:
-        """Whether the stage is at work: it has started, and has not ended."""
+        """Whether the stage has started and has not ended."""
         return self in (State.RUNNING, State.RETRYING)
 
     @property
     def is_over(self) -> bool:
-        """Whether the state is an end."""
+        """Whether the state is final."""
         return not (self.is_active or self in (State.QUEUED, State.WAITING))
 
     def __str__(self) -> str:
@@ -68,5 +68,5 @@ class State(str, enum.Enum):
 
 
 def state_of_all(states: Iterable[State]) -> State:
-    """Return the state that stands for several, at least one: an active one, or else the worst."""
+    """Return the state that represents several: an active one if there is one, otherwise the worst."""
     return min(states, key=lambda state: (not state.is_active, state.rank))

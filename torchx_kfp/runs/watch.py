@@ -1,6 +1,6 @@
-"""Watching a run while it goes on: its events and the lines of its stages.
+"""Watch a run while it goes on: its events, and the lines that its stages print.
 
-A run tells a ``Watch`` what happens. ``Lines`` writes it to a stream; the command line has others.
+A run reports to a ``Watch``. ``Lines`` writes to a stream; the command line has other watches.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torchx_kfp.text import clean
 
 
 class Watch:
-    """Takes what happens in a run. Override the methods that you need; the others do nothing.
+    """Receives the events and lines of a run. Override the methods that you need; the others do nothing.
 
-    Lines come without anything that could harm a terminal. They come from another thread than events do. If a method
-    raises an exception, ``run`` raises it: for an event at once, for a line when the run is over.
+    Lines are free of control characters that could harm a terminal, and arrive on another thread than events. If a
+    method raises an exception, ``run`` raises it: for an event at once, for a line when the run is over.
     """
 
     def on_event(self, event: Event) -> None:
@@ -32,22 +32,22 @@ class Watch:
         """Takes lines that a stage has printed."""
 
     def on_unfinished(self, stage: str, line: str) -> None:
-        """Takes the line that a stage has not ended yet, such as a progress bar, whenever it has changed."""
+        """Takes a stage's unfinished line, such as a progress bar, whenever it changes."""
 
     def on_warning(self, message: str) -> None:
-        """Takes a sentence about the record of the run, such as that the disk is full; it goes to stderr."""
+        """Takes a sentence about a problem with the run's record, such as a full disk; writes it to stderr."""
         Terminal(sys.stderr).write_lines([message])
 
 
 class Lines(Watch):
-    """Writes events as sentences, and lines with their stage's name."""
+    """Writes events as sentences, and lines after the name of their stage."""
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
         """Write to a stream.
 
         Args:
             stream: the stream; stderr by default.
-            verbose: whether the starts of stages, their inputs and their outputs are written too.
+            verbose: whether to write the starts of stages, their inputs and their outputs too.
         """
         self._terminal = Terminal(stream or sys.stderr)
         self._verbose = verbose
@@ -63,21 +63,21 @@ class Lines(Watch):
 
 
 class Terminal:
-    """A text stream for whole lines. A stream that is closed meanwhile is left alone, and the run goes on."""
+    """A text stream that is written in whole lines. If it is closed meanwhile, the run goes on without it."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._descriptor = None if stream is None else _descriptor(stream)
         self._lock = threading.Lock()
-        #: What went wrong when the stream was given up.
+        #: The error after which nothing more is written.
         self.error: OSError | ValueError | None = None
 
     def write_lines(self, lines: Sequence[str]) -> None:
-        """Writes them in one piece, so that lines never mix, without what could do something to a terminal."""
+        """Writes the lines at once, so that lines never mix, and without control characters except colours."""
         self.write("".join(f"{clean(line, colours=True)}\n" for line in lines))
 
     def write(self, text: str) -> None:
-        """Writes the text in one piece."""
+        """Writes the text at once."""
         with self._lock:
             if self._stream is None or not text:
                 return
@@ -100,8 +100,8 @@ class Terminal:
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """The file descriptor that the stream writes to, if it is one of Python's own streams on a file."""
-    # Others may have one too, and yet do something with the text (a notebook's, a test's).
+    """Return the file descriptor that the stream writes to, if it is one of Python's own streams on a file."""
+    # Other streams, such as those of notebooks and tests, may have a descriptor and still process the text.
     if type(stream) is not io.TextIOWrapper:
         return None
     raw = getattr(stream.buffer, "raw", stream.buffer)
@@ -109,7 +109,7 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of it, also to a pipe that does not block: a text stream would lose what finds no place there."""
+    """Writes all data, even to a full non-blocking pipe, where a text stream would lose some of it."""
     rest = memoryview(data)
     while rest:
         try:
