@@ -284,7 +284,7 @@ REFUSED = {
     ("compile", "."): (2, "Error: '.' is not a file. Give a Python file: FILE.py, or FILE.py:NAME.\n"),
     ("compile", "refused.py"): (
         2,
-        "refused.py, line 6: role 'role' of AppDef 'many' has num_replicas=4; a KFP task is one pod.",
+        "refused.py, line 6: role 'role' of AppDef 'many' has num_replicas=4",
     ),
     ("compile", "application.py"): (
         2,
