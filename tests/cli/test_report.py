@@ -45,7 +45,7 @@ def test_runs_elsewhere_are_named(inside: Call, project: Path) -> None:
     ("output", "message"),
     [
         ("missing/page.html", "Error: There is no folder '{project}/missing' for the report."),
-        (".", "Error: '{project}' is a folder. Name the report's file: -o {project}/report.html."),
+        (".", "Error: '{project}' is a folder. Give a file for the report: -o {project}/report.html."),
         ("x" * 300, "cannot be written: File name too long."),
     ],
 )

@@ -114,12 +114,12 @@ class TestViews:
         (runs / "large").write_text("x" * (MOST_BYTES + 1))
         os.mkfifo(runs / "pipe")
         for where, why in {
-            tmp_path / "secret": "outside of the folder of runs",
-            runs / "link": "outside of the folder of runs",
-            runs / "../secret": "outside of the folder of runs",
-            runs / "pipe": "not there any more",
-            runs / "gone": "not there any more",
-            runs: "not there any more",
+            tmp_path / "secret": "outside the folder of runs",
+            runs / "link": "outside the folder of runs",
+            runs / "../secret": "outside the folder of runs",
+            runs / "pipe": "no longer exists",
+            runs / "gone": "no longer exists",
+            runs: "no longer exists",
             runs / "large": "larger than 1 MB",
             "s3://bucket/page": "not on this machine",
         }.items():

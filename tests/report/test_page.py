@@ -175,9 +175,9 @@ def test_a_page_of_a_run_without_an_end_says_so_with_the_time(tmp_path: Path, st
     write_report(run, tmp_path / "report.html")
     page = " ".join((tmp_path / "report.html").read_text().split())
     said = {
-        "running": "The run was going on when this page was written, at ",
-        "interrupted": "The run was interrupted: its runner ended without a word",
-        "canceled": "The run was ended before it was done.",
+        "running": "The run was still running when this page was written, at ",
+        "interrupted": "The run was interrupted: its runner was killed",
+        "canceled": "The run was canceled before it had finished.",
     }
     assert said[state] in page
     assert ("--resume" in page) == (state != "running")

@@ -1,7 +1,7 @@
-"""A run of the local runner as one page of HTML, which needs nothing but a browser.
+"""A run as one page of HTML, which needs nothing but a browser.
 
-``model`` reads the run's folder into plain data, ``graph`` (with ``layout``), ``timeline`` and ``plots`` make of that
-what is drawn, and ``page`` puts it into the template.
+``model`` reads the run's folder into plain data. ``graph`` (with ``layout``), ``timeline``, ``plots`` and ``curves``
+turn that into drawings, and ``page`` fills the template.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Artifacts as a page shows them: what KFP's UI renders is rendered, and everything has its metadata and a link.
+"""Artifacts on a page: rendered as in KFP's UI where it renders them, and each with its metadata and a link.
 
-Users write the content of artifacts, and may mean harm. Markdown is rendered without HTML in it. HTML is shown in a
-frame that runs no script, asks no host for anything, and has another origin than the page.
+The content of artifacts is not trusted. HTML inside Markdown is not rendered. HTML is shown in a frame that runs no
+scripts, makes no requests, and has a different origin than the page.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from urllib.parse import quote, urlsplit
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.report import show
 
-#: Bytes of an artifact that are shown in the page; larger ones are a link.
+#: The largest artifact, in bytes, that the page shows; larger ones are linked.
 MOST_BYTES = 1_000_000
-#: Classes of a confusion matrix that are drawn.
+#: The largest number of classes for which a confusion matrix is drawn.
 _MOST_CLASSES = 60
-#: Where an artifact that is elsewhere has its place: KFP's own URI leads to a file that names it.
+#: The metadata entry with the place of an artifact stored elsewhere; KFP's URI leads to a file that names the place.
 _LOCATION = "location"
-#: The side of a ROC curve, and its margins: left and top, right and bottom.
+#: The side of a ROC curve's drawing, and its margins: left, top, right, bottom.
 ROC_SIZE, ROC_MARGIN = 240.0, (40.0, 10.0, 10.0, 36.0)
-#: What a frame may do, beside what its attribute ``sandbox`` forbids: scripts, forms, windows, the page's own origin.
+#: The policy of a frame. Its attribute ``sandbox`` also forbids scripts, forms, windows and the page's origin.
 _FRAME = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
     "style-src 'unsafe-inline'; img-src data:; font-src data:; media-src data:\">"
@@ -37,18 +37,18 @@ _FRAME = (
 
 @dataclass(frozen=True)
 class Link:
-    """Something that can be opened; ``href`` is "" for what is not there, or cannot be opened by a browser."""
+    """A link; ``href`` is "" if the target does not exist or a browser cannot open it."""
 
     label: str
     href: str
-    #: The type of what is there, and the whole path or URL where the label is shorter.
+    #: The media type of the target, and its whole path or URL if the label is shorter.
     type: str = ""
     title: str = ""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number in a confusion matrix; ``share`` is its part of the row."""
+    """A number in a confusion matrix; ``share`` is its fraction of the row's sum."""
 
     text: str
     title: str
@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A confusion matrix: a row for each class that was true, a column for each that was predicted."""
+    """A confusion matrix: a row for each true class, a column for each predicted one."""
 
     classes: list[str]
     rows: list[tuple[str, list[Cell]]]
@@ -65,7 +65,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Roc:
-    """A ROC curve as a path in a square, and what is said below it."""
+    """A ROC curve as a path in a square, with a note below it."""
 
     line: str
     points: list[tuple[float, float, str]]
@@ -75,7 +75,10 @@ class Roc:
 
 @dataclass(frozen=True)
 class ArtifactView:
-    """``markdown`` is HTML that is safe to show, ``frame`` the document of a frame; ``note`` says what is not shown."""
+    """An artifact on the page.
+
+    ``markdown`` is safe HTML, ``frame`` is the document of a frame, and ``note`` says what is not shown.
+    """
 
     name: str
     kind: str
@@ -89,17 +92,17 @@ class ArtifactView:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether there is more to see than a line."""
+        """Whether the artifact is shown as more than a line."""
         return bool(self.markdown or self.frame or self.matrix or self.roc)
 
 
 class ArtifactViews:
-    """Makes views of artifacts for a page.
+    """Makes the views of artifacts for a page.
 
     Args:
         place: the page's folder.
-        runs: the folder of all runs. Files elsewhere are linked, but not shown: people send the page around, and must
-            not send a private file along because a stage has named it as its artifact.
+        runs: the folder of all runs. Files elsewhere are linked but not shown: people share the page, and must not
+            share a private file with it just because a stage named that file as its artifact.
     """
 
     def __init__(self, place: Path, runs: Path) -> None:
@@ -107,7 +110,7 @@ class ArtifactViews:
         self._runs = runs.resolve()
 
     def of(self, made: Mapping[str, Artifact | list[Artifact]]) -> list[ArtifactView]:
-        """The views of a stage's artifacts."""
+        """Return the views of a stage's artifacts."""
         return [
             self._view(name if len(found) == 1 else f"{name}[{number}]", artifact)
             for name, found in ((name, artifacts_in(value)) for name, value in made.items())
@@ -115,7 +118,7 @@ class ArtifactViews:
         ]
 
     def file(self, path: Path, label: str, type: str = "") -> Link:
-        """A file of this machine, if it is there."""
+        """Return a link to a local file; it cannot be opened if the file does not exist."""
         try:
             href = quote(os.path.relpath(path.absolute(), self._place)) if path.exists() else ""
         except OSError:
@@ -153,7 +156,7 @@ class ArtifactViews:
         )
 
     def _link(self, name: str, artifact: Artifact, location: str, type: str) -> Link:
-        """Where an artifact is; of URLs, those that a browser can open. No other scheme is linked."""
+        """Return a link to the artifact's place. Of URLs, only ``http`` and ``https`` can be opened."""
         where = location or (artifact.path if artifact.is_here else artifact.uri)
         if "://" in where:
             try:
@@ -165,24 +168,24 @@ class ArtifactViews:
         return self.file(path, "open" if path.name == name else path.name or where, type) if where else Link("", "")
 
     def _content(self, artifact: Artifact) -> tuple[str | None, str]:
-        """The text of the artifact's file; or None, and why it is not shown."""
+        """Return the text of the artifact's file, or None and the reason why it is not shown."""
         if not artifact.is_here:
             return None, "It is not on this machine."
         try:
             path = Path(artifact.path).resolve()
             if not path.is_file():
-                return None, "It is not there any more."
+                return None, "It no longer exists."
             if not path.is_relative_to(self._runs):
-                return None, "It is outside of the folder of runs, and not shown."
+                return None, "It is outside the folder of runs and therefore not shown."
             if path.stat().st_size > MOST_BYTES:
-                return None, f"It is larger than {MOST_BYTES // 1_000_000} MB, and not shown."
+                return None, f"It is larger than {MOST_BYTES // 1_000_000} MB and therefore not shown."
             return path.read_text(encoding="utf-8", errors="replace"), ""
         except (OSError, ValueError, RuntimeError) as error:
             return None, f"It cannot be read: {getattr(error, 'strerror', None) or error}."
 
 
 def render_markdown(text: str) -> str:
-    """The text as HTML that is safe in a page: HTML in it is shown as text, and pictures from elsewhere are links."""
+    """Render Markdown as HTML that is safe in a page: HTML in it becomes text, and remote pictures become links."""
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
@@ -205,7 +208,7 @@ def render_markdown(text: str) -> str:
 
 
 def read_matrix(given: Any) -> Matrix | None:
-    """KFP's ``confusionMatrix``: a row for each true class, a column for each predicted one; None where it is none."""
+    """Read KFP's ``confusionMatrix``; return None if the value is not one."""
     try:
         classes = [str(it["displayName"]) for it in given["annotationSpecs"]]
         rows = [[float(value) for value in it["row"]] for it in given["rows"]]
@@ -228,7 +231,7 @@ def _cells(name: str, row: Sequence[float], classes: Iterable[str]) -> list[Cell
 
 
 def read_roc(given: Any) -> Roc | None:
-    """KFP's ``confidenceMetrics`` as a curve; None where there is none."""
+    """Read KFP's ``confidenceMetrics`` as a curve; return None if the value is not one."""
     try:
         points = sorted(
             (float(it["falsePositiveRate"]), float(it["recall"]), float(it.get("confidenceThreshold", math.nan)))
@@ -246,7 +249,7 @@ def read_roc(given: Any) -> Roc | None:
             ROC_SIZE - bottom - y * (ROC_SIZE - top - bottom), 1
         )
 
-    # So many curves have a point for each of their data: a path shows as much as pixels do.
+    # Curves can have a point for each sample; a few hundred look the same.
     every = math.ceil(len(points) / 200)
     shown = list(dict.fromkeys([*points[::every], points[-1]]))
     return Roc(

@@ -1,4 +1,4 @@
-"""Metrics of steps, drawn over the steps: the curves of a task's iterations in one picture."""
+"""Charts of metrics over steps; the curves of a task's iterations share a chart."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axi
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.tracking import Curve, Point
 
-#: Metrics that are drawn of one task, and curves that have a colour and a name.
+#: How many metrics of a task are drawn, and how many curves of a chart have a colour and a name.
 MOST_METRICS, MOST_COLOURS = 12, 8
-#: Points of a curve at most, of all curves of a picture together, and of a curve at least.
+#: The most points of a curve, the most points of a chart, and the number to which any curve may be thinned.
 _POINTS, _ALL_POINTS, _FEWEST = 460, 8000, 24
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve as a path; ``colour`` is its number, or None where there are too many for colours."""
+    """A curve as a path; ``colour`` is a number, or None if there are too many curves for colours."""
 
     stage: str
     label: str
@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A metric of a task. ``lines`` are those of its iterations, ``hidden`` is how many more metrics it has."""
+    """A metric of a task, with a line for each iteration. ``hidden`` counts the task's metrics that are not drawn."""
 
     path: str
     metric: str
@@ -43,7 +43,7 @@ class Chart:
 
 
 def draw_charts(stages: Iterable[StageView], tracked: Tracked) -> list[Chart]:
-    """A chart for each metric of each task, in the order in which they were logged first."""
+    """Draw a chart for each metric of each task, in the order in which the metrics were first logged."""
     tasks: dict[str, dict[str, list[tuple[StageView, Curve]]]] = {}
     for stage in stages:
         for metric, curve in tracked.history(stage).items():
@@ -101,7 +101,7 @@ def _number(value: float, otherwise: float) -> float:
 
 
 def _thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """As many points at most; of each part the smallest and the largest one, so that no peak is lost."""
+    """Return at most about ``most`` points: the smallest and the largest of each part, so that no peak is lost."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(2 * len(points) / most)
@@ -114,7 +114,7 @@ def _thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _path(points: Iterable[Point], x_axis: Axis, y_axis: Axis) -> str:
-    """A line through the points, which has a gap where a value is none. One point alone is a dot."""
+    """Draw a line through the points, with gaps at values that are not finite. A single point becomes a dot."""
     parts: list[str] = []
     runs: list[list[str]] = [[]]
     for point in points:

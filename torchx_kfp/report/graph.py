@@ -1,4 +1,4 @@
-"""The pipeline's graph: its tasks with the states of their stages, and the boxes of loops, conditions and pipelines."""
+"""Draw the pipeline's graph: tasks with their states, inside the boxes of loops, conditions and nested pipelines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torchx_kfp.report.model import RunView, StageView
 from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import duration, shorten
 
-#: A box's width, height, and how many letters of a name it holds: of a graph, and of one with very many tasks.
+#: The width and height of a box, and how many letters it holds: usually, and in a graph of very many tasks.
 _SIZE, _COMPACT = (190.0, 46.0, 23), (124.0, 26.0, 15)
 _MANY = 80
-#: A graph that is wider than this is turned, if it is narrower then.
+#: A wider graph is turned, if that makes it narrower.
 _PAGE = 1150.0
 
 
 @dataclass(frozen=True)
 class Node:
-    """A task: ``path`` is the name of its stages without indices; ``state`` is None where none is known."""
+    """A task. ``path`` is the name of its stages without indices; ``state`` is None if it is not known."""
 
     path: str
     label: str
@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Group:
-    """A loop, the branch of a condition or a nested pipeline, around what it holds."""
+    """The box of a loop, a condition's branch or a nested pipeline, around its tasks."""
 
     label: str
     title: str
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Line:
-    """An edge as a path of SVG, and the numbers of the nodes at its ends, where those are no groups."""
+    """An edge as an SVG path, and the numbers of the nodes at its ends; None for a group."""
 
     path: str
     source: int | None
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Graph:
-    """What is drawn, in pixels. ``compact`` is whether boxes have no room for a note."""
+    """The drawing, in pixels. If it is ``compact``, boxes have no room for notes."""
 
     nodes: list[Node]
     groups: list[Group]
@@ -69,7 +69,7 @@ class Graph:
 
 
 def draw_graph(run: RunView) -> Graph | None:
-    """The graph of the run's pipeline; None where the pipeline is not known."""
+    """Draw the graph of the run's pipeline; return None if the pipeline is not known."""
     if run.spec is None or run.spec.root.dag is None:
         return None
     stages: dict[str, list[StageView]] = {}
@@ -100,7 +100,7 @@ def draw_graph(run: RunView) -> Graph | None:
 
 
 def summary(stages: Iterable[StageView]) -> tuple[State | None, str]:
-    """The state of a task's stages together, and a few words: a duration, or how many have come how far."""
+    """Summarize a task's stages: their common state, and a duration or counts in a few words."""
     stages = list(stages)
     if not stages:
         return None, "not reached"
@@ -117,13 +117,13 @@ def summary(stages: Iterable[StageView]) -> tuple[State | None, str]:
 
 
 def _badness(root: Box) -> tuple[bool, float]:
-    """Whether the graph is wider than a page, and how large it is then."""
+    """Return whether the graph is wider than a page, and its size; smaller is better."""
     too_wide = root.width > _PAGE
     return too_wide, root.width if too_wide else root.width * root.height
 
 
 class _Sketch:
-    """The pipeline's boxes, in both directions, and the task that each of them shows."""
+    """The pipeline's boxes in both directions, and the place in the pipeline that each of them shows."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._walk = list(walk(pipeline))
@@ -158,13 +158,13 @@ def _describe(task: Task) -> tuple[str, str]:
 
 
 def _readable(condition: str) -> str:
-    """KFP's condition as its author wrote it, as far as that can be told."""
+    """Write KFP's condition much as its author did."""
     condition = re.sub(r"inputs\.parameter_values\['(?:pipelinechannel--)?([^']*)'\]", r"\1", condition)
     return re.sub(r"\b(?:int|double|string)\(([^()]*)\)", r"\1", condition)
 
 
 def _line(source: Box, bends: list[Box], target: Box, down: bool) -> str:
-    """A curve that leaves forward and arrives forward, through the bends."""
+    """Draw a curve through the bends that leaves the source and reaches the target in the graph's direction."""
     x1, y1 = _exit(source, down)
     path = [f"M{x1:.0f} {y1:.0f}"]
     for box in (*bends, target):
@@ -191,6 +191,6 @@ def _entry(box: Box, down: bool) -> tuple[float, float]:
 
 
 def counts_of(states: Iterable[State]) -> Mapping[State, int]:
-    """How many stages are in each state, the worst first."""
+    """Count the stages in each state, the worst state first."""
     counts = Counter(states)
     return {state: counts[state] for state in State if state in counts}

@@ -1,9 +1,9 @@
-"""Inputs of stages under the names that their pipeline has for them.
+"""Show the inputs of stages under their names in the pipeline.
 
-The component of a stage names inputs by their channels: ``threshold_float`` for the parameter ``threshold``, and
-``item_lr_float`` for the field ``lr`` of a loop's item. Stages that it reads under their own names are ``reads``, and
-``stage`` has parts of its command. Inputs that a user has named, such as those of KFP's own components and aliases of
-what is read, keep their names.
+A stage's component names inputs after their channels: ``threshold_float`` for the parameter ``threshold``, and
+``item_lr_float`` for the field ``lr`` of a loop's item. Run ids of stages that it reads without an alias are in
+``reads``, and parts of its command are in ``stage``. Names that a user has given, such as those of KFP's own components
+and aliases of reads, stay as they are.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, O
 from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.protocol import TRACKER_BASE
 
-#: What ``adapter.inputs`` adds to the name of a channel.
+#: The suffixes that the adapter adds to the name of a channel.
 _ADDED = r"(_int|_float|_bool|_list|_dict)?(_\d+)?"
 _CHANNEL = "pipelinechannel--"
-#: As ``adapter.inputs`` has them, which would load kfp.
+#: The adapter's names for these inputs. Importing the adapter would load kfp.
 _READS, _STAGE = re.compile(r"reads(_\d+)?"), re.compile(r"stage(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
 _FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
 
-#: A stage's input -> the pipeline's name for it; None for one that repeats what another one has.
+#: The pipeline's name for each input of a stage; None for an input that repeats another one.
 Names = Mapping[str, "str | None"]
 
 
 def input_names(pipeline: Pipeline) -> dict[str, Names]:
-    """For each task, by the name of its stages without indices."""
+    """Return the names for each task, by the name of its stages without indices."""
     return {
         place.name: _names(place.task.inputs, _is_tracked(place.component))
         for place in walk(pipeline)
@@ -38,13 +38,13 @@ def input_names(pipeline: Pipeline) -> dict[str, Names]:
 
 
 def _is_tracked(component: Component) -> bool:
-    """Whether it is a tracked stage's, whose command ``adapter.command`` has made."""
+    """Return whether the component is that of a tracked stage, whose command the adapter wrote."""
     container = component.container
     return container is not None and any(word.startswith(f"{TRACKER_BASE}=") for word in container.command)
 
 
 def named(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """The inputs under these names; where two would have the same one and differ, as they are."""
+    """Return the inputs under these names, or unchanged if two different values would get the same name."""
     found: dict[str, Any] = {}
     for name, value in inputs.items():
         wanted = names.get(name, name)
@@ -57,7 +57,7 @@ def named(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _names(inputs: Mapping[str, Origin], tracked: bool) -> Names:
-    # KFP hands a field of an item into a group inside of the loop only where the item goes along.
+    # To pass a field of an item into a group inside the loop, KFP passes the whole item along.
     carried = {
         source.name for name, source in inputs.items() if name.startswith("inner_") and isinstance(source, FromInput)
     }
@@ -75,7 +75,7 @@ def _names(inputs: Mapping[str, Origin], tracked: bool) -> Names:
 
 
 def _origin(source: Origin) -> tuple[str, str]:
-    """The name that the adapter derives for this source, and the one to be shown."""
+    """Return the name that the adapter derives for this source, and the name to show."""
     if isinstance(source, FromTask):
         name = f"{source.task}_{source.output}"
     elif isinstance(source, FromInput):

@@ -1,9 +1,9 @@
-"""Where the boxes of a graph go: in layers, so that every edge leads forward, with boxes in boxes.
+"""Lay out a graph of nested boxes in layers, so that every edge leads forward.
 
-In a compiled pipeline all edges are between tasks of one scope, so each box that holds others is laid out by itself
-first, and then is a box of that size in the scope around it. The order within a layer is that of the neighbours'
-centres, and an edge over several layers keeps a place free in each, as in Sugiyama's method; a layer of very many boxes
-is wrapped into several rows.
+In a compiled pipeline, edges connect only tasks of the same scope. So each box that holds others is laid out first, and
+then placed as a box of that size in the scope around it. As in Sugiyama's method, the boxes of a layer are in the order
+of their neighbours' centres, and an edge over several layers keeps a place free in each. A layer of very many boxes is
+wrapped into several rows.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
-#: Between boxes of one layer, between layers, and around the inside of a box that holds others.
+#: Gaps between the boxes of a layer and between layers; the padding and the title of a box that holds others.
 GAP, LAYER_GAP, PADDING, TITLE = 16.0, 40.0, 14.0, 26.0
-#: How broad a layer of many boxes may be: with edges that lead down, as wide as a page, or else as high as a window.
+#: The limit at which a layer is wrapped: the width of a page if edges lead down, otherwise the height of a window.
 _BREADTH = {True: 1120.0, False: 900.0}
 _SWEEPS = 4
-#: More long edges than these are drawn straight: the places that they would keep free are more than the boxes.
+#: If there are more long edges, they keep no places free: those would outnumber the boxes.
 _MOST_BENDS = 150
 
 
 @dataclass
 class Box:
-    """A node, or a group of nodes. ``x`` and ``y`` are its corner, in the whole picture once it is laid out."""
+    """A node or a group of nodes. Once laid out, ``x`` and ``y`` are its corner in the whole drawing."""
 
     key: str
     width: float
     height: float
     after: Sequence[str] = ()
     inner: list[Box] = field(default_factory=list)
-    #: Of edges between boxes inside: the places that they pass through.
+    #: The places through which the edges between the boxes inside pass.
     bends: dict[tuple[str, str], list[Box]] = field(default_factory=dict)
     x: float = 0.0
     y: float = 0.0
@@ -39,21 +39,21 @@ class Box:
     is_bend: bool = False
 
     def all_inside(self) -> Iterable[Box]:
-        """The boxes inside, and those in them."""
+        """Yield the boxes inside, and the boxes in those."""
         for box in self.inner:
             yield box
             yield from box.all_inside()
 
 
 def place(root: Box, down: bool) -> None:
-    """Gives every box its place, and those that hold others their size.
+    """Gives every box its place, and each box that holds others its size.
 
     Args:
-        root: holds all; its own place is 0, 0.
-        down: whether edges lead down, instead of to the right.
+        root: the box that holds all others; its own place is 0, 0.
+        down: whether edges lead down instead of to the right.
     """
     _measure(root, down)
-    # It has no title.
+    # The root has no title.
     root.height -= TITLE
     for box in root.inner:
         box.y -= TITLE
@@ -64,7 +64,7 @@ def place(root: Box, down: bool) -> None:
 
 
 def edges(root: Box) -> list[tuple[Box, list[Box], Box]]:
-    """From each box, through the places that are kept free, to those that come after it."""
+    """Return all edges: the source, the places that it passes through, and the target."""
     found = []
     for group in (root, *root.all_inside()):
         boxes = {box.key: box for box in group.inner}
@@ -86,7 +86,7 @@ def _measure(group: Box, down: bool) -> None:
         for box in layer:
             if box.is_bend:
                 box.width, box.height = (0.0, depth) if down else (depth, 0.0)
-            # Boxes side by side begin at one line, where edges end.
+            # Boxes of a layer are aligned where edges reach them.
             box.layer = number
             box.x, box.y = (across, along) if down else (along, across)
             across += _across(box, down) + GAP
@@ -117,7 +117,7 @@ def _along(box: Box, down: bool) -> float:
 
 
 def _ordered(group: Box) -> list[list[Box]]:
-    """The boxes inside in layers, with the bends of edges; each comes behind all that it comes after."""
+    """Return the boxes inside, and the bends of edges, in layers; each layer depends on earlier ones only."""
     by_key = {box.key: box for box in group.inner}
     before = {box.key: [key for key in box.after if key in by_key] for box in group.inner}
     depth: dict[str, int] = {}
@@ -142,7 +142,7 @@ def _ordered(group: Box) -> list[list[Box]]:
 
 
 def _bend(group: Box, before: dict[str, list[str]], depth: dict[str, int], layers: list[list[Box]]) -> None:
-    """Keeps a place free for each edge in each layer that it passes, which is a neighbour of the ones beside it."""
+    """Keeps a place free for each edge in each layer that it passes; the places of an edge are neighbours."""
     long = [(key, box.key) for box in group.inner for key in before[box.key] if depth[box.key] - depth[key] > 1]
     group.bends = {}
     for start, end in long if len(long) <= _MOST_BENDS else ():
@@ -166,7 +166,7 @@ def _centre(box: Box, neighbours: Sequence[str], where: dict[str, float]) -> flo
 
 
 def _wrapped(layer: list[Box], down: bool) -> list[list[Box]]:
-    """The layer in rows, the last about as full as the others."""
+    """Split the layer into rows of about the same length."""
     breadth = sum(_across(box, down) + GAP for box in layer)
     rows = min(math.ceil(breadth / _BREADTH[down]), len(layer))
     size = math.ceil(len(layer) / rows)

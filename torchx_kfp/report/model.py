@@ -1,4 +1,4 @@
-"""What a run's folder says of the run, as plain data."""
+"""Read a run's folder into plain data."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from torchx_kfp.runs.vocabulary import State
 
 @dataclass(frozen=True)
 class StageView:
-    """A stage of the run: in a loop, in one of its iterations.
+    """One stage of the run; in a loop, one iteration.
 
-    ``path`` is the name without the indices of loops, which are in ``indices``; ``queued_at`` is when the stage's
-    inputs were there. The inputs of ``result`` have the pipeline's names.
+    ``path`` is the name without the indices of loops, which are in ``indices``. ``queued_at`` is the time at which the
+    stage's inputs were known. The inputs of ``result`` have the pipeline's names.
     """
 
     name: str
@@ -42,8 +42,8 @@ class StageView:
 class RunView:
     """A run as its folder shows it at the time ``now``. Times are in seconds since the epoch.
 
-    ``sessions`` are the times in which a runner was at work: one, and another one for each time that the run was
-    resumed. ``unreadable`` are sentences about what of its record is damaged.
+    ``sessions`` are the periods in which a runner worked on the run; each resume begins another one. ``unreadable``
+    are sentences about damaged parts of the record.
     """
 
     run_id: str
@@ -63,7 +63,7 @@ class RunView:
 
     @property
     def started(self) -> float:
-        """When it was started first."""
+        """The time at which the run was first started."""
         return self.sessions[0].start
 
 
@@ -71,13 +71,13 @@ def read_model(folder: Path, now: float | None = None) -> RunView:
     """Return the run in this folder, as far as it has come.
 
     Raises:
-        ArgumentError: the folder holds no run, or nothing has happened in it yet.
+        ArgumentError: the folder is not that of a run, or the run has no event yet.
     """
     spec = _spec(folder / PIPELINE_FILE)
     record = read_run(folder, outline(spec) if spec is not None else None)
     run = record.run
     if run.first is None:
-        raise ArgumentError(f"The folder {str(folder)!r} has no event of a run in its {EVENTS_FILE} yet.")
+        raise ArgumentError(f"The run in {str(folder)!r} has not started yet: its {EVENTS_FILE} has no event.")
     now = time.time() if now is None else now
     sessions = list(run.sessions)
     if run.state is State.RUNNING:

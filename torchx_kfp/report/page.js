@@ -3,7 +3,7 @@
   const root = document.documentElement;
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
-  // The page without this script shows everything; what it adds is hidden until here.
+  // The page shows everything without this script; the controls are hidden until it runs.
   const theme = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
@@ -22,7 +22,7 @@
     fit.addEventListener("click", () => { fit.textContent = graph.classList.toggle("fit") ? "Full size" : "Fit"; offer(); });
     addEventListener("resize", offer);
     offer();
-    // Which lines belong to a box is hard to see where there are many.
+    // Highlight a box's lines, which are hard to tell apart in a large graph.
     const nodes = all(".node", graph);
     const light = (event, on) => {
       const number = nodes.indexOf(event.target.closest(".node"));
@@ -45,7 +45,7 @@
     });
   }
 
-  // A link leads to something that may be folded.
+  // The target of a link may be folded.
   const open = () => {
     const target = location.hash && document.getElementById(location.hash.slice(1));
     if (!target) return;
@@ -53,7 +53,7 @@
     target.scrollIntoView({ block: target.tagName === "TR" ? "center" : "start" });
   };
   addEventListener("hashchange", open);
-  // Also a second click on the same link.
+  // A second click on the same link works too.
   addEventListener("click", (event) => {
     const link = event.target.closest("a");
     const to = link && link.getAttribute("href");
@@ -70,7 +70,7 @@
     items: all("[data-state]", element).map((item) => ({ element: item, state: item.dataset.state, text: null })),
   }));
   const others = all(".node, .row[data-path]");
-  // Not what is said of other stages: what a stage reads, and why it was not run.
+  // Ignore text about other stages: reads, and reasons why a stage was not run.
   const textOf = ({ element }) => [element.dataset.name, ...all(".find, td:not(.more)", element).map((it) => it.textContent)]
     .join(" ").toLowerCase();
   const filter = () => {
@@ -116,7 +116,7 @@
     });
   }
 
-  // On paper nothing can be opened: what is short enough is.
+  // Nothing can be opened on paper, so open everything that is short enough.
   addEventListener("beforeprint", () => {
     const folded = all("details.failure:not([open]), .stage:not([open])");
     if (sections.length > 60) return;

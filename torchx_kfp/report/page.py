@@ -1,4 +1,4 @@
-"""The page: one file with its styles and its script inside, which asks no host for anything."""
+"""Write the page: one file that holds its styles and its script and makes no requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 
 
 def write_report(run: RunView, path: Path) -> None:
-    """Writes the page, atomically; a file that is there is overwritten.
+    """Writes the page atomically; an existing file is overwritten.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -36,11 +36,11 @@ def write_report(run: RunView, path: Path) -> None:
     try:
         if not path.parent.is_dir():
             raise ArgumentError(
-                f"There is no folder {str(path.parent)!r} for the report. Make it, or name another place."
+                f"There is no folder {str(path.parent)!r} for the report. Create it, or choose another place."
             )
         if path.is_dir():
-            raise ArgumentError(f"{str(path)!r} is a folder. Name the report's file: -o {path / 'report.html'}.")
-        # Text of users may hold halves of characters, which UTF-8 has not.
+            raise ArgumentError(f"{str(path)!r} is a folder. Give a file for the report: -o {path / 'report.html'}.")
+        # Users' text may contain lone surrogates, which UTF-8 cannot encode.
         write_output(path, render(run, path.parent).encode("utf-8", "replace"))
     except OSError as error:
         raise ArgumentError(f"The report {str(path)!r} cannot be written: {error.strerror}.") from None
@@ -48,7 +48,7 @@ def write_report(run: RunView, path: Path) -> None:
 
 def render(run: RunView, place: Path) -> str:
     """Return the page as text; its links are relative to the folder ``place``."""
-    # Slow to load, and not needed to find out that there is no such run.
+    # Loaded late: it is slow, and errors about the run do not need it.
     import jinja2
     from markupsafe import Markup
 
@@ -66,7 +66,7 @@ def render(run: RunView, place: Path) -> str:
         **_content(run, place.resolve()),
         css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        # Of the browser, no script but this one and no request: also if something should not be escaped.
+        # The browser runs no script but this one and makes no requests, even if something was not escaped.
         policy=(
             "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
             f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

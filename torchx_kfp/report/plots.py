@@ -1,4 +1,4 @@
-"""Results across the iterations of a loop, drawn over the iteration and over each parameter that changes."""
+"""Plots of a loop's results, over the iteration and over each parameter that varies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torchx_kfp.report import show
 from torchx_kfp.report.model import StageView
 from torchx_kfp.text import counted
 
-#: The drawing's size, and that of its margins: left, top, right, bottom.
+#: The size of a plot, and its margins: left, top, right, bottom.
 WIDTH, HEIGHT = 460.0, 250.0
 LEFT, TOP, RIGHT, BOTTOM = 58.0, 14.0, 14.0, 40.0
-#: Up to so many points are drawn one by one, and say what they are; more of them are one path.
+#: The largest number of points that are drawn one by one, with titles; more points become one path.
 _SINGLE = 300
-#: Names of results, and parameters, that are drawn of one task.
+#: How many results and parameters of a task are drawn.
 _MOST_RESULTS, _MOST_PARAMETERS = 8, 5
-#: An axis on which the largest number is so many times the smallest is logarithmic.
+#: The ratio of the largest number to the smallest from which an axis is logarithmic.
 _LOG_FROM = 100.0
 _LARGEST = sys.float_info.max
 
@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Plot:
-    """One result over one quantity. ``points`` is empty where ``dots``, a path, holds them; ``line`` joins them."""
+    """One result over one quantity. Many points are in the path ``dots`` instead of ``points``; ``line`` joins them."""
 
     result: str
     over: str
@@ -47,7 +47,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """The plots of one result of a task, by what it is drawn over; the first is shown first."""
+    """The plots of one result of a task, one for each quantity; the page shows the first one."""
 
     path: str
     result: str
@@ -55,7 +55,7 @@ class Figure:
 
 
 def draw_plots(stages: Iterable[StageView]) -> list[Figure]:
-    """The figures of all loops whose iterations have recorded numbers."""
+    """Draw the figures of all loops whose iterations have recorded numbers."""
     loops: dict[str, list[StageView]] = {}
     for stage in stages:
         if stage.indices and stage.result.measures:
@@ -95,12 +95,12 @@ def _plots(name: str, found: list[tuple[StageView, float]], missing: int) -> Ite
         )
         for parameter in swept[:_MOST_PARAMETERS]
     ]
-    # One swept parameter is what the loop is about.
+    # If a single parameter varies, its plot comes first.
     yield from [*parameters, by_index] if len(parameters) == 1 else [by_index, *parameters]
 
 
 def swept_parameters(stages: Sequence[StageView]) -> list[str]:
-    """Inputs that are a number in each of the stages, and not the same in all."""
+    """Return the inputs that are numbers in all stages and differ between them."""
     names = list(stages[0].result.inputs) if stages else []
     values = {name: [show.as_number(stage.result.inputs.get(name)) for stage in stages] for name in names}
     return [name for name in names if None not in values[name] and len(set(values[name])) > 1]
@@ -108,7 +108,7 @@ def swept_parameters(stages: Sequence[StageView]) -> list[str]:
 
 def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, float]], missing: int) -> Plot:
     ys = [value for _, value in found]
-    # Iterations are counted; what is counted is not multiplied.
+    # A logarithmic axis makes no sense for iterations.
     x_axis, y_axis = Axis(xs, LEFT, WIDTH - RIGHT, over != "iteration"), Axis(ys, HEIGHT - BOTTOM, TOP)
     places = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
     points, dots, line = [], "", ""
@@ -130,16 +130,16 @@ def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, 
 
 
 class Axis:
-    """A scale from numbers to pixels: linear, or logarithmic where the numbers ask for it."""
+    """A scale from numbers to pixels: logarithmic if the numbers span a wide range, otherwise linear."""
 
     def __init__(self, values: Sequence[float], start: float, end: float, may_be_log: bool = True) -> None:
         low, high = min(values), max(values)
-        # Between two numbers of a sequence there is none.
+        # Whole numbers get no ticks between them.
         self.whole = all(float(value).is_integer() for value in values)
         self.log = may_be_log and low > 1e-300 and high / low >= _LOG_FROM
         if self.log:
             low, high = math.log10(low), math.log10(high)
-        # A little beside the outermost points. Halves: the difference of two large numbers may be infinite.
+        # Leave some room beside the outermost points. Halved, because the difference of two large numbers may overflow.
         room = 2 * (high / 2 - low / 2) * 0.04 or abs(high) * 0.1 or 1.0
         self.low, self.high = max(low - room, -_LARGEST), min(high + room, _LARGEST)
         self.start, self.end = start, end

@@ -1,4 +1,4 @@
-"""Which stage reads which: by the run ids among its inputs."""
+"""Find which stages read which, from the run ids among their inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchx_kfp.report.model import StageView
 
 @dataclass(frozen=True)
 class Read:
-    """``stage`` has the run id of another stage as its input ``name``; ``source`` is None where no stage has it now."""
+    """A read: the input ``name`` of ``stage`` is the run id of ``source``, which is None if no stage has that id."""
 
     stage: StageView
     name: str
@@ -20,10 +20,10 @@ class Read:
 
 
 def find_reads(stages: Iterable[StageView], run_id: str) -> list[Read]:
-    """All that stages of the run read of others, in order.
+    """Return all reads between stages of the run, in order.
 
-    An input that is a run id is known by its value: that of another stage, or one of this run that no stage has any
-    more, because the stage that made it was repeated since.
+    An input counts as a run id if its value is the run id of another stage, or has the form of one of this run. The
+    latter belongs to a stage that has been repeated since.
     """
     stages = list(stages)
     known = {stage.result.run_id: stage for stage in reversed(stages) if stage.result.run_id}
@@ -38,7 +38,7 @@ def find_reads(stages: Iterable[StageView], run_id: str) -> list[Read]:
 
 
 def by_task(reads: Iterable[Read]) -> Mapping[tuple[str, str], list[Read]]:
-    """The reads between tasks, those of a loop's iterations together: ``(path, source's path or run id)``."""
+    """Group the reads by task, all iterations of a loop together: ``(path, source's path or run id)``."""
     grouped: dict[tuple[str, str], list[Read]] = {}
     for read in reads:
         grouped.setdefault((read.stage.path, read.source.path if read.source else read.run_id), []).append(read)

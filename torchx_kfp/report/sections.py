@@ -1,4 +1,4 @@
-"""The stages as a page lists them: each by itself, the iterations of a loop as one table."""
+"""The sections of the page: one for each task, with the iterations of a loop as one table."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import Curve
 from torchx_kfp.tracking.statements.sources import Start
 
-#: Lines of a failed stage's log in the page, for so many of them; of the others fewer.
+#: How many lines of a failed stage's log the page has, for how many stages, and how many for further ones.
 LINES, FULL_LOGS, FEWER_LINES = 40, 40, 4
-#: Columns of a loop's table; what is more is in the log and in the tracker.
+#: How many columns a loop's table has at most.
 _MOST_COLUMNS = 12
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An input that is run ids: ``sources`` are the stages that have them, by their anchors."""
+    """An input that holds run ids; ``sources`` are links to the stages that have them."""
 
     name: str
     sources: list[Link]
@@ -35,7 +35,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Entry:
-    """A stage with all that there is to say of it."""
+    """A stage with everything that the page shows about it."""
 
     stage: StageView
     anchor: str
@@ -44,7 +44,7 @@ class Entry:
     outputs: Mapping[str, Any]
     results: Mapping[str, Any]
     artifacts: list[ArtifactView]
-    #: As the tracker has them: the record of the start, metadata of the run, and metrics of its steps.
+    #: The tracker's record of the start, metadata, and metrics over steps.
     start: Start | None
     metadata: Mapping[str, Any]
     curves: Mapping[str, Curve]
@@ -56,7 +56,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Section:
-    """A task: one stage, or the iterations of a loop. ``constant`` are inputs that are the same in all of them."""
+    """A task: one stage, or the iterations of a loop. ``constant`` has the inputs that all iterations share."""
 
     path: str
     anchor: str
@@ -81,7 +81,7 @@ class Failure:
     lines: list[str]
 
 
-#: Sources or readers that are named of one stage; of more there is the number.
+#: How many sources or readers of a stage are listed; the rest are counted.
 _MOST_LINKS = 12
 
 
@@ -98,16 +98,16 @@ class Links:
         return f"t{self.sections[path]}" if path in self.sections else ""
 
     def file(self, path: Path, label: str) -> Link:
-        """A file of this machine, if it is there."""
+        """Return a link to a local file; it cannot be opened if the file does not exist."""
         return self._files.file(path, label)
 
     def artifacts(self, made: Mapping[str, Artifact | list[Artifact]]) -> list[ArtifactView]:
-        """The artifacts of a stage."""
+        """Return the views of a stage's artifacts."""
         return self._files.of(made)
 
 
 def sections(run: RunView, reads: Iterable[Read], links: Links, tracked: Tracked) -> list[Section]:
-    """The stages by their task, in the pipeline's order."""
+    """Return a section for each task, in the pipeline's order."""
     of_stage: dict[str, list[Read]] = {}
     readers: dict[str, dict[str, StageView]] = {}
     for read in reads:
@@ -123,7 +123,7 @@ def sections(run: RunView, reads: Iterable[Read], links: Links, tracked: Tracked
 
 
 def failures(run: RunView, links: Links) -> list[Failure]:
-    """The stages that failed, in the order in which they did not start: that of the pipeline."""
+    """Return the failed stages, in the pipeline's order."""
     failed = [stage for stage in run.stages if stage.state is State.FAILED]
     return [
         Failure(

@@ -1,4 +1,4 @@
-"""Values as a page shows them."""
+"""Format values for the page."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from torchx_kfp.text import shorten
 
-#: Longer values, and those in a table's cell, are shown in part, and up to the last number when they are opened.
+#: How many characters of a value are shown: usually, in a table's cell, and when the value is opened.
 SHORT, CELL, LONG = 100, 40, 20_000
 
 
 def number(value: float) -> str:
-    """Six significant digits, which is what can be compared by eye."""
+    """Format a number with six significant digits, enough to compare by eye."""
     return f"{value:,}" if isinstance(value, int) and abs(value) < 10**15 else f"{value:.6g}"
 
 
 def text(value: Any) -> str:
-    """A parameter or result: text as it is, numbers at a legible length, the rest as JSON."""
+    """Format a parameter or result: text unchanged, numbers at a legible length, the rest as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or value is None:
@@ -34,13 +34,13 @@ def text(value: Any) -> str:
 
 
 def beginning(value: str, most: int) -> str:
-    """A long text in one line: its first one where there are several, or else cut in its middle."""
+    """Shorten a text to one line: its first line if it has several, otherwise its two ends."""
     first, *others = value.strip().splitlines() or [""]
     return shorten(f"{first[: most - 1]}…" if others else first, most, keep="ends")
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, also one in a text: parameters that stand in a command are text."""
+    """Return a finite number, or None. Text is parsed, because parameters in a command are text."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""When stages ran: a row for each task, with the bars of its stages' attempts packed into lanes."""
+"""Draw the timeline: a row for each task, with the bars of its stages' attempts packed into lanes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchx_kfp.runs.state import Session
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration
 
-#: How many steps of a scale are wanted, and the steps that are easy to read.
+#: The wanted number of ticks, and the steps between ticks that are easy to read.
 _TICKS = 8
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
 _LONG_STEPS = tuple(hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 48, 120, 240, 720))
@@ -21,7 +21,7 @@ _LONG_STEPS = tuple(hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 48, 120, 240,
 
 @dataclass(frozen=True)
 class Bar:
-    """An attempt, or the wait before one. ``left`` and ``width`` are percent of the timeline."""
+    """An attempt, or the wait before one. ``left`` and ``width`` are percentages of the timeline."""
 
     state: State
     title: str
@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """A task: ``lanes`` is how many of its stages ran at once."""
+    """A task. ``lanes`` is the largest number of its stages that ran at once."""
 
     path: str
     state: State | None
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Timeline:
-    """``ticks`` are (percent, label), ``resumed`` the places at which the run was resumed."""
+    """A drawn timeline. ``ticks`` are (percent, label); ``resumed`` are the run's resumes, in percent."""
 
     rows: list[Row]
     ticks: list[tuple[float, str]]
@@ -55,7 +55,7 @@ class Timeline:
 
 
 def draw_timeline(run: RunView) -> Timeline:
-    """The run's timeline, on which the time between two sessions of the run takes no place."""
+    """Draw the run's timeline, without the time between its sessions."""
     clock = _Clock(run.sessions)
     stages: dict[str, list[StageView]] = {}
     for stage in run.stages:
@@ -72,7 +72,7 @@ def draw_timeline(run: RunView) -> Timeline:
 
 
 class _Clock:
-    """Places of times, with the gaps between sessions cut out."""
+    """Maps times to places on the timeline, which has no gaps between sessions."""
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self._sessions = sessions
@@ -83,13 +83,13 @@ class _Clock:
         return 100 * passed / self.total
 
     def session_end(self, when: float) -> float:
-        """The end of the session that this time is in."""
+        """Return the end of the session that contains this time."""
         return next((it.end for it in self._sessions if it.start <= when <= it.end), when)
 
 
 def _row(path: str, stages: list[StageView], clock: _Clock, now: float) -> Row:
     bars: list[Bar] = []
-    free: list[tuple[float, int]] = []  # lanes by when they are free
+    free: list[tuple[float, int]] = []  # (when it is free, lane)
     lanes = 0
     for stage in sorted(stages, key=lambda stage: stage.attempts[0].start if stage.attempts else math.inf):
         if not stage.attempts:

@@ -1,4 +1,4 @@
-"""What the tracker has of a run's stages beside what its folder has: starts, metadata, and metrics of steps."""
+"""Read from the tracker what a run's folder lacks: starts, metadata, and metrics over steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torchx_kfp.tracking.statements.sources import Start, read_starts
 from torchx_kfp.tracking.statements.steps import STEPS
 from torchx_kfp.tracking.stores.store import open_store
 
-#: Seconds for which a store that fails is tried again: somebody waits for the page.
+#: Seconds for which a failing store is retried. It is short because a user waits for the page.
 _PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """By tracker base and run id. ``problems`` are sentences about what could not be read."""
+    """The tracker's records, by tracker base and run id. ``problems`` are sentences about what could not be read."""
 
     histories: Mapping[tuple[str, str], History] = field(default_factory=dict)
     metadatas: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
@@ -28,20 +28,20 @@ class Tracked:
     starts: Mapping[tuple[str, str], Start] = field(default_factory=dict)
 
     def start(self, stage: StageView) -> Start | None:
-        """When and where the stage has started: of a cached one, when its results were made."""
+        """Return when and where the stage started; for a cached stage, when its results were made."""
         return self.starts.get(_key(stage))
 
     def history(self, stage: StageView) -> History:
-        """The curves that the stage has logged."""
+        """Return the curves that the stage has logged."""
         return self.histories.get(_key(stage), History())
 
     def metadata(self, stage: StageView) -> Mapping[str, Any]:
-        """What the stage has said of its run."""
+        """Return the metadata that the stage has recorded."""
         return self.metadatas.get(_key(stage), {})
 
 
 def read_tracked(stages: Iterable[StageView]) -> Tracked:
-    """What the trackers of these stages have. A store that cannot be read leaves a sentence."""
+    """Read the trackers of these stages. A store that cannot be read adds a sentence to ``problems``."""
     run_ids: dict[str, list[str]] = {}
     for stage in stages:
         base, run_id = _key(stage)
