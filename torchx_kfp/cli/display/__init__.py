@@ -1,1 +1,1 @@
-"""What commands draw in a terminal."""
+"""Draw runs, tables and graphs in a terminal."""

@@ -1,7 +1,7 @@
-"""One picture of a run, as lines that fit a terminal: pure, so that a test can have any moment at any size.
+"""Draw a run as lines that fit a terminal: a pure function, so that tests can draw any moment at any size.
 
-Where there is no room for all, what runs and what has failed is shown first, then what has just ended and what comes
-next; the rest is a line of counts.
+If there is no room for all stages, running and failed ones come first, then those that have just ended and those that
+come next. The rest becomes a line of counts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torchx_kfp.runs.state import RunState, StageState, TaskState
 from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import REPLACEMENT, clean, duration
 
-#: Line ends and tabs, and joiners, whose width depends on the terminal.
+#: Line breaks and tabs become spaces; joiners, whose width depends on the terminal, become a sign.
 _IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
-#: Failed iterations of a loop that have a row.
+#: How many failed iterations of a loop have a row.
 _FAILED = 3
-#: The rank of what is less to look at.
+#: The rank from which rows are less important.
 _LESS = 4
-#: Columns of a bar, and characters of a line that are looked at.
+#: The width of a bar, and the number of characters that are read of a line.
 _BAR, _CUT = 12, 1000
-#: A terminal of fewer columns has no bars.
+#: Narrower terminals have no bars.
 _NARROW = 70
-#: Lines of a running stage's output.
+#: How many lines of a running stage's output are shown at most.
 LINES = 5
 #: Returns the last lines of a stage's output.
 Tails = Callable[[str], list[str]]
@@ -42,7 +42,7 @@ class _Group:
     members: list[_Group | TaskState] = field(default_factory=list)
 
     def tasks(self) -> Iterator[TaskState]:
-        """The tasks inside, also those of pipelines in it."""
+        """Yield the tasks inside, including those of nested pipelines."""
         for member in self.members:
             if isinstance(member, TaskState):
                 yield member
@@ -66,15 +66,15 @@ def _grouped(tasks: Iterable[TaskState]) -> _Group:
 
 @dataclass(eq=False)
 class _Row:
-    """A line of the picture, as long as it is open whether there is room for it."""
+    """A line of the picture, before it is known whether there is room for it."""
 
     name: str
     state: State
     parent: _Row | None
-    #: What is said of it: made for the rows alone that are shown.
+    #: Returns the text beside the name; called only for rows that are shown.
     detail: Callable[[], Text]
     time: str = ""
-    #: The smallest are shown first.
+    #: The rows of the smallest rank are shown first.
     rank: tuple[int, float] = (0, 0)
     counts: Mapping[State, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -93,10 +93,10 @@ def frame(run: RunState, tails: Tails, width: int, height: int, now: float, *, a
 
     Args:
         run: the run.
-        tails: the last lines that its stages have printed.
-        width: in columns.
-        height: in lines.
-        now: in seconds since the epoch.
+        tails: returns the last lines that a stage has printed.
+        width: the width in columns.
+        height: the height in lines.
+        now: the time in seconds since the epoch.
         ascii_only: whether the terminal is limited to ASCII.
     """
     bar = None if width < _NARROW else "#-" if ascii_only else "━─"
@@ -200,7 +200,7 @@ def _detail(stage: StageState, now: float) -> Text:
         return Text(attempt, "yellow")
     if result.state.is_success:
         cached = ("cached  ", "dim") if stage.state is State.CACHED else ""
-        # Numbers first: texts are long, and what is behind them would not be seen.
+        # Numbers first: texts are long and would hide whatever follows them.
         results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
         return Text.assemble(cached, (attempt, "dim"), (show_results(results)))
     if not result.attempts:
@@ -217,7 +217,7 @@ def _rank(state: State, ended_at: float) -> tuple[int, float]:
 
 
 def _choose(rows: list[_Row], room: int) -> dict[State, int]:
-    """Hides the rows for which there is no room; what they would have told, as counts."""
+    """Hides the rows for which there is no room, and returns the counts of their stages."""
     if len(rows) <= room:
         return {}
     important: list[_Row] = []
@@ -233,7 +233,7 @@ def _choose(rows: list[_Row], room: int) -> dict[State, int]:
             (coming if row.state in (State.QUEUED, State.WAITING) else others).append(row)
     for those in (important, ended):
         those.sort(key=lambda row: row.rank)
-    # What has just ended and what comes next take turns.
+    # Stages that have just ended alternate with those that come next.
     turns = sorted((*enumerate(ended), *enumerate(coming)), key=lambda turn: turn[0])
     in_order = [*important, *(row for _, row in turns), *others]
     for row in in_order[max(0, room - 1) :]:
@@ -241,7 +241,7 @@ def _choose(rows: list[_Row], room: int) -> dict[State, int]:
     rest = dict.fromkeys(State, 0)
     with_members = {row.parent for row in rows if row.counts}
     for row in rows:
-        # A task's stages count once: by its own row, or that of a nested pipeline around it.
+        # The stages of a task count once: in its own row, or in that of a nested pipeline around it.
         if not row.shown and not any(row.ancestors()) and row not in with_members:
             for state, number in row.counts.items():
                 rest[state] += number
@@ -249,7 +249,7 @@ def _choose(rows: list[_Row], room: int) -> dict[State, int]:
 
 
 def _tails(rows: list[_Row], spare: int) -> int:
-    """How many lines of output there is room for below each stage that runs; 0: the last one goes beside it."""
+    """Return how many lines of output fit below each running stage; if 0, the last line goes beside the stage."""
     talking = sum(1 for row in rows if row.lines)
     each = min(LINES, spare // talking) if talking else 0
     return each if each > 1 else 0
@@ -270,7 +270,7 @@ def _label(row: _Row, ascii_only: bool) -> Text:
 
 
 def _several(counts: Mapping[State, int], bar: str | None) -> Text:
-    """How far a loop or a nested pipeline is; ``bar``: the characters of one, where there is room for it."""
+    """Show the progress of a loop or a nested pipeline. ``bar`` has the characters of a bar, if one fits."""
     total = sum(counts.values())
     if counts == {State.WAITING: total}:
         return Text()
@@ -293,17 +293,17 @@ def _loop_time(task: TaskState, now: float) -> str:
 
 
 def _output(line: str) -> Text:
-    """A line of a stage's output in its colours, and without what would take a place other than its own."""
-    # In one line: rich takes whatever Python does for the end of one.
+    """Return a line of a stage's output with its colours, but without anything that would move the cursor."""
+    # rich breaks lines wherever Python's splitlines does.
     text = _cleaned(Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines())))
     text.stylize_before("dim")
     return text
 
 
 def _cleaned(text: Text) -> Text:
-    """The text in one line, with a sign for each character that would do something else than to be shown."""
+    """Return the text in one line, with a sign in place of each character that a terminal would not simply show."""
     if not text.plain.isprintable():
         text = text.copy()
-        # Nor a joiner, whose width depends on the terminal: each sign has the place of what it stands for.
+        # Each character is replaced by exactly one, so that styles keep their places.
         text.plain = clean(text.plain).translate(_IN_A_LINE)
     return text

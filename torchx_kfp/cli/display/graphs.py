@@ -1,4 +1,4 @@
-"""A lineage as text for programs that draw graphs: Mermaid and Graphviz."""
+"""Write a lineage for programs that draw graphs: Mermaid and Graphviz."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torchx_kfp.text import shorten
 if TYPE_CHECKING:
     from torchx_kfp.tracking import Artifact, Lineage, Link
 
-#: What means nothing to Mermaid inside of quotes, whatever its version.
+#: Characters that are escaped: all but those that have no meaning inside quotes in any version of Mermaid.
 _MERMAID_PLAIN = re.compile(r"[^\w /.:,=@+?!%()\[\]-]|[\r\n]")
 
 
 def runs_of(lineage: Lineage) -> list[str]:
-    """All runs of the lineage, from the farthest ancestor on."""
+    """Return all runs of the lineage, the farthest ancestor first."""
     return [*reversed(lineage.ancestors), *lineage.run_ids, *lineage.descendants]
 
 
 def mermaid(lineage: Lineage) -> str:
-    """A flow chart in Mermaid's language; the runs that were asked for are highlighted."""
+    """Write a flow chart for Mermaid; the requested runs are highlighted."""
     ids = {run_id: f"n{number}" for number, run_id in enumerate(runs_of(lineage))}
     lines = ["flowchart LR"]
     lines += [f'    {name}["{_mermaid_text(run_id)}"]' for run_id, name in ids.items()]
@@ -34,7 +34,7 @@ def mermaid(lineage: Lineage) -> str:
 
 
 def dot(lineage: Lineage) -> str:
-    """A graph in Graphviz's language; the runs that were asked for are highlighted."""
+    """Write a graph for Graphviz; the requested runs are highlighted."""
     ids = {run_id: f"n{number}" for number, run_id in enumerate(runs_of(lineage))}
     asked = set(lineage.run_ids)
     lines = ["digraph lineage {", "    rankdir=LR", "    node [shape=box]"]
@@ -47,26 +47,26 @@ def dot(lineage: Lineage) -> str:
 
 
 def link_label(link: Link) -> str:
-    """The alias of a link, and its artifacts."""
+    """Return the label of a link: its alias and its artifacts."""
     artifacts = ", ".join(artifact_label(artifact) for artifact in link.artifacts)
     artifacts = artifacts if link.named or not artifacts else f"({artifacts})"
     return f"{link.alias}: {artifacts}" if link.alias and artifacts else link.alias or artifacts
 
 
 def artifact_label(artifact: Artifact, width: int | None = 48) -> str:
-    """An artifact's name and the end of its path, which tells paths apart."""
+    """Return the label of an artifact: its name and the end of its path, which tells paths apart."""
     path = artifact.path if width is None else shorten(artifact.path, width, keep="end")
     return f"{artifact.name} {path}" if path else artifact.name
 
 
 def without_links_among(runs: Sequence[str], links: Iterable[Link]) -> list[Link]:
-    """The links that lead out of these runs, or lie beyond them."""
+    """Return the links that have at least one end outside these runs."""
     inside = set(runs)
     return [link for link in links if not (link.source in inside and link.run_id in inside)]
 
 
 def _mermaid_text(text: str) -> str:
-    # Entities are Mermaid's own way to write what its grammar, or Markdown, would take for something else.
+    # With entities, Mermaid and Markdown read none of these characters as syntax.
     return _MERMAID_PLAIN.sub(lambda found: f"#{ord(found[0])};", text)
 
 
@@ -77,5 +77,5 @@ def _quoted(text: str) -> str:
 def _dot_text(text: str) -> str:
     # Graphviz reads entities of HTML in every label.
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
-    # Of control characters Graphviz draws none.
+    # Graphviz does not draw control characters.
     return _quoted("".join(character if character.isprintable() else " " for character in escaped))

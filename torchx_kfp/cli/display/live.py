@@ -1,8 +1,8 @@
-"""The part of a terminal that shows a picture of the run and changes while it goes on.
+"""Show a picture of the run in the terminal, and redraw it while the run goes on.
 
-Not ``rich.live``: that leaves lines behind when a terminal is made narrower, hides the cursor for as long as it
-lives (a killed program leaves it hidden), and lets two lines of one picture be two of several. Here each picture is
-one write, after which the terminal is as it was, with the cursor on an empty line below the picture.
+``rich.live`` does not serve here: it leaves lines behind when the terminal becomes narrower, keeps the cursor hidden
+(even after the program was killed), and may mix the lines of two pictures. Here each picture is a single write, after
+which the terminal is in its usual state, with the cursor on an empty line below the picture.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.watch import Terminal
 from torchx_kfp.text import clean
 
-#: Seconds between two pictures while something happens, and while nothing does but time.
+#: Seconds between two pictures while something happens, and while only time passes.
 INTERVAL, IDLE = 0.2, 1.0
-#: A picture takes a part of the time that is one in so many.
+#: Drawing may take one part in this many of the time.
 _SHARE = 20
-# All at once, and without the cursor, for terminals that know it; a line of the picture that is wider than was thought
-# is cut by the terminal.
+# Terminals that know these sequences show the picture at once, without the cursor, and cut lines that turn out wider
+# than expected.
 _BEGIN, _CUT, _END = "\x1b[?2026h\x1b[?25l", "\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?2026l"
 
 Size = Callable[[], os.terminal_size]
 
 
 class Screen:
-    """Draws pictures, each over the last one."""
+    """Draws pictures, each over the previous one."""
 
     def __init__(self, terminal: Terminal, size: Size) -> None:
         self._terminal = terminal
@@ -49,7 +49,7 @@ class Screen:
         self._widths: list[int] = []
 
     def draw(self, lines: Sequence[Text], rendered: Sequence[str], above: str = "") -> None:
-        """Replaces the last picture; ``above`` stays in the terminal, above the new one."""
+        """Replaces the previous picture; the text ``above`` stays in the terminal, above the new one."""
         picture = "".join(f"{line}\x1b[K\r\n" for line in rendered)
         above = above.replace("\n", "\x1b[K\r\n")
         self._terminal.write(f"{_BEGIN}{self._back()}{above}{_CUT}{picture}\x1b[J{_END}")
@@ -57,18 +57,18 @@ class Screen:
 
     def erase(self, above: str = "") -> None:
         """Removes the picture."""
-        # Line by line: what is erased from the screen's first place on, tmux keeps in its history.
+        # Line by line: tmux would keep a screen that is erased from its first position in its history.
         height = self._height()
         blank = "\x1b[K\r\n" * height
         self._terminal.write(f"{self._back()}{blank}\x1b[K")
         self.draw([], [], above)
 
     def forget(self) -> None:
-        """Leaves the last picture where it is: somebody else has written below it."""
+        """Leaves the previous picture where it is, because something was written below it."""
         self._widths = []
 
     def _back(self) -> str:
-        """The way to the last picture's first line, where a terminal that is narrower by now has folded it."""
+        """Return the sequence that moves to the picture's first line, even if a narrower terminal has wrapped it."""
         height = self._height()
         return f"\r\x1b[{height}A" if height else "\r"
 
@@ -78,19 +78,19 @@ class Screen:
 
 
 class Output:
-    """The last lines that the stages have printed."""
+    """Keeps the last lines that the stages have printed."""
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[str]] = {}
         self._unfinished: dict[str, str] = {}
 
     def on_line(self, stage: str, line: str) -> None:
-        """Takes a line of a stage's output. The first may come before the event of the stage's start."""
+        """Takes a line of a stage's output. The first line may come before the event of the stage's start."""
         if line and not line.isspace():
             self._lines.setdefault(stage, deque(maxlen=LINES)).append(line)
 
     def on_unfinished(self, stage: str, line: str) -> None:
-        """Takes the line that the stage has not ended yet."""
+        """Takes the stage's unfinished line."""
         self._unfinished[stage] = line
 
     def tail(self, stage: str) -> list[str]:
@@ -106,7 +106,7 @@ class Output:
 
 
 class LiveView(Shown):
-    """A run as a picture that changes; to be entered before the run, and left after it."""
+    """Shows a run as a picture that changes. Enter ``shown`` before the run and leave it afterwards."""
 
     def __init__(self, run: RunState, terminal: Terminal, size: Size, *, colors: bool, ascii_only: bool) -> None:
         super().__init__(run)
@@ -123,7 +123,7 @@ class LiveView(Shown):
             markup=False,
             emoji=False,
         )
-        # The run is changed by two threads and read by a third, which must not hold them up while it writes.
+        # Two threads change the run and a third one reads it, which must not block them while it writes.
         self._lock = threading.Lock()
         self._changed = False
         self._said: list[str] = []
@@ -148,20 +148,20 @@ class LiveView(Shown):
             self._changed = True
 
     def on_unfinished(self, stage: str, line: str) -> None:
-        """Takes the line that a stage has not ended yet."""
+        """Takes a stage's unfinished line."""
         with self._lock:
             self._output.on_unfinished(stage, line)
             self._changed = True
 
     def say(self, text: str) -> None:
-        """Puts a text above the picture, where it stays."""
+        """Writes a text above the picture, where it stays."""
         with self._lock:
             self._said.append(clean(text, colours=True))
             self._changed = True
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Shows the picture while the block runs; then it is gone."""
+        """Shows the picture while the block runs, and then removes it."""
         with contextlib.redirect_stderr(_Above(self.say)), _continued(self._screen.forget):
             self._thread.start()
             try:
@@ -182,7 +182,7 @@ class LiveView(Shown):
     def _draw(self, size: os.terminal_size) -> None:
         with self._lock:
             self._changed = False
-            # One column and one line stay free: for the cursor, and for the ^C that a terminal shows.
+            # Leave a column and a line free, for the cursor and for the ^C that a terminal shows.
             width, height = max(1, size.columns - 1), max(1, size.lines - 1)
             lines = frame(self.run, self._output.tail, width, height, time.time(), ascii_only=self._ascii_only)
         self._screen.draw(lines, [self._render(line) for line in lines], self._take_said())
@@ -199,7 +199,7 @@ class LiveView(Shown):
 
 
 class _Above(io.TextIOBase):
-    """Stands for stderr, and puts what others write there (warnings) above the picture."""
+    """Replaces stderr: text that is written to it, such as warnings, appears above the picture."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -211,7 +211,7 @@ class _Above(io.TextIOBase):
 
 @contextlib.contextmanager
 def _continued(handle: Callable[[], None]) -> Iterator[None]:
-    """Calls ``handle`` when the program goes on after Ctrl-Z: the shell has written below the picture."""
+    """Calls ``handle`` when the program continues after Ctrl-Z, because the shell has written below the picture."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -227,7 +227,7 @@ def _continued(handle: Callable[[], None]) -> Iterator[None]:
 
 
 def size_of_stderr() -> os.terminal_size:
-    """Columns and lines of the terminal that stderr is; 80 and 24 where it does not say."""
+    """Return the columns and lines of stderr's terminal; 80 and 24 if they are unknown."""
     try:
         size = os.get_terminal_size(sys.__stderr__.fileno() if sys.__stderr__ else 2)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What commands print: text, JSON and CSV. Tables are in ``tables``."""
+"""Print text, JSON, CSV and messages. Tables are in ``tables``."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.text import clean, escape_json, printable
 
 _PROGRAM = "torchx-kfp"
-#: Of a curve in one line, from below.
+#: The characters of a sparkline, the lowest first.
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is; None where it is none: nothing is cut for a file or a pipe."""
+    """Return the columns of stdout's terminal; None if it is a file or a pipe, for which nothing is cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def has_styles() -> bool:
-    """Whether stdout is a terminal that shall have bold and dim text."""
+    """Return whether to write bold and dim text to stdout."""
     return is_capable(sys.stdout) and wants_colors()
 
 
 def is_capable(stream: TextIO) -> bool:
-    """Whether the stream is a terminal that knows more than lines."""
+    """Return whether the stream is a terminal that understands escape sequences."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def wants_colors() -> bool:
-    """Whether the user has not asked for none: https://no-color.org."""
+    """Return whether colours are allowed: the user has not set NO_COLOR (https://no-color.org)."""
     return not os.environ.get("NO_COLOR")
 
 
 def styled(text: str, **style: Any) -> str:
-    """The text in bold or dim, where stdout shall have it."""
+    """Return the text in a style, if stdout takes styles."""
     return click.style(text, **style) if has_styles() else text
 
 
 def symbol(character: str, otherwise: str) -> str:
-    """The character, or another one where stdout's encoding has it not."""
+    """Return the character, or the other text if stdout cannot encode it."""
     return character if encodable(character) == character else otherwise
 
 
 def print_json(value: Any) -> None:
-    """The value as JSON on stdout; numbers that JSON has not are text, ``"NaN"``."""
-    # Escapes only where stdout, or UTF-8 itself, cannot have a character as it is.
+    """Print the value as JSON on stdout; numbers that JSON lacks become text such as ``"NaN"``."""
+    # Escape only if stdout, or even UTF-8, cannot encode a character.
     text = escape_json(json.dumps(json_ready(value), indent=2, ensure_ascii=False, allow_nan=False))
     print_text(text if encodable(text) == text else json.dumps(json_ready(value), indent=2, allow_nan=False))
 
 
 def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table as CSV on stdout, with numbers, NaN and infinities spelled so that pandas reads them back."""
+    """Print a table as CSV on stdout; pandas reads its numbers, NaN and infinities back."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(_csv_cell, columns))
@@ -71,12 +71,12 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def print_text(text: str) -> None:
-    """The text on stdout, clean, with escapes for what its encoding has not."""
+    """Print the text on stdout without control characters; those that stdout cannot encode are escaped."""
     _echo(encodable(clean(text.removesuffix("\n"), colours=True)) + "\n")
 
 
 def print_bytes(data: bytes) -> None:
-    """The bytes on stdout, as they are and at once."""
+    """Print the bytes on stdout, unchanged and at once."""
     _echo(data)
 
 
@@ -90,18 +90,18 @@ def _echo(what: str | bytes) -> None:
 
 
 def print_message(text: str, *, colours: bool = False) -> None:
-    """A message on stderr, clean; with the colours that it quotes from a log, if it does."""
+    """Print a message on stderr without control characters; ``colours`` keeps those of quoted logs."""
     click.echo(clean(text, colours=colours), err=True)
 
 
 def encodable(text: str) -> str:
-    """The text with escapes for what stdout's encoding has not."""
+    """Return the text with escapes for characters that stdout cannot encode."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def this_command(*words: str) -> str:
-    """A command line of this program to be pasted into a shell: its path, where its name alone would not find it."""
+    """Return a command line of this program for a shell, with its path if its name would not find it."""
     program = Path(sys.argv[0])
     found = shutil.which(_PROGRAM)
     if program.name == _PROGRAM and (found is None or not program.samefile(found)):
@@ -111,19 +111,19 @@ def this_command(*words: str) -> str:
 
 
 def show_results(results: Mapping[str, Any]) -> str:
-    """Results in one line: ``accuracy=0.93 model_uri=...``."""
+    """Format results in one line: ``accuracy=0.93 model_uri=...``."""
     return "  ".join(f"{printable(name)}={show_value(value)}" for name, value in results.items())
 
 
 def without_run(text: str, run: str | None) -> str:
-    """The text without this run's id, which a terminal shows above it; a pipe gets all."""
+    """Abbreviate the run's id in the text for a terminal, which shows the id above; pipes get the whole text."""
     return text.replace(f"{run}/", f"{symbol('…', '...')}/") if run and sys.stdout.isatty() else text
 
 
 def show_value(value: Any) -> str:
-    """A value in one line and in few characters."""
+    """Format a value briefly, in one line."""
     if isinstance(value, float):
-        # Six significant digits read well; json and csv have all.
+        # Six significant digits read well; JSON and CSV have all digits.
         text = f"{value:.6g}"
         return text if set(text) & set(".en") else f"{text}.0"
     if isinstance(value, str):
@@ -134,14 +134,14 @@ def show_value(value: Any) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 12) -> str:
-    """The values as a line of so many characters; empty where stdout has none for it, or where there is no line."""
+    """Draw the values in at most ``width`` characters; return "" for fewer than two, or if stdout cannot encode it."""
     if len(values) < 2 or symbol(_LEVELS, "") == "":
         return ""
     parts = min(width, len(values))
     shown = [values[part * (len(values) - 1) // (parts - 1)] for part in range(parts)]
     finite = [value for value in shown if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    # Halves: the difference of two large numbers may be infinite.
+    # Halved, because the difference of two large numbers may overflow.
     room = high / 2 - low / 2
     most = len(_LEVELS) - 1
 
@@ -155,7 +155,7 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a number, and no bool."""
+    """Return whether the value is a number; a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -163,7 +163,7 @@ def _csv_cell(value: Any) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
     if isinstance(value, str):
-        # CSV has no escapes: those of Python.
+        # CSV has no escapes, so those of Python are used.
         return printable(value, keep="\n\t")
     if value is None:
         return ""
@@ -171,7 +171,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def json_ready(value: Any) -> Any:
-    """The value for JSON: numbers that it has not are text."""
+    """Return the value for JSON, with text in place of the numbers that JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What stands there when a run is over: what ran, what failed and why, where the logs are, and how to go on."""
+"""Summarize a run at its end: its stages, its failures, the place of its logs, and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import counted, duration, listed
 
-#: Iterations of a loop that end alike have a row each up to this many, on a terminal.
+#: On a terminal, up to this many iterations that end alike have a row each.
 _ROWS = 10
 
 
@@ -55,7 +55,7 @@ def summarize(run: RunState, resume: Callable[[str], str], *, quiet: bool, as_js
         print_message(f"Run {result.run_id} ({took}): logs and outputs are in {result.folder}")
     if not as_json:
         recorded = [stage for stage in result.stages if stage.results and stage.run_id]
-        # The run's folder tells whose results cached stages were given.
+        # The run's folder has the run ids of the results that cached stages took.
         has_cached = any(str(stage.run_id).partition("/")[0] != result.run_id for stage in recorded)
         folder = result.folder.parent
         place = ("--output-dir", str(folder)) if has_cached and folder != Path(OUTPUT_DIR).absolute() else ()
@@ -68,8 +68,8 @@ def summarize(run: RunState, resume: Callable[[str], str], *, quiet: bool, as_js
 
 def _way_on(command: str) -> str:
     return (
-        f"Go on from there, with the pipeline as it is now in the run's folder: {command}\n"
-        "After a change to the pipeline itself run it again: the cache has what did not change."
+        f"To resume it, with the pipeline that is in the run's folder: {command}\n"
+        "If you change the pipeline itself, run it again: unchanged stages come from the cache."
     )
 
 
@@ -83,7 +83,7 @@ def _end(result: RunResult, *, as_json: bool) -> None:
 
 
 def print_stages(stages: Sequence[StageResult]) -> None:
-    """A table of the stages on stdout; on a terminal, many iterations that have ended alike are one row."""
+    """Print a table of the stages on stdout; on a terminal, many iterations that ended alike share a row."""
     from torchx_kfp.cli.display.tables import print_table
 
     alike: dict[tuple[str, State], list[StageResult]] = {}
@@ -106,7 +106,7 @@ def _kind(stage: StageResult) -> tuple[str, State]:
 def _told(stage: StageResult) -> str:
     if stage.measures:
         return show_results(stage.measures)
-    # "was skipped: its condition is false": what comes first is in the column beside it.
+    # The column beside it has the first part of "was skipped: its condition is false".
     return f"({stage.reason.rpartition(': ')[2]})" if stage.reason and not stage.attempts else ""
 
 

@@ -1,4 +1,4 @@
-"""Tables and trees for people. They fit the terminal, and nothing is cut for a file or a pipe."""
+"""Print tables and trees. They fit the terminal; in a file or a pipe nothing is cut."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rich.text import Text
 from torchx_kfp.cli.display.printing import has_styles, print_text, symbol, terminal_width
 from torchx_kfp.text import printable
 
-#: Columns between two of the table's columns, and those that a text keeps where it is cut, and where it is folded: in
-#: the column that is folded where no other is named, and in the others.
+#: The gap between two columns, and the least widths: of a column that is cut, of the last column when it is folded, and
+#: of other columns that are folded.
 _GAP, _CUT, _FOLDED, _NARROW = 3, 12, 32, 8
-#: Columns where stdout is no terminal, and those before the lines below a row's first cell.
+#: The width if stdout is not a terminal, and the indent of lines below a row's first cell.
 _WIDE, _INDENT = 10_000, 4
 
 
@@ -34,18 +34,18 @@ def print_table(
     above: str = "",
     below: str = "",
 ) -> None:
-    """A table on stdout. In a narrow terminal the columns that may be cut are, then some are folded.
+    """Print a table on stdout. For a narrow terminal, some columns are cut and then others are folded.
 
-    The first column, which tells what a row is about (a run id), is neither: where there is no room for the others
-    beside it, they stand below it.
+    The first column identifies the row, for instance by a run id, and is never cut or folded. If the other columns do
+    not fit beside it, they are printed below it.
 
     Args:
         columns: the headings.
         rows: a text for each column.
         right: headings of the columns that are aligned to the right.
         cut: headings of the columns that may be cut.
-        fold: headings of the columns that are folded; the last column otherwise.
-        dim: numbers of the rows that are less to look at.
+        fold: headings of the columns that may be folded; by default the last column.
+        dim: numbers of the rows that are dimmed.
         above: a line before the table.
         below: a line after it.
     """
@@ -69,7 +69,7 @@ def _beside(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column, width in zip(columns, widths, strict=True):
         table.add_column(
-            # Text: markup such as [0] in a name stays as it is.
+            # In a Text, [0] in a name is not read as markup.
             Text(_fold(printable(column), width)),
             justify="right" if column in right else "left",
             no_wrap=True,
@@ -86,12 +86,12 @@ def _beside(
 
 
 def _stacked(columns: Sequence[str], cells: Sequence[Sequence[str]], room: int, dim: Collection[int]) -> RenderableType:
-    """Each row's first cell on a line of its own, and the others below it with their headings."""
+    """Put the first cell of each row on a separate line, and the others below it with their headings."""
     text = Text()
     indent = " " * _INDENT
     for number, row in enumerate(cells):
         others = [(column, cell) for column, cell in zip(columns[1:], row[1:], strict=True) if cell]
-        # A heading stays with its text.
+        # A heading stays on the line of its text.
         told = (cell if len(columns) == 2 else f"{column}\N{NO-BREAK SPACE}{cell}" for column, cell in others)
         lines = _fold("   ".join(told), max(_NARROW, room - _INDENT)).replace("\N{NO-BREAK SPACE}", " ").split("\n")
         below = "".join(f"\n{indent}{line}" for line in lines if line)
@@ -100,7 +100,7 @@ def _stacked(columns: Sequence[str], cells: Sequence[Sequence[str]], room: int, 
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int | None], room: int) -> list[int] | None:
-    """The widths with the widest of the columns that may be folded made narrower; None where that is not enough."""
+    """Narrow the columns that may be folded, the widest first; return None if that is not enough."""
     narrowed = list(widths)
     while _total(narrowed) > room:
         places = [place for place, limit in enumerate(least) if limit is not None and narrowed[place] > limit]
@@ -111,7 +111,7 @@ def _narrowed(widths: Sequence[int], least: Sequence[int | None], room: int) -> 
 
 
 def _fold(text: str, width: int) -> str:
-    """The text in lines of this width, broken at spaces, else in front of a part of a path, else anywhere."""
+    """Break the text into lines of this width: at spaces, else between the parts of a path, else anywhere."""
     lines = [""]
     for word, spaces in re.findall(r"([^ ]+)( *)", text):
         if lines[-1] and cell_len(lines[-1] + word) > width:
@@ -127,15 +127,15 @@ def _fold(text: str, width: int) -> str:
 
 
 def fits(columns: Sequence[str], rows: Iterable[Sequence[str]], cut: Collection[str] = ()) -> bool:
-    """Whether the table has room, with cut columns, but without folding."""
+    """Return whether the table fits, with columns cut but without folding."""
     width = terminal_width()
     return width is None or _total(_widths(columns, list(rows), cut)) <= width
 
 
 def rendered(what: RenderableType) -> str:
-    """What rich makes of it, as wide as the terminal, and in its styles where it has some."""
+    """Render it with rich for the terminal's width, with styles if the terminal has them."""
     encoding = sys.stdout.encoding or "utf-8"
-    # Not stdout itself: an error of it is told apart, and lines are stripped.
+    # Not to stdout itself: its errors are handled elsewhere, and lines are stripped.
     file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", write_through=True)
     styles = has_styles()
     console = Console(
@@ -151,12 +151,12 @@ def rendered(what: RenderableType) -> str:
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], cut: Collection[str]) -> list[int]:
-    """The width of each column; of those that may be cut, no more than what lets the rest fit."""
+    """Return the width of each column; columns that may be cut are narrowed until the table fits."""
     headings = map(printable, columns)
     widths = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
     room = terminal_width()
     least = [max(_CUT, cell_len(column)) for column in columns]
-    # The widest first, until it is as wide as the next.
+    # Narrow the widest first.
     while room is not None and _total(widths) > room:
         places = [place for place, column in enumerate(columns) if column in cut and widths[place] > least[place]]
         if not places:

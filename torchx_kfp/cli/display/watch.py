@@ -1,4 +1,4 @@
-"""Showing a run while it goes on: as a picture, as lines, as JSON, or not at all."""
+"""Show a run while it goes on: as a picture, as lines, as JSON, or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchx_kfp.runs.watch import Terminal, Watch
 
 
 class Shown(Watch):
-    """Watches a run for a command; by itself it shows nothing, but knows how far the run is."""
+    """Follows a run for a command. It shows nothing itself, but knows the run's state."""
 
     def __init__(self, run: RunState) -> None:
         self.run = run
@@ -28,12 +28,12 @@ class Shown(Watch):
         self.run.on_event(event)
 
     def shown(self) -> AbstractContextManager[None]:
-        """To be entered while the run goes on."""
+        """Return a context to be entered for the time of the run."""
         return contextlib.nullcontext()
 
 
 class ShownLines(Shown):
-    """A line on stderr for each that a stage prints, and for what happens."""
+    """Prints the lines of stages and sentences about events on stderr."""
 
     def __init__(self, run: RunState, *, verbose: bool) -> None:
         super().__init__(run)
@@ -42,7 +42,7 @@ class ShownLines(Shown):
 
     def on_event(self, event: Event) -> None:
         super().on_event(event)
-        # How the run has ended is part of the summary.
+        # The summary says how the run has ended.
         if not isinstance(event, RunFinished):
             self._terminal.write_lines([for_stderr(line) for line in messages(event, verbose=self._verbose)])
 
@@ -51,7 +51,7 @@ class ShownLines(Shown):
 
 
 class Json(Shown):
-    """Each event as a JSON object on a line of stdout, beside what another one shows on stderr."""
+    """Prints each event as a line of JSON on stdout, while another watch shows the run on stderr."""
 
     def __init__(self, beside: Shown) -> None:
         super().__init__(beside.run)
@@ -73,13 +73,13 @@ class Json(Shown):
         with self._beside.shown():
             yield
         error = self._stdout.error
-        # Somebody who has read enough closes the pipe (head -1).
+        # A reader that has seen enough, such as head -1, closes the pipe.
         if error is not None and not isinstance(error, BrokenPipeError):
             raise TorchxKfpError(f"The output cannot be written: {getattr(error, 'strerror', None) or error}.")
 
 
 def for_stderr(text: str) -> str:
-    """Lines with a stage's colours as they are shown on stderr: no others get these, or none at all."""
+    """Return lines for stderr: their colours end with each line, or are removed if stderr takes none."""
     if "\x1b" not in text:
         return text
     if not (is_capable(sys.stderr) and wants_colors()):
