@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -401,7 +402,7 @@ def test_what_a_shell_has_started_has_time_to_end(program: list[str], tmp_path: 
         "print('ready', flush=True)\n"
         "while True: time.sleep(0.01)\n"
     )
-    process = Stage(program, tmp_path).start("sh", "-c", f'{sys.executable} -c "{code}"; true')
+    process = Stage(program, tmp_path).start("sh", "-c", f'{shlex.quote(sys.executable)} -c "{code}"; true')
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.terminate()

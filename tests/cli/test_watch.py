@@ -172,7 +172,7 @@ def test_a_picture_while_it_runs_and_a_table_after_it(
         assert "shell ended with exit code 3." in text
         assert "    trying\n" in text
         assert "Not run because of that: shell-2." in text
-        assert "torchx-kfp run --resume waits-" in text.splitlines()[-2]
+        assert "torchx-kfp run --resume waits-" in text.splitlines()[-2].replace("'", "")
 
 
 def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
@@ -191,7 +191,7 @@ def test_ctrl_c_leaves_nothing_behind(start: Callable[..., Terminal]) -> None:
     assert re.search(
         r"was ended by SIGINT: 1 stage had finished, python was running, 1 had not begun\.", terminal.shown
     )
-    assert "torchx-kfp run --resume sleeps-" in terminal.shown
+    assert "torchx-kfp run --resume sleeps-" in terminal.shown.replace("'", "")
     assert lines[-1] == "Interrupted."
     assert "●" not in terminal.shown
     assert "^C" not in terminal.shown

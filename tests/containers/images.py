@@ -62,7 +62,7 @@ def host_root() -> bytes:
 def host_changes() -> list[str]:
     """What ``HOST_IMAGE`` sets, as the Dockerfile lines that ``docker import`` takes."""
     path = ":".join([str(Path(sys.prefix, "bin")), "/usr/local/bin", "/usr/bin", "/bin"])
-    return [f"ENV PATH={path}", "ENV PYTHONDONTWRITEBYTECODE=1"]
+    return [f'ENV PATH="{path}"', "ENV PYTHONDONTWRITEBYTECODE=1"]
 
 
 def host_mounts() -> dict[str, str]:

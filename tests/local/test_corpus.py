@@ -5,13 +5,12 @@ import io
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.local.corpus import FAMILIES, VERSION, compiled, load_cases
-from tests.local.corpus.kfp_local import content_of, is_comparable
+from tests.local.corpus.kfp_local import content_of, interpreter, is_comparable
 from tests.local.corpus.recorded import CASES as RECORDED
 from tests.local.corpus.recorded import CHOICES, NOT_RUN, differences
 from torchx_kfp.errors import UnsupportedPipelineError
@@ -28,7 +27,7 @@ def under_kfp_local(tmp_path_factory):
     @functools.cache
     def ends(family):
         folder = tmp_path_factory.mktemp(family)
-        command = [sys.executable, "-W", "ignore", "-m", "tests.local.corpus.kfp_local", family]
+        command = [interpreter(folder), "-W", "ignore", "-m", "tests.local.corpus.kfp_local", family]
         with (folder / "log").open("w") as log:
             environ = {**os.environ, "PYTHONPATH": str(ROOT)}
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environ)

@@ -75,7 +75,7 @@ def test_python_is_the_running_interpreter_without_such_names_in_its_folder(tmp_
     folder = tmp_path / "it's mine"
     folder.mkdir()
     link = folder / "python3.99"
-    link.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    link.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     link.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(link))
     path = stage_environment(tmp_path, "run")["PATH"].split(os.pathsep)[0]

@@ -5,6 +5,7 @@
 
 import inspect
 import json
+import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
@@ -14,6 +15,7 @@ from kfp import dsl, local
 from kfp.local import config
 
 from tests.facts import says
+from tests.local.corpus.kfp_local import interpreter
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import Watch, run
 from torchx_kfp.pipeline.commands import parse_command
@@ -123,6 +125,7 @@ def outputs(tmp_path_factory):
 def test_outputs_are_those_of_kfps_own_runner(name, outputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(config.LocalExecutionConfig, "instance", None)
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path))
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path))
     function, arguments = CASES[name]
     theirs = function(**arguments).outputs
     assert theirs

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -141,7 +142,7 @@ open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
 time.sleep(300)
 """
     # The shell around it ends at once, which must not cost the application its time.
-    wrapped = f"{sys.executable} -c '{code.replace(chr(39), chr(34))}' & wait"
+    wrapped = f"{shlex.quote(sys.executable)} -c '{code.replace(chr(39), chr(34))}' & wait"
 
     @dsl.pipeline
     def pipeline():

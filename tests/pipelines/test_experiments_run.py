@@ -17,14 +17,14 @@ pytest.importorskip("sklearn", reason="the digits applications need the extra `e
 pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
 from mlflow import MlflowClient
 
-DOCUMENTATION = regenerate.REPOSITORY / "docs" / "mlflow.md"
+DOCUMENTATION = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"
 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, str]:
     """The documentation's command, program, and what that prints."""
     text = DOCUMENTATION.read_text(encoding="utf-8")
-    (command,) = re.findall(r"^torchx-kfp run .*", text, re.MULTILINE)
+    (command,) = re.findall(r"^\$ (torchx-kfp run .*)", text, re.MULTILINE)
     (program,) = re.findall(r"^```python\n(from mlflow .*?)^```", text, re.DOTALL | re.MULTILINE)
     (output,) = re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return {"command": command, "program": program, "output": output}

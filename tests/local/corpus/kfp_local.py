@@ -17,6 +17,15 @@ from kfp import local
 from tests.local.corpus import VERSION, Case, load_cases
 
 
+def interpreter(folder: Path) -> str:
+    """Return a path of this interpreter, through a link in the folder, that KFP's runner can use.
+
+    The runner writes the path into a shell program without quotes.
+    """
+    (folder / "environment").symlink_to(sys.prefix)
+    return str(folder / "environment" / Path(sys.executable).relative_to(sys.prefix))
+
+
 def is_comparable(case: Case) -> bool:
     """Whether kfp.local of this version runs it as a backend does."""
     return not case.local and not case.refused and case.local_since <= VERSION
