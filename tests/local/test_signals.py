@@ -282,7 +282,7 @@ def test_a_signal_ends_every_phase(tmp_path, phase):
 
     path = tmp_path / "p.yaml"
     if phase == "loading":
-        path.write_text(LONG)
+        os.mkfifo(path)
     else:
         compiler.Compiler().compile(pipeline, str(path))
         condition = f"{FOREVER} == 1" if phase == "condition" else "true"
@@ -294,11 +294,14 @@ def test_a_signal_ends_every_phase(tmp_path, phase):
         command += ["-p", f"items={json.dumps(['x'] * 9000)}", "--condition-time", "1h"]
     runner = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
-        # Into the phase: loading and evaluating take minutes.
         if phase == "loading":
-            time.sleep(3)
+            # The writer ends when the runner has read everything and begins to parse it.
+            writer = threading.Thread(target=path.write_text, args=(LONG,), daemon=True)
+            writer.start()
+            wait_for(lambda: not writer.is_alive())
         else:
             wait_for(lambda: list(tmp_path.glob("runs/*/events.jsonl")))
+            # Most runs are in the phase by now. An earlier signal ends them as well.
             time.sleep(1)
         runner.send_signal(signal.SIGINT)
         _, stderr = runner.communicate(timeout=HANGS)
