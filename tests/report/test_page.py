@@ -17,10 +17,14 @@ from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.common.by import By
 from torchx.specs import AppDef, Role
 
-from tests.report.runs import EVIL, many_stages, play, record
+from tests.report.runs import EVIL, many_stages, play, record, write_events
+from tests.runs.test_state import finished
 from torchx_kfp import task_from_app
 from torchx_kfp.local import State
 from torchx_kfp.report import read_model, write_report
+from torchx_kfp.report.sections import Links, sections
+from torchx_kfp.report.tracked import Tracked
+from torchx_kfp.runs.events import RunStarted
 from torchx_kfp.runs.journal import LOCK_FILE
 
 Visit = Callable[..., Chrome]
@@ -158,6 +162,16 @@ def test_a_page_says_how_the_run_ended_and_how_it_goes_on(failed: Path, tmp_path
     assert f"torchx-kfp run --resume {failed.name} --output-dir " in page
     play(tmp_path / "done", ["a"])
     assert "--resume" not in write(tmp_path / "done").read_text()
+
+
+def test_outputs_that_repeat_results_are_left_out(tmp_path: Path) -> None:
+    outputs = {"run_id": "run-1/train/t0", "l2norm_mean": 1.25, "loss": 0.5, "epochs": 4}
+    results = {"l2norm/mean": 1.25, "loss": 0.5, "epochs": 3}
+    ended = finished("train", run_id=outputs["run_id"], results=results, outputs=outputs)
+    write_events(tmp_path, [RunStarted("p", "run-1", tmp_path, time=10.0), ended])
+    run = read_model(tmp_path)
+    (section,) = sections(run, [], Links(run, tmp_path), Tracked())
+    assert section.entries[0].outputs == {"epochs": 4}
 
 
 @pytest.mark.parametrize("state", ["running", "interrupted", "canceled"])

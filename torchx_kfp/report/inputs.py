@@ -84,11 +84,12 @@ def _origin(source: Origin) -> tuple[str, str]:
         return "", ""
     item, field = _ITEM.fullmatch(name), _FIELD.search(source.selector)
     if item is None:
-        return _identifier(name), _identifier(name)
+        return identifier(name), identifier(name)
     if field is not None:
-        return _identifier(f"item_{field['name']}"), field["name"]
+        return identifier(f"item_{field['name']}"), field["name"]
     return "item", f"item of {item['of']}" if item["of"] else "item"
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """Return KFP's name for a result or the field of an item."""
     return re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")

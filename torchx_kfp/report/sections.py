@@ -11,6 +11,7 @@ from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.report import show
 from torchx_kfp.report.artifacts import ArtifactView, ArtifactViews, Link
 from torchx_kfp.report.graph import summary
+from torchx_kfp.report.inputs import identifier
 from torchx_kfp.report.model import RunView, StageView
 from torchx_kfp.report.reads import Read
 from torchx_kfp.report.tracked import Tracked
@@ -39,7 +40,7 @@ class Entry:
 
     stage: StageView
     anchor: str
-    #: Without what is in ``reads``, and outputs without what is in the results.
+    #: Inputs that are not in ``reads``, and outputs that do not repeat results.
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     results: Mapping[str, Any]
@@ -146,6 +147,8 @@ def _last_lines(stage: StageView, count: int) -> list[str]:
 def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links: Links, tracked: Tracked) -> Entry:
     result = stage.result
     results = dict(result.results or {})
+    # Declared results are outputs too, under KFP's names.
+    repeated = {"run_id": result.run_id, **{identifier(name): value for name, value in results.items()}}
     by_name: dict[str, list[Link]] = {}
     for read in reads:
         source = read.source
@@ -156,9 +159,7 @@ def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links:
         anchor=links.anchors[stage.name],
         inputs={name: value for name, value in result.inputs.items() if name not in by_name},
         outputs={
-            name: value
-            for name, value in result.outputs.items()
-            if not (name == "run_id" and value == result.run_id) and not (name in results and results[name] == value)
+            name: value for name, value in result.outputs.items() if name not in repeated or repeated[name] != value
         },
         results=results,
         artifacts=links.artifacts(result.artifacts),
