@@ -363,12 +363,12 @@ def test_numbers_that_json_has_not_are_no_constants_in_events() -> None:
 
 def test_results_that_could_not_be_read_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     run = RunState({"a": False, "b": False, "c": False})
-    with summarize(run, str, quiet=True, as_json=False):
-        run.on_event(RunStarted("pipeline", "run-1", Path("/runs/1")))
-        for name, results in (("a", None), ("b", {"x": 1}), ("c", None)):
-            place = {"run_id": f"run-1/{name}/1", "tracker_base": "s3://bucket"}
-            run.on_event(finished(name, results=results, **place))
-        run.on_event(RunFinished("run-1", State.SUCCEEDED, 1.0))
+    run.on_event(RunStarted("pipeline", "run-1", Path("/runs/run-1")))
+    for name, results in (("a", None), ("b", {"x": 1}), ("c", None)):
+        place = {"run_id": f"run-1/{name}/1", "tracker_base": "s3://bucket"}
+        run.on_event(finished(name, results=results, **place))
+    run.on_event(RunFinished("run-1", State.SUCCEEDED, 1.0))
+    summarize(run.result, run, quiet=True, as_json=False)
     told = capsys.readouterr()
     assert told.err.startswith("The results of a, c could not be read from s3://bucket.\nSee the results again: ")
     assert [line.split()[3:] for line in told.out.splitlines()[2:]] == [[], ["x=1"], []]

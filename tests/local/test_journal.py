@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl
@@ -23,6 +24,7 @@ from torchx_kfp.local import (
     State,
     load_pipeline,
 )
+from torchx_kfp.runs import OUTPUT_DIR, resume_words
 from torchx_kfp.runs.history import find_run, find_runs, read_run
 from torchx_kfp.runs.journal import Journal, is_runner, read_pid
 
@@ -221,6 +223,18 @@ def test_a_full_disk_does_not_end_the_run(tmp_path):
     assert 0 < len(events) < limit
     assert events.endswith(b"}\n")
     assert read_run(folder).corrupt == ()
+
+
+def test_the_command_that_resumes_a_run_finds_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resume_words(tmp_path / OUTPUT_DIR / "run-1") == ["run", "--resume", "run-1"]
+    assert resume_words(Path("elsewhere/run-1")) == [
+        "run",
+        "--resume",
+        "run-1",
+        "--output-dir",
+        f"{tmp_path}/elsewhere",
+    ]
 
 
 def test_what_json_has_not(tmp_path):

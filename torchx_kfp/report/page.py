@@ -18,11 +18,13 @@ from torchx_kfp.report.reads import by_task, find_reads
 from torchx_kfp.report.sections import Links, failures, sections
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
-from torchx_kfp.runs import OUTPUT_DIR
+from torchx_kfp.runs import resume_words
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import counted, duration, moment, shorten
 
 _HERE = Path(__file__).parent
+#: Runs in these states cannot be resumed.
+_DONE = (State.RUNNING, State.SUCCEEDED)
 
 
 def write_report(run: RunView, path: Path) -> None:
@@ -92,14 +94,5 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "lineage": [(pair, found) for pair, found in by_task(reads).items()],
         "links": links,
         "folder": links.file(run.folder, str(run.folder)),
-        "resume": resume_command(run),
+        "resume": "" if run.state in _DONE else shlex.join(["torchx-kfp", *resume_words(run.folder)]),
     }
-
-
-def resume_command(run: RunView) -> str:
-    """How a run that has ended without success goes on; "" for another one."""
-    if run.state in (State.RUNNING, State.SUCCEEDED):
-        return ""
-    words = ["torchx-kfp", "run", "--resume", run.run_id]
-    parent = run.folder.parent
-    return shlex.join([*words, *([] if parent == Path(OUTPUT_DIR).resolve() else ["--output-dir", str(parent)])])

@@ -1,4 +1,19 @@
 """A run, wherever it runs: its events, its state, and the folder that keeps them."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 #: The folder, below the current directory, in which each run has a folder named by its run id.
 OUTPUT_DIR = "local_outputs"
+
+
+def resume_words(folder: Path) -> list[str]:
+    """Return the words of the command that resumes the run in the folder."""
+    return ["run", "--resume", folder.name, *output_dir_words(folder)]
+
+
+def output_dir_words(folder: Path) -> list[str]:
+    """Return the option with which commands find the run in the folder; none for the default output folder."""
+    parent = folder.absolute().parent
+    return [] if parent == Path(OUTPUT_DIR).absolute() else ["--output-dir", str(parent)]

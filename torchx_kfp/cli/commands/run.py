@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.display.printing import this_command
 from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
@@ -18,7 +17,7 @@ from torchx_kfp.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
     from torchx_kfp.cli.display.watch import Shown
-    from torchx_kfp.local import Pipeline
+    from torchx_kfp.local import Pipeline, RunResult
     from torchx_kfp.local.options import ResumeKeywords
 
 #: The values that --secret takes.
@@ -153,8 +152,12 @@ def run_command(
             **limits,
         )
     watch = _watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
-    with summarize(watch.run, _resume(output_dir), quiet=quiet, as_json=as_json), watch.shown():
-        start(watch=watch)
+
+    def follow() -> RunResult:
+        with watch.shown():
+            return start(watch=watch)
+
+    summarize(follow, watch.run, quiet=quiet, as_json=as_json)
 
 
 def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> Shown:
@@ -176,12 +179,6 @@ def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> 
     else:
         watch = ShownLines(run, verbose=verbose)
     return Json(watch) if as_json else watch
-
-
-def _resume(output_dir: str | None) -> Callable[[str], str]:
-    """Return the command line that continues a run, by its run id."""
-    place = () if output_dir is None else ("--output-dir", output_dir)
-    return lambda run_id: this_command("run", "--resume", run_id, *place)
 
 
 def _refuse_with_resume(given: Mapping[str, Any]) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from torchx_kfp.cli.display.printing import print_message, show_results, this_command
 from torchx_kfp.cli.display.watch import for_stderr
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.pipeline.names import without_indices
-from torchx_kfp.runs import OUTPUT_DIR
+from torchx_kfp.runs import output_dir_words, resume_words
 from torchx_kfp.runs.result import RunResult, StageResult, describe_failure
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
@@ -22,21 +20,20 @@ from torchx_kfp.text import counted, duration, listed
 _ROWS = 10
 
 
-@contextlib.contextmanager
-def summarize(run: RunState, resume: Callable[[str], str], *, quiet: bool, as_json: bool) -> Iterator[None]:
-    """Says how the run of the block has ended.
+def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_json: bool) -> None:
+    """Runs a pipeline and prints a summary of its result.
 
     Args:
-        run: what is known of the run.
-        resume: the command line that goes on with a run, by its run id.
-        quiet: only the table, and errors.
-        as_json: no table.
+        start: runs the pipeline.
+        run: the state of that run, from which a run that a signal ends is summarized.
+        quiet: whether to print only the table and errors.
+        as_json: whether to leave out the table.
 
     Raises:
-        StageFailedError: a stage failed.
+        StageFailedError: the run failed.
     """
     try:
-        yield
+        result = start()
     except (KeyboardInterrupt, SystemExit) as ending:
         if run.started is not None:
             result = run.result()
@@ -44,11 +41,8 @@ def summarize(run: RunState, resume: Callable[[str], str], *, quiet: bool, as_js
             print_message(_interruption(result, ending))
             if not quiet:
                 print_message(f"Logs and outputs are in {result.folder}")
-                print_message(_way_on(resume(result.run_id)))
+                print_message(_way_on(result))
         raise
-    if run.finished is None:
-        return
-    result = run.result()
     _end(result, as_json=as_json)
     if not quiet:
         took = f"{result.state}, {duration(result.duration)}"
@@ -57,16 +51,16 @@ def summarize(run: RunState, resume: Callable[[str], str], *, quiet: bool, as_js
         recorded = [stage for stage in result.stages if stage.results and stage.run_id]
         # The run's folder has the run ids of the results that cached stages took.
         has_cached = any(str(stage.run_id).partition("/")[0] != result.run_id for stage in recorded)
-        folder = result.folder.parent
-        place = ("--output-dir", str(folder)) if has_cached and folder != Path(OUTPUT_DIR).absolute() else ()
+        place = output_dir_words(result.folder) if has_cached else ()
         for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
             print_message(f"See the results again: {this_command('results', base, result.run_id, *place)}")
     if result.state is State.FAILED:
-        hint = "" if quiet else f"\n{_way_on(resume(result.run_id))}"
+        hint = "" if quiet else f"\n{_way_on(result)}"
         raise StageFailedError(for_stderr(describe_failure(result)) + hint)
 
 
-def _way_on(command: str) -> str:
+def _way_on(result: RunResult) -> str:
+    command = this_command(*resume_words(result.folder))
     return (
         f"To resume it, with the pipeline that is in the run's folder: {command}\n"
         "If you change the pipeline itself, run it again: unchanged stages come from the cache."
