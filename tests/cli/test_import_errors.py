@@ -43,6 +43,7 @@ MISTAKES = {
         "task_from_app() has no argument 'tracker_bas'. Did you mean 'tracker_base'? Its arguments: app, tracker_base,"
     ),
     'tracked(app(), result={"a": float})': "task_from_app() has no argument 'result'. Did you mean 'results'?",
+    "torchx_kfp.Stages().task(app(), read=None)": "task() has no argument 'read'. Did you mean 'reads'?",
     'torchx_kfp.publish_results(t, imag="i")': "publish_results() has no argument 'imag'. Did you mean 'image'?",
     'utils.sh("echo", img="i")': "sh() has no argument 'img'. Did you mean 'image'? Its arguments: args, image,",
     'dist.ddp(script="t.py", j="1x1", imag="i")': "ddp() has no argument 'imag'. Did you mean 'image'?",

@@ -270,7 +270,7 @@ REFUSED = {
     ("base", "--where", "results.nope > 1"): (2, "names 'nope', which no run here has recorded."),
     ("base", "--where", "accuracy >"): (
         2,
-        "Error: --where 'accuracy >' is not an expression: column 10 is wrong, at or after '>'.\n",
+        "Error: --where 'accuracy >' is not a valid expression: syntax error at column 10, at or after '>'.\n",
     ),
     ("base", "--where", "epochs = 3"): (2, "is not an expression: at column 8, write == for =.\n"),
     ("base", "--where", "done and epochs > 3"): (2, "is not an expression: at column 6, write && for and.\n"),

@@ -86,7 +86,7 @@ class Stages:
         self, app: specs.AppDef, *, reads: Reads | None = None, **options: Unpack[TaskOptions]
     ) -> dsl.PipelineTask:
         """Make the AppDef a task of the pipeline that is being defined: see ``task_from_app``."""
-        check_names("Stages.task", options, TaskOptions)
+        check_names("Stages.task", options, TaskOptions, "reads")
         merged: Any = {**self._options, **options}
         return task_from_app(app, reads=reads, **merged)
 
@@ -101,7 +101,7 @@ class Stages:
         **options: Unpack[PublisherOptions],
     ) -> dsl.PipelineTask:
         """Publish the results of a stage whose image has no Python: see ``publish_results``."""
-        check_names("Stages.publish", options, PublisherOptions)
+        check_names("Stages.publish", options, PublisherOptions, "results", "image", "artifacts", "name")
         taken = ("tracker_base", *PublisherOptions.__annotations__)
         shared = {option: value for option, value in self._options.items() if option in taken}
         merged: Any = {**shared, **options}
@@ -121,7 +121,7 @@ class Stages:
         Raises:
             ReadsError: these stages share a tracker base, but a component takes it as an input.
         """
-        check_names("Stages.component", options, ComponentOptions)
+        check_names("Stages.component", options, ComponentOptions, "tracked", "reads", "ui_metadata")
         merged: Any = {**self._of_components("component"), **options}
         return component_from_app(app, ui_metadata, tracked=tracked, reads=reads, **merged)
 

@@ -77,7 +77,8 @@ def _unexpected(frame: FrameType, error: BaseException) -> str | None:
         if found[2] not in parameters:
             takes = ", ".join(parameters) or "none"
             return f"{name}() has no argument {found[2]!r}.{did_you_mean(found[2], parameters)} Its arguments: {takes}."
-    return f"{name}() has no argument {found[2]!r}."
+    # The functions of this package that take a TypedDict say the rest themselves.
+    return f"{name}() has no argument {found[2]!r}{str(error)[found.end() :] or '.'}"
 
 
 def _functions(frame: FrameType, name: str) -> Iterator[Callable[..., Any]]:

@@ -177,7 +177,7 @@ def _place(expression: str, column: int | None) -> str:
     word = _WORD.match(rest.lstrip())
     if word and word[0].lower() in _HINTS:
         return f"is not an expression: at column {column}, write {_HINTS[word[0].lower()]} for {word[0]}"
-    return f"is not an expression: column {column} is wrong, at or after {rest[:20]!r}"
+    return f"is not a valid expression: syntax error at column {column}, at or after {rest[:20]!r}"
 
 
 def _reason(error: Exception) -> str:

@@ -126,13 +126,19 @@ def read_settings(
     )
 
 
-def check_names(function: str, options: Mapping[str, object], known: type[Any]) -> None:
+def check_names(function: str, options: Mapping[str, object], known: type[Any], *listed: str) -> None:
     """Refuse unknown options of a function that takes a ``TypedDict``, as Python does if a function lists its options.
+
+    Args:
+        function: its name.
+        options: the keyword arguments that the ``TypedDict`` describes.
+        known: the ``TypedDict``.
+        listed: parameters that the function lists itself, for the message.
 
     Raises:
         TypeError: an option is not a key of the ``TypedDict``.
     """
-    names = known.__annotations__
+    names = [*listed, *known.__annotations__]
     for name in options:
         if name not in names:
             raise TypeError(

@@ -22,7 +22,9 @@ _SHOWN = 10
 
 @click.command("gc", short_help="Remove old pipeline runs from a tracker base.")
 @click.argument("tracker_base")
-@click.option("--older-than", "age", metavar="AGE", type=Duration(), required=True, help="Such as 30d, 2w or 12h.")
+@click.option(
+    "--older-than", "age", metavar="AGE", type=Duration(), required=True, help="Such as 30d, 2w, 12h or 1h30m."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed without removing it.")
 def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:
     """Remove old pipeline runs from TRACKER_BASE: their results, and their files in .torchx_kfp.

@@ -10,7 +10,7 @@ from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.text import counted
 
 
-@click.command("import")
+@click.command("import", short_help="Import what TorchX's own tracker has stored.")
 @click.argument("torchx_root")
 @click.argument("tracker_base")
 def import_command(torchx_root: str, tracker_base: str) -> None:

@@ -38,7 +38,7 @@ _INDENT, _ROOM = 4, 40
 _RESULTS, _PATH = 60, 40
 
 
-@click.command("lineage", short_help="Show what a run was made from, and what from it.")
+@click.command("lineage", short_help="Show what a run was made from, and what was made from it.")
 @click.argument("tracker_base")
 @click.argument("run")
 @output_dir_option

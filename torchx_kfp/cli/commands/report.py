@@ -10,7 +10,7 @@ from torchx_kfp.cli.display.printing import print_text
 from torchx_kfp.cli.flags import output_dir_option
 
 
-@click.command("report")
+@click.command("report", short_help="Write a run as an HTML page.")
 @click.argument("run")
 @click.option(
     "-o", "--output", metavar="FILE", help="Where to write the report.  [default: report.html in the run's folder]"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KEYS = "a folder with one file for each key, a file with KEY=VALUE lines, or its manifest"
 
 
-@click.command("run", cls=ContainerCommand)
+@click.command("run", cls=ContainerCommand, short_help="Run a pipeline on this machine.")
 @click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
 @click.option(
     "-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="The value of a pipeline parameter."
