@@ -42,6 +42,12 @@ def test_an_output_goes_to_the_file_behind_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink()
 
 
+def test_an_output_keeps_the_permissions_of_the_file_that_it_replaces(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(0o600)
+    write_output(tmp_path / "file", b"x")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+
+
 def test_an_output_in_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_output(tmp_path / "typo" / "file", b"x")

@@ -101,8 +101,8 @@ def write_file(path: bytes, content: bytes, *, root: bytes | None = None, durabl
 def write_output(path: str | os.PathLike[str], content: bytes) -> None:
     """Write the file that a user has named for some output; its folder has to exist.
 
-    The file is written atomically. Links are followed. Devices and pipes, such as ``/dev/stdout``, are written in
-    place, and so are existing files in a folder that does not take new ones.
+    The file is written atomically and keeps its permissions. Links are followed. Devices and pipes, such as
+    ``/dev/stdout``, are written in place, and so are existing files in a folder that does not take new ones.
 
     Raises:
         OSError: the file could not be written.
@@ -117,6 +117,8 @@ def write_output(path: str | os.PathLike[str], content: bytes) -> None:
         try:
             os.stat(os.path.dirname(place))
             write_file(os.fsencode(place), content)
+            if mode is not None:
+                os.chmod(place, stat.S_IMODE(mode))
             return
         except OSError as error:
             if mode is None or error.errno not in _NO_NEW_FILES:

@@ -114,8 +114,12 @@ def serve() -> None:
                 _end(main, words, folder, environ)
             for descriptor in descriptors:
                 os.close(descriptor)
-            connection.send(str(pid).encode())
-            connection.send(str(os.waitpid(pid, 0)[1]).encode())
+            # A caller that has given up, after a timeout, hears nothing.
+            with contextlib.suppress(OSError):
+                connection.send(str(pid).encode())
+            code = os.waitpid(pid, 0)[1]
+            with contextlib.suppress(OSError):
+                connection.send(str(code).encode())
             connection.close()
 
 

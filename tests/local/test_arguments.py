@@ -131,6 +131,12 @@ def test_every_keyword_is_an_option_with_a_default():
     assert set(ResumeKeywords.__annotations__) < keywords
 
 
+def test_empty_paths_are_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = RunOptions.of({"directory": "", "workspace": ""})
+    assert options.directory == options.workspace == str(tmp_path)
+
+
 def test_options_survive_the_run_json(tmp_path):
     options = RunOptions.of({"docker": ["train"], "mounts": [f"{tmp_path}:/data:ro"], "timeout": 5}, ["/data"])
 

@@ -197,7 +197,7 @@ class TrackerContract:
             assert tracker["n" * 5000] == {"x": 1}
             return
         for key in (self.too_long, "new/" + self.too_long, "é" * (len(self.too_long) // 2)):
-            with pytest.raises(KeyRefusedError, match=says("too long")):
+            with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
                 tracker.put(key, x=1)
             with pytest.raises(KeyRefusedError, match="is too long"):
                 tracker.get(key)

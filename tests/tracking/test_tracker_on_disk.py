@@ -436,6 +436,16 @@ def test_a_tracker_base_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.M
         FsspecResultTracker("~nobody-of-that-name/x")
 
 
+def test_a_folder_that_is_read_as_results_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    tracker = FsspecResultTracker(tmp_path)
+    tracker["run/a"] = {"x": 1}
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(KeyRefusedError, match="'run'"):
+            tracker.get("run")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 class TestLinks:
     """Somebody else, such as a stage in a container, may plant links below a base. They lead nowhere."""
 

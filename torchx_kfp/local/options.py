@@ -127,6 +127,9 @@ class RunOptions:
             TypeError: there is no such option.
         """
         given = _known(keywords, RunKeywords)
+        for name in ("directory", "workspace"):
+            if given.get(name) == "":
+                given[name] = os.curdir
         directory = given.get("directory") or os.curdir
         if not os.path.isdir(directory):
             raise ArgumentError(f"directory must be a folder, in which stages run, and is {str(directory)!r}.")

@@ -159,12 +159,15 @@ class DiskStore:
             ):
                 _refuse_special(path, os.lstat(path).st_mode)
             raise
-        with open(descriptor, "rb", buffering=0) as file:
+        try:
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
             _refuse_special(path, mode)
-            return file.read()
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(descriptor)
 
     def _walk(self, prefix: bytes, left_out: Container[bytes], *, links: bool = False) -> Iterator[str]:
         """Yield the keys of the files that are, or lie below, the prefix."""
