@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import stat
 import threading
@@ -59,7 +60,14 @@ class LinkError(OSError):
     """A symbolic link stands where links are not followed."""
 
 
-def write_file(path: bytes, content: bytes, *, root: bytes | None = None, durable: bool = True) -> None:
+def write_file(
+    path: bytes,
+    content: bytes,
+    *,
+    root: bytes | None = None,
+    durable: bool = True,
+    permissions: int | None = None,
+) -> None:
     """Write a file atomically. Missing folders are made.
 
     Args:
@@ -68,18 +76,21 @@ def write_file(path: bytes, content: bytes, *, root: bytes | None = None, durabl
         root: a folder above; links below it are not followed. By default the folder of the file.
         durable: force the content and the file's name to disk, so that they survive a crash of the machine.
 
+        permissions: the file's mode bits; by default a new file's, under the umask.
+
     Raises:
         LinkError: a folder between the root and the file is a symbolic link.
         OSError: the file could not be written. It is as it was before.
     """
     root, folders, name = _split(path, root)
+    fill = functools.partial(_fill, content=content, durable=durable, permissions=permissions)
     made: list[bytes] = []
     try:
         for attempt in range(_ATTEMPTS):
             try:
                 with _writing(root, folders, made if attempt else None) as folder:
-                    if not _write_unnamed(folder, name, content, durable):
-                        _write_named(folder, name, content, durable)
+                    if not _write_unnamed(folder, name, fill):
+                        _write_named(folder, name, fill)
                     if durable:
                         _sync(folder)
                 break
@@ -94,7 +105,7 @@ def write_file(path: bytes, content: bytes, *, root: bytes | None = None, durabl
     if durable:
         for place in reversed(made):
             # The user who may write to a folder need not be allowed to read it.
-            with contextlib.suppress(OSError), _closing(os.open(os.path.dirname(place), _LIST)) as above:
+            with contextlib.suppress(OSError), closing(os.open(os.path.dirname(place), _LIST)) as above:
                 _sync(above)
 
 
@@ -116,9 +127,8 @@ def write_output(path: str | os.PathLike[str], content: bytes) -> None:
         place = os.path.realpath(path)
         try:
             os.stat(os.path.dirname(place))
-            write_file(os.fsencode(place), content)
-            if mode is not None:
-                os.chmod(place, stat.S_IMODE(mode))
+            permissions = None if mode is None else stat.S_IMODE(mode)
+            write_file(os.fsencode(place), content, permissions=permissions)
             return
         except OSError as error:
             if mode is None or error.errno not in _NO_NEW_FILES:
@@ -173,6 +183,15 @@ def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, 
     return descriptor
 
 
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of a ``with`` block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def special_kind(mode: int) -> str:
     """Return what a mode stands for if it is neither a file nor a folder: opening or reading that may never end."""
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
@@ -190,7 +209,7 @@ def remove_file(path: bytes, root: bytes) -> None:
         OSError: the file could not be removed.
     """
     root, folders, name = _split(path, root)
-    with contextlib.suppress(FileNotFoundError), _closing(open_folder(root, folders)) as folder:
+    with contextlib.suppress(FileNotFoundError), closing(open_folder(root, folders)) as folder:
         os.unlink(name, dir_fd=folder)
 
 
@@ -231,7 +250,7 @@ def remove_empty_folders(path: bytes, root: bytes) -> None:
     while folders:
         *folders, name = folders
         try:
-            with _closing(open_folder(root, folders)) as above:
+            with closing(open_folder(root, folders)) as above:
                 os.rmdir(name, dir_fd=above)
         except OSError:  # it is not empty, or somebody else was faster
             return
@@ -255,14 +274,6 @@ def _open_at(folder: int, name: bytes, flags: int) -> int:
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise LinkError(errno.ELOOP, "It is a symbolic link", name) from None
         raise
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _make_root(root: bytes, made: list[bytes]) -> None:
@@ -291,7 +302,7 @@ def _writing(root: bytes, folders: list[bytes], made: list[bytes] | None) -> Ite
     try:
         descriptor = open_folder(root, folders, readable=True, made=made)
     except PermissionError:  # the user who may write to a folder need not be allowed to read it
-        with _closing(open_folder(root, folders, made=made)) as folder:
+        with closing(open_folder(root, folders, made=made)) as folder:
             yield folder
         return
     try:
@@ -325,7 +336,7 @@ def _unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _write_unnamed(folder: int, name: bytes, content: bytes, durable: bool) -> bool:
+def _write_unnamed(folder: int, name: bytes, fill: Callable[[int], None]) -> bool:
     """Write through a file without a name; False where that is not possible."""
     flags = getattr(os, "O_TMPFILE", None)
     if flags is None:
@@ -336,8 +347,8 @@ def _write_unnamed(folder: int, name: bytes, content: bytes, durable: bool) -> b
         if error.errno in _NO_UNNAMED_FILES:
             return False
         raise
-    with _closing(descriptor):
-        _fill(descriptor, content, durable)
+    with closing(descriptor):
+        fill(descriptor)
         try:
             _link(descriptor, folder, name)
         except FileExistsError:
@@ -348,13 +359,13 @@ def _write_unnamed(folder: int, name: bytes, content: bytes, durable: bool) -> b
         return True
 
 
-def _write_named(folder: int, name: bytes, content: bytes, durable: bool) -> None:
+def _write_named(folder: int, name: bytes, fill: Callable[[int], None]) -> None:
     def create(private: int, temporary: bytes) -> None:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o666, dir_fd=private)
         descriptors.append(descriptor)
         _lock(descriptor)
-        _fill(descriptor, content, durable)
+        fill(descriptor)
 
     descriptors: list[int] = []
     try:
@@ -370,7 +381,7 @@ def _replace(folder: int, name: bytes, place: Callable[[int, bytes], None]) -> N
     try:
         for attempt in range(_ATTEMPTS):
             try:
-                with _closing(_open_at(folder, PRIVATE.encode(), _PASS)) as private:
+                with closing(_open_at(folder, PRIVATE.encode(), _PASS)) as private:
                     try:
                         place(private, temporary)
                         os.replace(temporary, name, src_dir_fd=private, dst_dir_fd=folder)
@@ -393,10 +404,12 @@ def _link(descriptor: int, folder: int, name: bytes) -> None:
     os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder)
 
 
-def _fill(descriptor: int, content: bytes, durable: bool) -> None:
+def _fill(descriptor: int, content: bytes, durable: bool, permissions: int | None) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+    if permissions is not None:
+        os.fchmod(descriptor, permissions)
     if durable:
         os.fsync(descriptor)
 
@@ -414,7 +427,7 @@ def _tidy(folder: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             return
-        with contextlib.suppress(OSError), _closing(_open_at(folder, PRIVATE.encode(), _LIST)) as private:
+        with contextlib.suppress(OSError), closing(_open_at(folder, PRIVATE.encode(), _LIST)) as private:
             for name in os.listdir(private)[:_SWEEP_ENTRIES]:
                 with contextlib.suppress(OSError):
                     _sweep(private, name)
@@ -424,7 +437,7 @@ def _tidy(folder: int) -> None:
 
 def _sweep(private: int, name: str) -> None:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with _closing(os.open(name, flags, dir_fd=private)) as descriptor:
+    with closing(os.open(name, flags, dir_fd=private)) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -14,6 +14,8 @@ import os
 import stat
 from collections.abc import Iterator
 
+from torchx_kfp.files import closing
+
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 # A pipe would be waited for, and a terminal become this process's.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -164,7 +166,7 @@ def _parent(path: str, root: str | None, *, make: bool = False) -> Iterator[tupl
     else:
         *above, name = _names(path, root)
         descriptor = _descend(root, above, path, make=make)
-    with _closing(descriptor):
+    with closing(descriptor):
         yield descriptor, name
 
 
@@ -179,7 +181,7 @@ def _descend(root: str, names: list[str], path: str, *, make: bool) -> int:
     # The root itself is the runner's choice, and may be a link.
     descriptor = os.open(root, _ROOT)
     for name in names:
-        with _closing(descriptor):
+        with closing(descriptor):
             if make:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=descriptor)
@@ -205,7 +207,7 @@ def _verify(folder: int, name: str, path: str, top: str, depth: int) -> None:
         raise UnfitFileError(f"{top} is more than {_DEEPEST} folders deep")
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISDIR(mode):
-        with _closing(_open_at(folder, name, _FOLDER, path)) as descriptor:
+        with closing(_open_at(folder, name, _FOLDER, path)) as descriptor:
             for entry in os.listdir(descriptor):
                 _verify(descriptor, entry, os.path.join(path, entry), top, depth + 1)
     elif stat.S_ISLNK(mode) and path != top:
@@ -233,8 +235,8 @@ def _copy(from_folder: int, name: str, to_folder: int, to_name: str, shown: str,
             os.mkdir(to_name, dir_fd=to_folder)
         flags = _ROOT if follow else _FOLDER
         with (
-            _closing(_open_at(from_folder, name, flags, shown)) as inner,
-            _closing(_open_at(to_folder, to_name, _FOLDER, to_name)) as made,
+            closing(_open_at(from_folder, name, flags, shown)) as inner,
+            closing(_open_at(to_folder, to_name, _FOLDER, to_name)) as made,
         ):
             for entry in os.listdir(inner):
                 _copy(inner, entry, made, entry, os.path.join(shown, entry), follow=follow)
@@ -253,14 +255,6 @@ def _copy(from_folder: int, name: str, to_folder: int, to_name: str, shown: str,
                 os.fchmod(made_file.fileno(), permissions | stat.S_IRUSR | stat.S_IWUSR)
     else:
         raise _unfit(shown, found.st_mode)
-
-
-@contextlib.contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _unfit(path: str, mode: int) -> UnfitFileError:
