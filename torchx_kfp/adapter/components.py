@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kfp.dsl import pipeline_context
 from torchx import specs
 
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.functions.calls import call_function
-from torchx_kfp.adapter.stage.options import ComponentOptions, Unpack, check_names, read_settings
+from torchx_kfp.adapter.stage.options import ComponentOptions, check_names, read_settings
 from torchx_kfp.adapter.stage.outputs import METRICS, Artifacts, Results, UiMetadata
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
 from torchx_kfp.adapter.stage.reads import RUN_ID, Source, check_alias
@@ -22,6 +22,9 @@ from torchx_kfp.adapter.values.names import is_input_name
 from torchx_kfp.adapter.values.references import Reference, parameter
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
 
 
 def component_from_app(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kfp import dsl
 from torchx import specs
@@ -16,7 +16,6 @@ from torchx_kfp.adapter.stage.options import (
     PublisherOptions,
     SharedOptions,
     TaskOptions,
-    Unpack,
     check_names,
 )
 from torchx_kfp.adapter.stage.outputs import Artifacts, Results, UiMetadata
@@ -25,6 +24,9 @@ from torchx_kfp.adapter.stage.secrets import read_secrets
 from torchx_kfp.adapter.stage.trackers import read_trackers
 from torchx_kfp.adapter.tasks import publish_results, task_from_app
 from torchx_kfp.errors import ReadsError
+
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
 
 
 class Stages:

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.engines.mounts import Mount, parse_mount
 from torchx_kfp.pipeline.evaluator import LONGEST
 from torchx_kfp.runs.history import RunRecord
 from torchx_kfp.text import did_you_mean, shown
-
-if sys.version_info >= (3, 11):
-    from typing import Unpack as Unpack
-elif TYPE_CHECKING:
-    from typing_extensions import Unpack as Unpack
-else:
-    # Python 3.10 needs no typing_extensions: nothing evaluates annotations.
-    Unpack = Any
 
 #: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
 GRACE = 10.0

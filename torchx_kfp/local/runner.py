@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.bases import check_bases
@@ -24,7 +24,7 @@ from torchx_kfp.local.engines.engine import Processes
 from torchx_kfp.local.engines.environment import stage_environment
 from torchx_kfp.local.engines.mounts import named_paths
 from torchx_kfp.local.engines.process import kill_marked
-from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions, Unpack
+from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions
 from torchx_kfp.local.platform.secrets import Given, GivenKeys, verify_given
 from torchx_kfp.local.platform.settings import has_workspace
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
@@ -46,6 +46,9 @@ from torchx_kfp.runs.state import RunState, outline
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.runs.watch import Lines, Watch
 from torchx_kfp.text import shown
+
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
 
 
 def run(

@@ -6,10 +6,9 @@ it to ``task_from_app`` (and to ``component_from_function``), and use it in the 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from torchx_kfp.adapter.stage.fields import check_name
 from torchx_kfp.adapter.stage.outputs import (
@@ -26,14 +25,6 @@ from torchx_kfp.adapter.stage.trackers import Trackers, read_trackers
 from torchx_kfp.adapter.values.references import Parts
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.text import did_you_mean
-
-if sys.version_info >= (3, 11):
-    from typing import Unpack as Unpack
-elif TYPE_CHECKING:
-    from typing_extensions import Unpack as Unpack
-else:
-    # Python 3.10 needs no typing_extensions: nothing evaluates annotations.
-    Unpack = Any
 
 
 class PublisherOptions(TypedDict, total=False):
