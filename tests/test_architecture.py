@@ -36,7 +36,6 @@ MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local"},
     "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipeline_files", "cli.import_errors"},
     "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
-    "typing_extensions": {"adapter", "local.options"},
     "yaml": {"pipeline", "backend", "local"},
     "celpy": {"pipeline", "cli"},
     "packaging": {"local.stage"},
@@ -48,9 +47,10 @@ MAY_USE: Mapping[str, set[str]] = {
     "markupsafe": {"report"},
     "mlflow": {"tracking.backends"},
     "pandas": {"tracking"},
+    "typing_extensions": {"adapter", "local.runner"},
 }
-#: Libraries that come with an extra, or are slow to load: a module imports them inside of its functions.
-LATE = {"celpy", "docker", "jinja2", "markdown_it", "markupsafe", "pandas"}
+#: Libraries that come with an extra, are slow to load or serve type checkers alone: no module imports them at its top.
+LATE = {"celpy", "docker", "jinja2", "markdown_it", "markupsafe", "pandas", "typing_extensions"}
 
 SOURCE = Source(REPOSITORY / PACKAGE)
 PACKAGES = [package for package in sorted(SOURCE.packages) if package]

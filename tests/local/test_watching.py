@@ -14,7 +14,7 @@ from tests.watching import Heard
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local import Lines, RunEnding, RunFinished, StageFinished, StageRetried, StageStarted, resume, run
 from torchx_kfp.runs.events import decode, encode
-from torchx_kfp.runs.messages import messages
+from torchx_kfp.runs.watch import messages
 
 
 def test_lines_come_with_the_stages_name(execute):

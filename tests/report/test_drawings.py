@@ -14,11 +14,11 @@ from tests.report.runs import many_stages, play
 from torchx_kfp import report
 from torchx_kfp.local import StageResult, State
 from torchx_kfp.report import read_model
+from torchx_kfp.report.formats import text
 from torchx_kfp.report.graph import draw_graph
 from torchx_kfp.report.layout import Box, edges, place
 from torchx_kfp.report.model import StageView
 from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_plots
-from torchx_kfp.report.show import text
 
 
 @st.composite

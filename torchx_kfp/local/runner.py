@@ -20,10 +20,9 @@ from torchx_kfp.local.check import check_arguments, check_supported, find_not_ap
 from torchx_kfp.local.engines.containers import Containers, choose_containers, verify_private
 from torchx_kfp.local.engines.docker import connect
 from torchx_kfp.local.engines.docker_stage import DockerEngine
-from torchx_kfp.local.engines.engine import Processes
 from torchx_kfp.local.engines.environment import stage_environment
 from torchx_kfp.local.engines.mounts import named_paths
-from torchx_kfp.local.engines.process import kill_marked
+from torchx_kfp.local.engines.process import Processes, kill_marked
 from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions
 from torchx_kfp.local.platform.secrets import Given, GivenKeys, verify_given
 from torchx_kfp.local.platform.settings import has_workspace

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from torchx_kfp.local.cache.code import CodeFiles
 from torchx_kfp.local.cache.entries import Memory
 from torchx_kfp.local.cache.keys import input_key
-from torchx_kfp.local.engines.engine import Processes
+from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.local.scopes import Node
 from torchx_kfp.local.stage.execution import Execution, Outcome
 from torchx_kfp.local.stage.logs import LogPump

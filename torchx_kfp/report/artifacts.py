@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
-from torchx_kfp.report import show
+from torchx_kfp.report.formats import number
 
 #: The largest artifact, in bytes, that the page shows; larger ones are linked.
 MOST_BYTES = 1_000_000
@@ -225,7 +225,11 @@ def _cells(name: str, row: Sequence[float], classes: Iterable[str]) -> list[Cell
     total = max(sum(row), 1e-300)
     shown = [int(value) if value.is_integer() else value for value in row]
     return [
-        Cell(show.number(value), f"{name} taken for {other}: {show.number(value)} ({value / total:.1%})", value / total)
+        Cell(
+            number(value),
+            f"{name} taken for {other}: {number(value)} ({value / total:.1%})",
+            value / total,
+        )
         for other, value in zip(classes, shown, strict=True)
     ]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torchx_kfp.report import show
+from torchx_kfp.report.formats import number
 from torchx_kfp.report.model import StageView
 from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
 from torchx_kfp.report.tracked import Tracked
@@ -68,12 +68,12 @@ def _chart(path: str, metric: str, curves: list[tuple[StageView, Curve]]) -> Cha
     lines = [
         Line(
             stage.name,
-            show.number(curve.last.value),
+            number(curve.last.value),
             _path(_thinned(curve.points, most), x_axis, y_axis),
             f"{stage.name}: {_ends(curve)}",
-            number if len(curves) <= MOST_COLOURS else None,
+            colour if len(curves) <= MOST_COLOURS else None,
         )
-        for number, (stage, curve) in enumerate(curves)
+        for colour, (stage, curve) in enumerate(curves)
     ]
     return Chart(path, metric, lines, x_axis.ticks(), y_axis.ticks(), _note(curves))
 
@@ -84,15 +84,15 @@ def _note(curves: list[tuple[StageView, Curve]]) -> str:
     lowest = min(curves, key=lambda item: _number(item[1].min.value, math.inf))
     highest = max(curves, key=lambda item: _number(item[1].max.value, -math.inf))
     return (
-        f"min {show.number(lowest[1].min.value)} ({lowest[0].name}, step {lowest[1].min.step:,}) · "
-        f"max {show.number(highest[1].max.value)} ({highest[0].name}, step {highest[1].max.step:,})"
+        f"min {number(lowest[1].min.value)} ({lowest[0].name}, step {lowest[1].min.step:,}) · "
+        f"max {number(highest[1].max.value)} ({highest[0].name}, step {highest[1].max.step:,})"
     )
 
 
 def _ends(curve: Curve) -> str:
     return (
-        f"last {show.number(curve.last.value)} at step {curve.last.step:,} · min {show.number(curve.min.value)} at "
-        f"{curve.min.step:,} · max {show.number(curve.max.value)} at {curve.max.step:,}"
+        f"last {number(curve.last.value)} at step {curve.last.step:,} · min {number(curve.min.value)} at "
+        f"{curve.min.step:,} · max {number(curve.max.value)} at {curve.max.step:,}"
     )
 
 

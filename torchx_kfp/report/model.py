@@ -1,10 +1,10 @@
-"""Read a run's folder into plain data."""
+"""Read a run's folder into plain data: the run, its stages, and which of them read which."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.pipeline.load import load_pipeline
 from torchx_kfp.pipeline.spec import Pipeline
-from torchx_kfp.report.inputs import Names, input_names, named
+from torchx_kfp.report.input_names import Names, input_names, named
 from torchx_kfp.runs.events import RunFinished
 from torchx_kfp.runs.history import read_run
 from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE
@@ -67,6 +67,42 @@ class RunView:
         return self.sessions[0].start
 
 
+@dataclass(frozen=True)
+class Read:
+    """A read: the input ``name`` of ``stage`` is the run id of ``source``, which is None if no stage has that id."""
+
+    stage: StageView
+    name: str
+    run_id: str
+    source: StageView | None
+
+
+def find_reads(stages: Iterable[StageView], run_id: str) -> list[Read]:
+    """Return all reads between stages of the run, in order.
+
+    An input counts as a run id if its value is the run id of another stage, or has the form of one of this run. The
+    latter belongs to a stage that has been repeated since.
+    """
+    stages = list(stages)
+    known = {stage.result.run_id: stage for stage in reversed(stages) if stage.result.run_id}
+    reads = []
+    for stage in stages:
+        for name, value in stage.result.inputs.items():
+            for candidate in dict.fromkeys(_texts(value)):
+                source = known.get(candidate)
+                if source is not stage and (source is not None or _is_run_of(candidate, run_id)):
+                    reads.append(Read(stage, name, candidate, source))
+    return reads
+
+
+def by_task(reads: Iterable[Read]) -> Mapping[tuple[str, str], list[Read]]:
+    """Group the reads by task, all iterations of a loop together: ``(path, source's path or run id)``."""
+    grouped: dict[tuple[str, str], list[Read]] = {}
+    for read in reads:
+        grouped.setdefault((read.stage.path, read.source.path if read.source else read.run_id), []).append(read)
+    return grouped
+
+
 def read_model(folder: Path, now: float | None = None) -> RunView:
     """Return the run in this folder, as far as it has come.
 
@@ -119,3 +155,14 @@ def _spec(path: Path) -> Pipeline | None:
         return load_pipeline(path)
     except PipelineFileError:
         return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        yield from (item for item in value if isinstance(item, str))
+
+
+def _is_run_of(text: str, run_id: str) -> bool:
+    return text.startswith(f"{run_id}/") and text.count("/") == 2

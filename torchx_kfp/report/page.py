@@ -10,11 +10,10 @@ from typing import Any
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.files import write_output
-from torchx_kfp.report import artifacts, plots, show
+from torchx_kfp.report import artifacts, formats, plots
 from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
-from torchx_kfp.report.model import RunView
-from torchx_kfp.report.reads import by_task, find_reads
+from torchx_kfp.report.model import RunView, by_task, find_reads
 from torchx_kfp.report.sections import Links, failures, sections
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
@@ -62,7 +61,7 @@ def render(run: RunView, place: Path) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
-    environment.globals.update(show=show, State=State, plots=plots, roc=artifacts)
+    environment.globals.update(formats=formats, State=State, plots=plots, roc=artifacts)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
         **_content(run, place.resolve()),

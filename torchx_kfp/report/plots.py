@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torchx_kfp.report import show
+from torchx_kfp.report.formats import as_number, number
 from torchx_kfp.report.model import StageView
 from torchx_kfp.text import counted
 
@@ -76,7 +76,7 @@ def draw_plots(stages: Iterable[StageView]) -> list[Figure]:
 
 def _result(stage: StageView, name: str) -> float | None:
     value = stage.result.measures.get(name)
-    return None if isinstance(value, str) else show.as_number(value)
+    return None if isinstance(value, str) else as_number(value)
 
 
 def _plots(name: str, found: list[tuple[StageView, float]], missing: int) -> Iterable[Plot]:
@@ -89,7 +89,7 @@ def _plots(name: str, found: list[tuple[StageView, float]], missing: int) -> Ite
         _plot(
             name,
             parameter,
-            [float(show.as_number(stage.result.inputs[parameter]) or 0) for stage, _ in found],
+            [float(as_number(stage.result.inputs[parameter]) or 0) for stage, _ in found],
             found,
             missing,
         )
@@ -102,7 +102,7 @@ def _plots(name: str, found: list[tuple[StageView, float]], missing: int) -> Ite
 def swept_parameters(stages: Sequence[StageView]) -> list[str]:
     """Return the inputs that are numbers in all stages and differ between them."""
     names = list(stages[0].result.inputs) if stages else []
-    values = {name: [show.as_number(stage.result.inputs.get(name)) for stage in stages] for name in names}
+    values = {name: [as_number(stage.result.inputs.get(name)) for stage in stages] for name in names}
     return [name for name in names if None not in values[name] and len(set(values[name])) > 1]
 
 
@@ -115,7 +115,7 @@ def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, 
     if len(found) <= _SINGLE:
         label = "" if over == "iteration" else f", {over} "
         points = [
-            Point(px, py, stage.name, f"{stage.name}: {result} {show.number(y)}{label and label + show.number(x)}")
+            Point(px, py, stage.name, f"{stage.name}: {result} {number(y)}{label and label + number(x)}")
             for (px, py), (stage, y), x in zip(places, found, xs, strict=True)
         ]
     else:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.pipeline.artifacts import Artifact
-from torchx_kfp.report import show
 from torchx_kfp.report.artifacts import ArtifactView, ArtifactViews, Link
+from torchx_kfp.report.formats import text
 from torchx_kfp.report.graph import summary
-from torchx_kfp.report.inputs import identifier
-from torchx_kfp.report.model import RunView, StageView
-from torchx_kfp.report.reads import Read
+from torchx_kfp.report.input_names import identifier
+from torchx_kfp.report.model import Read, RunView, StageView
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import Curve
@@ -183,7 +182,7 @@ def _section(path: str, entries: list[Entry], links: Links) -> Section:
         return Section(path, links.section(path), state, note, entries, is_loop=False)
     ran = [entry for entry in entries if entry.stage.attempts or entry.stage.result.state.is_success]
     names = list(dict.fromkeys(name for entry in ran for name in entry.inputs))
-    varies = [name for name in names if len({show.text(entry.inputs.get(name)) for entry in ran}) > 1]
+    varies = [name for name in names if len({text(entry.inputs.get(name)) for entry in ran}) > 1]
     results = list(dict.fromkeys(name for entry in ran for name in entry.results))
     outputs = list(dict.fromkeys(name for entry in ran for name in entry.outputs))
     columns = [*varies, *results, *outputs]

@@ -24,9 +24,8 @@ from rich.text import Text
 from torchx_kfp.cli.display.frame import LINES, frame
 from torchx_kfp.cli.display.watch import Shown
 from torchx_kfp.runs.events import Event, PipelineRetried, RunStarted, StageFinished
-from torchx_kfp.runs.messages import messages
 from torchx_kfp.runs.state import RunState
-from torchx_kfp.runs.watch import Terminal
+from torchx_kfp.runs.watch import Terminal, messages
 from torchx_kfp.text import clean
 
 #: Seconds between two pictures while something happens, and while only time passes.

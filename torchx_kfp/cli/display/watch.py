@@ -13,9 +13,8 @@ import click
 from torchx_kfp.cli.display.printing import is_capable, json_ready, wants_colors
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.runs.events import Event, RunFinished, encode
-from torchx_kfp.runs.messages import messages
 from torchx_kfp.runs.state import RunState
-from torchx_kfp.runs.watch import Terminal, Watch
+from torchx_kfp.runs.watch import Terminal, Watch, messages
 
 
 class Shown(Watch):

@@ -18,7 +18,7 @@ from torchx_kfp.local.engines.mounts import share
 if TYPE_CHECKING:
     from docker import APIClient
 
-    from torchx_kfp.local.engines.attempt import AttemptPlan
+    from torchx_kfp.local.engines.engine import AttemptPlan
 
 #: Labels of all containers.
 RUN_LABEL = "torchx-kfp.run"

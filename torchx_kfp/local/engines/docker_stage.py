@@ -15,8 +15,8 @@ from torchx_kfp.local.engines.engine import RunningStage, StartError
 from torchx_kfp.runs.result import describe_exit
 
 if TYPE_CHECKING:
-    from torchx_kfp.local.engines.attempt import AttemptPlan
     from torchx_kfp.local.engines.containers import ContainerPlan
+    from torchx_kfp.local.engines.engine import AttemptPlan
 
 # Names in the errors of Docker and Podman if it is not installed.
 _INITS = ("docker-init", "catatonit", "container-init")

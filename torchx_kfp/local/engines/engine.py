@@ -1,17 +1,75 @@
-"""The interface of engines, and the one that runs attempts as processes."""
+"""The interface of engines, and an attempt at a stage as an engine gets it."""
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
-from torchx_kfp.local.engines.process import StageProcess
+from torchx_kfp import protocol
+from torchx_kfp.local.engines.containers import MADE, ContainerPlan
+from torchx_kfp.pipeline.artifacts import Artifact
 
-if TYPE_CHECKING:
-    from torchx_kfp.local.engines.attempt import AttemptPlan
+
+@dataclass(frozen=True)
+class AttemptPlan:
+    """An attempt at a stage that is ready to be started."""
+
+    stage: str
+    pod_name: str
+    folder: Path
+    #: The working directory.
+    directory: Path
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    #: Output parameters: their types, and the files that the stage writes them to.
+    output_types: Mapping[str, str]
+    output_files: Mapping[str, str]
+    #: Output artifacts as the stage is told them, and the file in which it may report changes to them.
+    artifacts: Mapping[str, Artifact]
+    report: str
+    #: Input parameters, as events show them.
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    #: For a Python component: its function, the file for its source and the source itself, and its pip commands.
+    function: str = ""
+    source: tuple[str, str] | None = None
+    #: URL of each file on other storage -> the path of the stage's copy.
+    copies: Mapping[str, str] = field(default_factory=dict)
+    #: The folder of the run that all stages share.
+    workspace: str = ""
+    installs: Sequence[Sequence[str]] = ()
+    #: The container; None for a process.
+    container: ContainerPlan | None = None
+    #: The seconds after which it is ended.
+    time_limit: float | None = None
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "log.txt"
+
+    def copies_root(self, path: str) -> str:
+        """Return the folder that must contain a copy: the attempt's own, or the workspace."""
+        own = str(self.folder)
+        return own if path.startswith(os.path.join(own, "")) else self.workspace
+
+    @property
+    def tracker_base(self) -> str | None:
+        """The tracker base that the command of a tracked stage sets."""
+        name = f"{protocol.TRACKER_BASE}="
+        return next((word.removeprefix(name) for word in self.command if word.startswith(name)), None)
+
+    @property
+    def made(self) -> str:
+        """The folder for the stage's outputs, which is the only one that a container may write to."""
+        return str(self.folder / MADE)
+
+    @property
+    def root(self) -> str | None:
+        """The folder that must contain all files of the stage; None if it runs with the runner's own rights."""
+        return self.made if self.container is not None else None
 
 
 class StartError(Exception):
@@ -90,53 +148,3 @@ class Engine(Protocol):
 
     def image_id(self, image: str) -> str:
         """Return an id of the image as it is now; empty if it is missing, or images are not used."""
-
-
-class Processes:
-    """Attempts as processes of this machine."""
-
-    def start(self, attempt: AttemptPlan) -> RunningStage:
-        """Start the process.
-
-        Raises:
-            StartError: there is no such command, or its words cannot be given to one.
-        """
-        try:
-            return StageProcess(attempt.command, attempt.environ, attempt.directory)
-        except (OSError, ValueError) as error:
-            raise _start_error(attempt.command, error) from None
-
-    def image_id(self, image: str) -> str:
-        """Return an empty id: a process has no image."""
-        return ""
-
-
-def _start_error(command: Sequence[str], error: Exception) -> StartError:
-    word = command[0]
-    if isinstance(error, UnicodeEncodeError):
-        return StartError(
-            "could not be started: its command or environment holds a character that no UTF-8 text may hold "
-            f"({error.object[error.start]!r}, a surrogate)"
-        )
-    if isinstance(error, ValueError):
-        return StartError("could not be started: a word of its command holds a NUL character")
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.ENOENT and os.sep not in word:
-        return StartError(
-            f"could not be started: there is no command {word!r} on this machine. Install it, or put its folder "
-            "into PATH",
-            127,
-        )
-    if number == errno.ENOENT:
-        return StartError(
-            f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing", 127
-        )
-    if number in (errno.EACCES, errno.ENOEXEC):
-        return StartError(f"could not be started: {word!r} is not a program that may be run here", 126)
-    if number == errno.E2BIG:
-        longest = max(len(os.fsencode(word)) for word in command)
-        return StartError(
-            f"could not be started: its command is too long (its longest argument has {longest} bytes; the system "
-            "takes 128 KiB in one argument)"
-        )
-    return StartError(f"could not be started: {error}")

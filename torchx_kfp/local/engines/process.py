@@ -13,6 +13,7 @@ when the runner itself is killed (SIGKILL), until the run is resumed or canceled
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from torchx_kfp.local.engines.engine import AttemptPlan, RunningStage, StartError
 from torchx_kfp.local.engines.environment import RUN_MARK
 from torchx_kfp.pipeline.commands import fill_in
 from torchx_kfp.pipeline.evaluator import starting
@@ -225,3 +227,53 @@ def _is_alive(pid: int) -> bool:
     """Tell whether a process is more than a zombie."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+
+
+class Processes:
+    """Attempts as processes of this machine."""
+
+    def start(self, attempt: AttemptPlan) -> RunningStage:
+        """Start the process.
+
+        Raises:
+            StartError: there is no such command, or its words cannot be given to one.
+        """
+        try:
+            return StageProcess(attempt.command, attempt.environ, attempt.directory)
+        except (OSError, ValueError) as error:
+            raise _start_error(attempt.command, error) from None
+
+    def image_id(self, image: str) -> str:
+        """Return an empty id: a process has no image."""
+        return ""
+
+
+def _start_error(command: Sequence[str], error: Exception) -> StartError:
+    word = command[0]
+    if isinstance(error, UnicodeEncodeError):
+        return StartError(
+            "could not be started: its command or environment holds a character that no UTF-8 text may hold "
+            f"({error.object[error.start]!r}, a surrogate)"
+        )
+    if isinstance(error, ValueError):
+        return StartError("could not be started: a word of its command holds a NUL character")
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.ENOENT and os.sep not in word:
+        return StartError(
+            f"could not be started: there is no command {word!r} on this machine. Install it, or put its folder "
+            "into PATH",
+            127,
+        )
+    if number == errno.ENOENT:
+        return StartError(
+            f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing", 127
+        )
+    if number in (errno.EACCES, errno.ENOEXEC):
+        return StartError(f"could not be started: {word!r} is not a program that may be run here", 126)
+    if number == errno.E2BIG:
+        longest = max(len(os.fsencode(word)) for word in command)
+        return StartError(
+            f"could not be started: its command is too long (its longest argument has {longest} bytes; the system "
+            "takes 128 KiB in one argument)"
+        )
+    return StartError(f"could not be started: {error}")

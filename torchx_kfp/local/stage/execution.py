@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import TrackerError, explain
-from torchx_kfp.local.engines.attempt import AttemptPlan
-from torchx_kfp.local.engines.engine import Engine, Processes, RunningStage, StartError, TimeLimit
+from torchx_kfp.local.engines.engine import AttemptPlan, Engine, RunningStage, StartError, TimeLimit
+from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.local.stage.logs import Log, LogPump
 from torchx_kfp.local.stage.outputs import describe_missing, read_outputs, read_run_id
 from torchx_kfp.local.stage.packages import InstallError, activate, provide_environment

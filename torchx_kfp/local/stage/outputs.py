@@ -21,7 +21,7 @@ from torchx_kfp.tracking import FsspecResultTracker, Result
 from torchx_kfp.tracking.statements.artifacts import ARTIFACTS
 
 if TYPE_CHECKING:
-    from torchx_kfp.local.engines.attempt import AttemptPlan
+    from torchx_kfp.local.engines.engine import AttemptPlan
 
 #: KFP's types of outputs by the names under which stages declare them.
 _KINDS = {"NUMBER_DOUBLE": "float", "NUMBER_INTEGER": "int", "BOOLEAN": "bool", "STRING": "str"}

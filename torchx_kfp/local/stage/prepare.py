@@ -11,10 +11,10 @@ from typing import Any
 
 from torchx_kfp.local.cache.code import CodeFiles, TooManyFiles
 from torchx_kfp.local.cache.keys import cache_key
-from torchx_kfp.local.engines.attempt import AttemptPlan
 from torchx_kfp.local.engines.containers import MADE, NO_CONTAINERS, Containers
-from torchx_kfp.local.engines.engine import Engine, Processes
+from torchx_kfp.local.engines.engine import AttemptPlan, Engine
 from torchx_kfp.local.engines.environment import RUN_MARK, stage_mark
+from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.local.options import RunOptions
 from torchx_kfp.local.platform.secrets import GivenKeys, given_files, given_values, variables
 from torchx_kfp.local.platform.settings import field_values, time_limit
