@@ -1,12 +1,24 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchx_kfp.text import counted, did_you_mean, duration, joined, listed, nearest, parse_duration, shorten, shown
+from torchx_kfp.text import (
+    counted,
+    did_you_mean,
+    did_you_mean_path,
+    duration,
+    joined,
+    listed,
+    nearest,
+    parse_duration,
+    shorten,
+    shown,
+)
 
 
 def test_lists_name_the_first_and_count_the_rest() -> None:
@@ -111,6 +123,26 @@ def test_suggestions() -> None:
     assert did_you_mean("digtis", names) == " Did you mean 'digits-20260102-120000'?", "misspelled, and cut short"
     assert did_you_mean("zebra", names) == did_you_mean("", names) == did_you_mean("x", []) == ""
     assert did_you_mean(None, ["none", "None"]) == " Did you mean 'None'?", "a program may pass anything"
+
+
+def test_suggested_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in ("pipelines/digits.py", "pipelines/digits.yaml", "pipelines/.hidden.py", "results/run/file"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    assert did_you_mean_path("pipelines/digit.py", [".py"]) == " Did you mean 'pipelines/digits.py'?"
+    assert did_you_mean_path("pipelins/digits.py", [".py"]) == " Did you mean 'pipelines/digits.py'?"
+    assert did_you_mean_path("pipelines/digits.yml", [".yaml", ".py"]) == " Did you mean 'pipelines/digits.yaml'?"
+    assert did_you_mean_path("pipelines/digits", [".yaml", ".py"]) == " Did you mean 'pipelines/digits.py'?"
+    assert did_you_mean_path("pipelines/zebra.py", [".py"]) == "", "only the suffix is the same"
+    assert did_you_mean_path("pipelines/.hiden.py", [".py"]) == " Did you mean 'pipelines/.hidden.py'?"
+    assert did_you_mean_path("../pipelines/hidden.py", [".py"]) == "", "another folder, and a hidden file"
+    assert did_you_mean_path(tmp_path / "resluts") == f" Did you mean '{tmp_path}/results'?"
+    assert did_you_mean_path("results/run/fil") == "", "a file where a folder is meant"
+    assert did_you_mean_path("results/run", [".py"]) == "", "a folder where a file is meant"
+    assert did_you_mean_path("zebra/digits.py", [".py"]) == ""
+    assert did_you_mean_path(tmp_path / "pipelines/digits.py/x") == ""
+    assert did_you_mean_path("") == did_you_mean_path("/") == ""
 
 
 def test_names_are_ordered_by_likeness_where_they_are_many() -> None:

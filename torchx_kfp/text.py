@@ -11,10 +11,12 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import os
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 #: Stands for a character that is not shown.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -139,13 +141,59 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
         name: what somebody wrote; a program may pass something other than text.
         names: those that exist.
     """
-    wrong, known = str(name), list(itertools.islice(names, _COMPARED))
+    near = _most_similar(str(name), names)
+    return f" Did you mean {near!r}?" if near is not None else ""
+
+
+def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = ()) -> str:
+    """Return a sentence that suggests the most similar path that exists, as ``did_you_mean`` does for names.
+
+    Each part may be misspelled: for ``pipelins/digit.py`` it is ``pipelines/digits.py``.
+
+    Args:
+        path: of something that does not exist, or is of another kind.
+        suffixes: of the files among which one was meant; none if a folder was meant.
+    """
+    *folders, name = Path(path).parts or (".",)
+    place = Path()
+    for folder in folders:
+        near = folder if os.path.isdir(place / folder) else _most_similar(folder, _entries(place, folder))
+        if near is None:
+            return ""
+        place /= near
+    # A suffix that all files share does not make them similar.
+    alike: dict[str, list[str]] = {}
+    for entry in _entries(place, name, suffixes):
+        alike.setdefault(Path(entry).stem if suffixes else entry, []).append(entry)
+    near = _most_similar(Path(name).stem if suffixes else name, alike)
+    if near is None:
+        return ""
+    (found,) = difflib.get_close_matches(name, alike[near], n=1, cutoff=0.0)
+    return f" Did you mean {str(place / found)!r}?"
+
+
+def _most_similar(wrong: str, names: Iterable[str]) -> str | None:
+    known = list(itertools.islice(names, _COMPARED))
     near = difflib.get_close_matches(wrong, known, n=1)
     if not near and wrong:
         # The first of the names that begin alike.
         beginnings = {each[: len(wrong)]: each for each in reversed(known)}
         near = [beginnings[found] for found in difflib.get_close_matches(wrong, beginnings, n=1)]
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return near[0] if near else None
+
+
+def _entries(folder: Path, name: str, suffixes: Collection[str] = ()) -> list[str]:
+    """Return the names in a folder that may be meant: folders, or files with a suffix; hidden ones for hidden names."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if name.startswith(".") or not entry.name.startswith(".")]
+            return sorted(
+                entry.name
+                for entry in found
+                if (entry.is_file() and Path(entry.name).suffix in suffixes if suffixes else entry.is_dir())
+            )
+    except OSError:  # there is nothing to suggest
+        return []
 
 
 def nearest(name: str, names: Sequence[str]) -> list[str]:

@@ -92,8 +92,9 @@ def test_what_this_machine_cannot_do_concerns_no_compiled_file(call: Call) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("none.yaml",), "Error: There is no file 'none.yaml'."),
-        (("checked.py:cleen",), "has no pipeline 'cleen'"),
+        (("none.yaml",), "Error: There is no file 'none.yaml'. Give a compiled pipeline"),
+        (("cheked.py:clean",), "There is no file 'cheked.py'. Did you mean 'checked.py'?\n"),
+        (("checked.py:cleen",), "has no pipeline 'cleen'. Did you mean 'clean'?"),
         (("checked.py:clean", "-p", "x"), "-p 'x' is not NAME=VALUE"),
         (("checked.py:clean", "-p", "x=1"), "There is no parameter 'x'."),
     ],

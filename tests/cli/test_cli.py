@@ -262,13 +262,16 @@ def test_ctrl_c_ends_the_run(start: Callable[..., subprocess.Popen[str]]) -> Non
 
 REFUSED = {
     ("compile", "none.py"): (2, "Error: There is no file 'none.py'. Give a Python file: FILE.py, or FILE.py:NAME.\n"),
+    ("compile", "pipeline.py"): (2, "Error: There is no file 'pipeline.py'. Did you mean 'pipelines.py'?\n"),
+    ("compile", "pipelin.py:two"): (2, "Error: There is no file 'pipelin.py'. Did you mean 'pipelines.py'?\n"),
+    ("compile", "subs/pipline.py"): (2, "There is no file 'subs/pipline.py'. Did you mean 'sub/pipeline.py'?\n"),
     ("compile", "pipelines.py"): (
         2,
         "Error: 'pipelines.py' has several pipelines: fails, sleeps, two. Choose one: pipelines.py:fails.\n",
     ),
     ("compile", "pipelines.py:tow"): (
         2,
-        "Error: 'pipelines.py' has no pipeline 'tow'. Its pipelines: fails, sleeps, two.\n",
+        "Error: 'pipelines.py' has no pipeline 'tow'. Did you mean 'two'? Its pipelines: fails, sleeps, two.\n",
     ),
     ("compile", "empty.py"): (
         2,
@@ -307,7 +310,15 @@ REFUSED = {
         "Error: The tracker base is given twice: --tracker-base b and -p tracker_base=...\n",
     ),
     ("run", "pipelines.py:two", "-p", "names=a"): (2, "is not a list: 'a'. Write it as JSON, such as [0.1, 0.5]."),
-    ("run", "none.yaml"): (2, "Error: There is no file 'none.yaml'."),
+    ("run", "none.yaml"): (
+        2,
+        "Error: There is no file 'none.yaml'. Give a compiled pipeline (FILE.yaml) or a Python file: FILE.py, or ",
+    ),
+    ("run", "pipelin.py:two"): (2, "Error: There is no file 'pipelin.py'. Did you mean 'pipelines.py'?\n"),
+    ("run", "sub/compild.yaml"): (2, "There is no file 'sub/compild.yaml'. Did you mean 'sub/compiled.yaml'?\n"),
+    ("run", "pipelines"): (2, "Error: There is no file 'pipelines'. Did you mean 'pipelines.py'?\n"),
+    ("run", "sub"): (2, "Error: 'sub' is not a file. Give a compiled pipeline"),
+    ("run", f"{'long' * 100}.yaml"): (2, "Error: There is no file 'longlong"),
     ("run", "notes.txt"): (2, "Error: The file 'notes.txt' is not a compiled KFP v2 pipeline"),
     ("run", "pipelines.py:two"): (
         2,
@@ -344,7 +355,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED, ids=" ".join)
 def test_refused(words: tuple[str, ...], call: Call, project: Path) -> None:
-    (project / "empty.py").write_text("")
+    (project / "sub").mkdir()
+    for name in ("empty.py", "sub/pipeline.py", "sub/compiled.yaml"):
+        (project / name).write_text("")
     (project / "broken.py").write_text("x = 1\nundefined\n")
     (project / "notes.txt").write_text("a: b\n")
     (project / "v1.2.py").write_text("")

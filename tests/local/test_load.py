@@ -98,6 +98,9 @@ def test_damaged_pipelines(tmp_path, change, message):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(PipelineFileError, match=says("none.yaml'", "path")):
         load_pipeline(tmp_path / "none.yaml")
+    (tmp_path / "some.yml").touch()
+    with pytest.raises(PipelineFileError, match=says("some.yaml'", f"Did you mean '{tmp_path}/some.yml'?")):
+        load_pipeline(tmp_path / "some.yaml")
     with pytest.raises(PipelineFileError, match=says("pipeline", "directory")):
         load_pipeline(tmp_path)
     Path(tmp_path, "binary").write_bytes(b"\xff\xfe\x00")

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.cli.import_errors import explain_import_error
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.sdk import import_kfp, quick_sdk
+from torchx_kfp.text import did_you_mean, did_you_mean_path
 
 if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline
+
+_PYTHON = ".py"
 
 
 def load_pipeline_function(target: str) -> Any:
@@ -30,20 +34,29 @@ def load_pipeline_function(target: str) -> Any:
     """
     file, name = _split(target)
     path = Path(file)
-    if not path.is_file():
-        what = f"{file!r} is not a file" if path.exists() else f"There is no file {file!r}"
-        raise PipelineFileError(f"{what}. Give a Python file: FILE.py, or FILE.py:NAME.")
-    if path.suffix != ".py":
+    if not os.path.isfile(path):
+        raise _missing(file, "Give a Python file: FILE.py, or FILE.py:NAME.", (_PYTHON,))
+    if path.suffix != _PYTHON:
         raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it defines no pipeline function.")
     pipelines = _pipelines(_import(path.resolve()))
     return _choose(pipelines, name, file)
 
 
 def load_target(target: str) -> Pipeline:
-    """Load the pipeline in a compiled file, or the one that ``FILE.py[:NAME]`` names."""
-    from torchx_kfp.local import load_pipeline
+    """Load the pipeline in a compiled file, or the one that ``FILE.py[:NAME]`` names.
 
-    if Path(target.rpartition(":")[0] or target).suffix == ".py" or Path(target).suffix == ".py":
+    Raises:
+        PipelineFileError: the file or the pipeline does not exist, or the file does not hold one.
+    """
+    from torchx_kfp.local import load_pipeline
+    from torchx_kfp.pipeline.load import SUFFIXES
+
+    file, _ = _split(target)
+    path = Path(file)
+    if os.path.isdir(path) or not os.path.exists(path):
+        way_out = "Give a compiled pipeline (FILE.yaml) or a Python file: FILE.py, or FILE.py:NAME."
+        raise _missing(file if path.suffix == _PYTHON else target, way_out, (_PYTHON, *SUFFIXES))
+    if path.suffix == _PYTHON:
         return load_pipeline(load_pipeline_function(target))
     return load_pipeline(target)
 
@@ -65,10 +78,16 @@ def split_words(words: tuple[str, ...]) -> dict[str, str]:
     return arguments
 
 
+def _missing(file: str, way_out: str, suffixes: Collection[str]) -> PipelineFileError:
+    """Return the error for a file that does not exist; the suffixes are those of files to suggest."""
+    what = f"{file!r} is not a file" if os.path.exists(file) else f"There is no file {file!r}"
+    return PipelineFileError(f"{what}.{did_you_mean_path(file, suffixes) or f' {way_out}'}")
+
+
 def _split(target: str) -> tuple[str, str | None]:
     file, colon, name = target.rpartition(":")
     # A colon may be part of the file's name.
-    return (file, name) if colon and not Path(target).exists() else (target, None)
+    return (file, name) if colon and not os.path.exists(target) else (target, None)
 
 
 def _import(path: Path) -> ModuleType:
@@ -118,7 +137,10 @@ def _choose(pipelines: dict[str, Any], name: str | None, file: str) -> Any:
         # The name of the function or, as in run ids, of the pipeline.
         named = [pipeline for key, pipeline in pipelines.items() if name in (key, pipeline.name)]
         if not named:
-            raise PipelineFileError(f"{file!r} has no pipeline {name!r}. Its pipelines: {there}.")
+            known = [*pipelines, *(pipeline.name for pipeline in pipelines.values())]
+            raise PipelineFileError(
+                f"{file!r} has no pipeline {name!r}.{did_you_mean(name, known)} Its pipelines: {there}."
+            )
         return named[0]
     if not pipelines:
         raise PipelineFileError(f"{file!r} defines no pipeline. Decorate a function with @kfp.dsl.pipeline.")

@@ -20,8 +20,12 @@ from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.pipeline.reader import MalformedError, read_pipeline
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.sdk import quick_sdk
+from torchx_kfp.text import did_you_mean_path
 
 PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
+
+#: The usual suffixes of compiled pipelines, for suggestions.
+SUFFIXES = (".yaml", ".yml", ".json")
 
 #: Bytes of a file, levels of lists and dicts in each other, and values in all. A pipeline that KFP takes has at most
 #: 1.5 MB, and some twenty levels.
@@ -100,8 +104,8 @@ def _load_file(path: Path) -> Pipeline:
         text = data.decode("utf-8")
     except FileNotFoundError:
         raise PipelineFileError(
-            f"There is no file {str(path)!r}. Give the path of a compiled pipeline, such as one that "
-            "kfp.compiler.Compiler().compile(...) wrote."
+            f"There is no file {str(path)!r}.{did_you_mean_path(path, SUFFIXES)} Give the path of a compiled pipeline, "
+            "such as one that kfp.compiler.Compiler().compile(...) wrote."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"The file {str(path)!r} cannot be read as a compiled pipeline: {error}.") from None
