@@ -108,7 +108,10 @@ def test_options_of_a_run(tmp_path):
         ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, and is '3'\.$"),
         ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, and is 1\.5\.$"),
         ({"output_dir": 5}, r"^output_dir must be the path of a folder, and is 5\.$"),
-        ({"output_dir": "a\0b"}, r"^The run's folder '.*a\\x00b.*' cannot be made: embedded null byte\. Name another"),
+        (
+            {"output_dir": "a\0b"},
+            r"^The run's folder '.*a\\x00b.*' cannot be created: embedded null byte\. Name another",
+        ),
         ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, and is -1\.$"),
         ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, and is inf\.$"),
     ):

@@ -138,7 +138,7 @@ def test_arguments_that_no_process_can_have(execute_failing):
         "128 KiB in one argument)"
     )
     stage = execute_failing(pipeline, {"long": "\0"}).stages[0]
-    assert stage.reason == "could not be started: a word of its command holds a NUL character"
+    assert stage.reason == "could not be started: a word of its command contains a NUL character"
 
 
 def test_a_command_that_is_no_text(execute_failing):
@@ -152,7 +152,7 @@ def test_a_command_that_is_no_text(execute_failing):
     container = dataclasses.replace(component.container, args=("\ud800",))
     loaded.components["comp-shell"] = dataclasses.replace(component, container=container)
     assert execute_failing(loaded).stages[0].reason == (
-        "could not be started: its command or environment holds a character that no UTF-8 text may hold ('\\ud800', a "
+        "could not be started: its command or environment contains a character that UTF-8 cannot encode ('\\ud800', a "
         "surrogate)"
     )
 
@@ -213,7 +213,7 @@ def test_outputs_that_are_missing_or_of_another_type(execute_failing):
     assert {name: stage.reason for name, stage in stages.items()} == {
         "forgets": f"did not write its output 'out': the file {outputs['forgets']} is missing, though the process "
         "ended with exit code 0",
-        "binary": f"wrote its output 'out' in something else than UTF-8: {outputs['binary']}",
+        "binary": f"wrote its output 'out' in an encoding other than UTF-8: {outputs['binary']}",
         "folder": f"left its output 'out' unreadable: {outputs['folder']} is a folder",
         "pipe": f"left its output 'out' unreadable: {outputs['pipe']} is a named pipe (FIFO)",
         "wrong-int": "wrote something into its output 'out' that is not an int: 'three'",
@@ -260,7 +260,8 @@ def test_an_input_from_a_skipped_stage(execute_failing):
     object.__setattr__(selector, "sources", selector.sources[:2])
     stages = by_name(execute_failing(loaded))
     assert stages["write"].reason == (
-        "has no value for its input 'x': 'inner' has made no output 'Output', since what makes it was skipped"
+        "has no value for its input 'x': 'inner' did not produce its output 'Output', since the task that produces it "
+        "was skipped"
     )
 
 

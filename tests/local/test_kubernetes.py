@@ -63,9 +63,9 @@ def test_secrets_that_are_given(execute, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"secrets": {"kees": {}}}, "No stage takes the secret 'kees'. Did you mean 'keys'? Taken are: keys."),
-        ({"config_maps": {"keys": {}}}, "No stage takes the config map 'keys'. Taken are: none."),
-        ({"secrets": {"keys": {"b": "x"}}}, "The secret 'keys' as it is given lacks 'a'; it has: b."),
+        ({"secrets": {"kees": {}}}, "No stage uses the secret 'kees'. Did you mean 'keys'? The stages use: keys."),
+        ({"config_maps": {"keys": {}}}, "No stage uses the config map 'keys'. The stages use: none."),
+        ({"secrets": {"keys": {"b": "x"}}}, "The secret 'keys' that was given lacks 'a'; it has: b."),
     ],
 )
 def test_what_is_given_and_not_taken(tmp_path, given, message):

@@ -325,9 +325,9 @@ def test_code_that_is_in_the_image(execute, tmp_path, monkeypatch):
     with pytest.raises(UnsupportedPipelineError) as error:
         execute(pipeline)
     assert str(error.value).splitlines()[1:] == [
-        "- task 'remote' is a Python component whose code is in its image 'registry/app:1' (target_image), and not in "
+        "- task 'remote' is a Python component whose code is in its image 'registry/app:1' (target_image) and not in "
         "this folder: there is no kfp_config.ini that says where the function 'remote' is. Start the run in the "
-        "folder for which 'kfp component build' has made the image, or run the task in the image (--docker)."
+        "folder from which 'kfp component build' has built the image, or run the task in the image (--docker)."
     ]
     (tmp_path / "app.py").write_text("def remote(x: int) -> int:\n    return x + 1\n")
     (tmp_path / "kfp_config.ini").write_text("[Components]\nremote = app.py\n")

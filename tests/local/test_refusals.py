@@ -35,9 +35,8 @@ def test_images_own_commands(tmp_path):
         no_command(x="a")
 
     assert refusal(pipeline, tmp_path, "cannot run on this machine") == [
-        "task 'no-command' has no command, so it runs what the image 'busybox' starts by itself, and images "
-        "are not used "
-        "here. Give the component a command, or run the stage in its image (--docker).",
+        "task 'no-command' has no command, so it runs the default command of the image 'busybox', and images are not "
+        "used here. Give the component a command, or run the stage in its image (--docker).",
     ]
 
 
@@ -122,7 +121,7 @@ def test_conditions_across_types(tmp_path, compare, condition):
         ),
         (
             "spec['root']['dag']['tasks']['for-loop-2']['componentRef']['name'] = 'comp-write'",
-            "task 'for-loop-2' is a loop without a pipeline inside. Run the pipeline on KFP.",
+            "task 'for-loop-2' is a loop that does not contain a pipeline. Run the pipeline on KFP.",
         ),
         (
             "spec['deploymentSpec']['executors']['exec-write'] = {'customJob': {}}",

@@ -152,7 +152,7 @@ def test_a_cache_that_cannot_be_written(execute_failing, tmp_path, monkeypatch):
         use()
 
     (stage,) = execute_failing(pipeline).stages
-    assert stage.reason.startswith(f"could not have an environment for its packages in {tmp_path}/file/torchx-kfp/")
+    assert stage.reason.startswith(f"could not be given an environment for its packages in {tmp_path}/file/torchx-kfp/")
     assert stage.reason.endswith("Set XDG_CACHE_HOME to a folder that can be written")
 
 

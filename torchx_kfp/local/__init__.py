@@ -1,4 +1,4 @@
-"""Runs compiled KFP v2 pipelines on this machine, with stages as plain processes or in containers.
+"""Run compiled KFP v2 pipelines on this machine, with stages as plain processes or in containers.
 
 from torchx_kfp.local import run
 

@@ -1,4 +1,4 @@
-"""The tracker bases of a run, which are checked before anything is started."""
+"""A check of a run's tracker bases, before anything is started."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
-#: A key that no result has. It is the same for all runs, so that a store that forbids removal holds it once.
+#: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
-# Seconds for which a failing store is retried.
+# Seconds for which requests to a failing store are retried.
 _PATIENCE = 5.0
 
 
 def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str, mounts: Sequence[Mount] = ()) -> None:
-    """Write a small file to each tracker base that is known by now, read it, and remove it.
+    """Write a small file to each tracker base that is already known, read it, and remove it.
 
     Args:
-        pipeline: what is to be run.
+        pipeline: the pipeline that is going to run.
         arguments: the values of all its parameters.
-        directory: in which its stages run.
-        mounts: of its containers; a base in one of them is another folder here.
+        directory: the directory in which its stages run.
+        mounts: the mounts of its containers. A base inside a mount whose path differs here is not checked.
 
-    A base that this process has no credentials for is left to its stages: their AppDefs or secrets may have them.
+    If this process has no credentials for a base, it is not checked: the stages' AppDefs or secrets may have them.
 
     Raises:
         TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
@@ -53,7 +53,7 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str
 
 
 def _lacks_credentials(error: BaseException | None) -> bool:
-    """Tell whether the store's driver found no credentials at all, by the exceptions of botocore and google-auth."""
+    """Tell whether botocore or google-auth found no credentials at all, judging by their exceptions."""
     while error is not None:
         if type(error).__name__ in ("NoCredentialsError", "DefaultCredentialsError"):
             return True
@@ -62,7 +62,7 @@ def _lacks_credentials(error: BaseException | None) -> bool:
 
 
 def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Return the tracker bases of the pipeline's stages that parameters and constants determine."""
+    """Yield the tracker bases of the pipeline's stages that depend only on parameters and constants."""
     name = f"{protocol.TRACKER_BASE}="
     inputs: dict[str, Mapping[str, Any]] = {}
     for place in walk(pipeline):
@@ -76,7 +76,7 @@ def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[st
 
 
 def _known_inputs(task: Task, component: Component, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a task that are known before the run; ``scope`` has those of the pipeline around it."""
+    """Return the inputs of a task that are known before the run; ``scope`` has the inputs of the pipeline around it."""
     known = {name: input.default for name, input in component.inputs.items() if input.has_default}
     constants = {}
     for name, source in task.inputs.items():
@@ -85,6 +85,6 @@ def _known_inputs(task: Task, component: Component, scope: Mapping[str, Any]) ->
             constants[name] = source.value
         elif isinstance(source, FromInput) and not source.selector and source.name in scope:
             known[name] = scope[source.name]
-    # A constant's text may hold placeholders of the other inputs.
+    # A constant's text may contain placeholders for the other inputs.
     facts = Facts(parameters=dict(known))
     return {**known, **{name: resolve_value(value, facts) for name, value in constants.items()}}

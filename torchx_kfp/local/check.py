@@ -1,4 +1,4 @@
-"""Problems of a pipeline that can be found before anything is started, on this machine and on KFP (``backend``)."""
+"""Problems of a pipeline, here and on KFP's backend (``backend``), that are found before anything is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ON_KFP = "Run the pipeline on KFP"
 # Types of inputs that KFP itself fills in: the final status of another task, and this task's Kubernetes settings.
 _STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 
-# Characters in the name of an input or output, since a file's name may have 255 bytes.
+# The characters that the name of an input or output may have, since a file's name may have 255 bytes.
 _LONGEST_NAME = 100
 
 
@@ -54,15 +54,15 @@ def check_arguments(arguments: Mapping[str, Any]) -> list[Finding]:
 
 
 def defaults_of(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the arguments of a run to which none are passed."""
+    """Return the arguments of a run that is started without any."""
     return {name: item.default for name, item in pipeline.root.inputs.items() if item.has_default}
 
 
 def check_supported(pipeline: Pipeline, containers: Containers = NO_CONTAINERS) -> list[Finding]:
-    """Return the findings about a pipeline that can run here; the arguments are those of ``check_pipeline``.
+    """Return the findings about a pipeline that can run here. The arguments are those of ``check_pipeline``.
 
     Raises:
-        UnsupportedPipelineError: it cannot run on this machine, or fails on KFP's backend.
+        UnsupportedPipelineError: the pipeline cannot run on this machine, or fails on KFP's backend.
     """
     found = check_pipeline(pipeline, containers)
     refuse(pipeline.name, [finding for finding in found if finding.kind in REFUSED])
@@ -109,7 +109,7 @@ def _task_problems(place: Place, in_container: bool) -> Iterator[str]:
         return
     others = [name for name, source in task.artifacts.items() if isinstance(source, Other)]
     if others:
-        yield f"takes an artifact from elsewhere than a task ({joined(others)}). {_ON_KFP}"
+        yield f"takes an artifact that does not come from a task ({joined(others)}). {_ON_KFP}"
     for name, source in task.inputs.items():
         if isinstance(source, Other):
             yield f"takes {source.kind} as its input {name!r}. {_ON_KFP}"
@@ -129,7 +129,7 @@ def _loop_problems(place: Place) -> Iterator[str]:
     loop = place.task.loop
     assert loop is not None
     if place.component.dag is None:
-        yield f"is a loop without a pipeline inside. {_ON_KFP}"
+        yield f"is a loop that does not contain a pipeline. {_ON_KFP}"
     if loop.raw is not None:
         try:
             items = json.loads(loop.raw)
@@ -150,17 +150,16 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
         yield from _python_problems(python, container.image)
     elif names_executor(words) and not in_container:
         yield (
-            f"is a Python component (dsl.component) in a form that is not known here. {_ON_KFP}, or compile it with "
-            "kfp 2.14 or newer"
+            f"is a Python component (dsl.component) in an unknown form. {_ON_KFP}, or compile it with kfp 2.14 or newer"
         )
     elif not container.command and not in_container and not volumes.volume_task(component):
         yield (
-            f"has no command, so it runs what the image {container.image!r} starts by itself, and images are not used "
+            f"has no command, so it runs the default command of the image {container.image!r}, and images are not used "
             "here. Give the component a command, or run the stage in its image (--docker)"
         )
     names = [("output", name) for name in (*component.outputs, *component.artifact_outputs)]
     for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
-        # It is the name of a file in the stage's folder.
+        # The name is also that of a file in the stage's folder.
         if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name) > _LONGEST_NAME:
             yield f"has the {what} {name!r}, whose name cannot be a file's. Rename the {what}"
 
@@ -168,7 +167,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
 def _python_problems(python: PythonComponent, image: str) -> Iterator[str]:
     if python.source is None and find_containerized(python.function, Path()) is None:
         yield (
-            f"is a Python component whose code is in its image {image!r} (target_image), and not in this folder: "
+            f"is a Python component whose code is in its image {image!r} (target_image) and not in this folder: "
             f"there is no kfp_config.ini that says where the function {python.function!r} is. Start the run in the "
-            "folder for which 'kfp component build' has made the image, or run the task in the image (--docker)"
+            "folder from which 'kfp component build' has built the image, or run the task in the image (--docker)"
         )

@@ -1,6 +1,6 @@
 """The options of a run: their types, their checks, and how they are stored for a run that is resumed.
 
-A new option has its place in one of the keywords, with its type, and in ``RunOptions``, with its default.
+To add an option, add it with its type to one of the keyword classes, and with its default to ``RunOptions``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torchx_kfp.pipeline.evaluator import LONGEST
 from torchx_kfp.runs.history import RunRecord
 from torchx_kfp.text import did_you_mean, shown
 
-#: Seconds from asking a stage to end (SIGTERM) to ending it (SIGKILL).
+#: Seconds from asking a stage to end (SIGTERM) to killing it (SIGKILL).
 GRACE = 10.0
-#: Items that all loops of a run may have: each is kept in memory.
+#: The number of items that all loops of a run may have together: each is kept in memory.
 MAX_ITEMS = 10_000
 
 
@@ -56,25 +56,27 @@ class RunKeywords(ResumeKeywords, total=False):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is run.
+    """The options of a run.
 
     Attributes:
         parallelism: how many stages run at once. Default: ``default_parallelism()``.
-        cache: whether outputs of earlier runs in the same output folder are used again (see ``cache``) for tasks that
-            KFP would cache.
+        cache: whether tasks that KFP would cache reuse outputs of earlier runs in the same output folder (see
+            ``cache``).
         grace: seconds that processes have to end after a signal before they are killed.
-        timeout: seconds after which the run is ended and has failed. Default: the pipeline's own limit, if any.
-        fail_fast: whether the first failure of a stage ends the run; exit tasks and tasks that ignore failures run.
+        timeout: seconds after which the run is ended, and fails. Default: the pipeline's own limit, if any.
+        fail_fast: whether the first failure of a stage ends the run; exit tasks and tasks that ignore failures still
+            run.
         max_items: how many items all loops of the run may have together.
         condition_time: seconds that the evaluation of a condition may take.
-        docker: the stages that run in their images with Docker or Podman: all of them, or some by name (``train``,
-            ``inner/train``).
-        mounts: what those containers see of this machine, as ``SRC[:DST][:ro]``, beside what they make, what they read
-            from other stages, and paths that are arguments (such as a tracker base).
+        docker: the stages that run in their images with Docker or Podman: True for all of them, or the names of some
+            (``train``, ``inner/train``).
+        mounts: folders and files of this machine that those containers see, as ``SRC[:DST][:ro]``. They always see
+            their own outputs, the outputs of other stages that they read, and paths that are arguments (such as a
+            tracker base).
         directory: the folder in which stages run and find their scripts. Default: the current directory.
         workspace: the folder that stages share as KFP's workspace. Default: ``workspace`` in the run's folder.
-        python_path: PYTHONPATH at the start of the run; no keyword.
-        named: the paths of this machine that arguments of the run name; no keyword.
+        python_path: PYTHONPATH at the start of the run; not a keyword.
+        named: the paths of this machine that the run's arguments name; not a keyword.
     """
 
     parallelism: int = field(default_factory=default_parallelism)
@@ -92,7 +94,7 @@ class RunOptions:
     named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ArgumentError for a value of another type, or one that makes no sense."""
+        """Raise ArgumentError for a value that has the wrong type or makes no sense."""
         _verify_count("parallelism", self.parallelism)
         _verify_count("max_items", self.max_items)
         _verify_seconds("grace", self.grace, may_be_zero=True)
@@ -102,7 +104,7 @@ class RunOptions:
         if self.mounts and not self.docker:
             raise ArgumentError(
                 "Mounts are for stages in containers, and there are none: processes see all of this machine. Add "
-                "--docker (docker=True), or leave the mounts out."
+                "--docker (docker=True), or remove the mounts."
             )
 
     @classmethod
@@ -110,11 +112,11 @@ class RunOptions:
         """Return the options that these keywords ask for.
 
         Args:
-            keywords: of ``run``.
-            named: paths of this machine that arguments of the run name.
+            keywords: the keywords of ``run``.
+            named: paths of this machine that the run's arguments name.
 
         Raises:
-            ArgumentError: an option has another type, or makes no sense.
+            ArgumentError: an option has the wrong type, or makes no sense.
             TypeError: there is no such option.
         """
         given = _known(keywords, RunKeywords)
@@ -131,18 +133,18 @@ class RunOptions:
         """Return the options that a run had.
 
         Raises:
-            ArgumentError: its folder does not say them all.
+            ArgumentError: the run's folder does not have all of them.
         """
         try:
             return cls(**_converted({item.name: record.options[item.name] for item in dataclasses.fields(cls)}))
         except KeyError as error:
             raise ArgumentError(
-                f"The run {record.run_id} cannot go on: {str(record.folder)!r} does not say with which "
-                f"{error.args[0]!r} it was run. Start a new run."
+                f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} does not record its option "
+                f"{error.args[0]!r}. Start a new run."
             ) from None
 
     def resumed(self, keywords: ResumeKeywords) -> RunOptions:
-        """Return these options, changed by the keywords of ``resume``. It raises the same exceptions as ``of``."""
+        """Return these options, changed by the keywords of ``resume``. Raises the same exceptions as ``of``."""
         return dataclasses.replace(self, **_converted(_known(keywords, ResumeKeywords)))
 
     def as_json(self) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _known(keywords: Any, kind: type[Any]) -> dict[str, Any]:
 
 
 def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are given, in the types that ``RunOptions`` has."""
+    """Return the given options, converted to the types of ``RunOptions``."""
     options = {name: value for name, value in given.items() if value is not None}
     for name in ("directory", "workspace"):
         if options.get(name):

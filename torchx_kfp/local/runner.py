@@ -1,4 +1,4 @@
-"""``run`` and ``resume``: a compiled pipeline on this machine, with stages as processes or in containers."""
+"""``run`` and ``resume``, which run a compiled pipeline on this machine, with stages as processes or in containers."""
 
 from __future__ import annotations
 
@@ -63,29 +63,29 @@ def run(
     """Run a compiled pipeline on this machine.
 
     Each stage is a process in the current environment, where ``python`` is the running interpreter, or a container.
-    A stage that fails ends the stages that depend on it; the others finish. A signal (Ctrl-C) ends all processes.
+    If a stage fails, the stages that depend on it do not run; the others finish. A signal (Ctrl-C) ends all processes.
     Everything that happens is recorded in the run's folder at once, and ``resume`` goes on from there.
 
     Args:
-        pipeline: path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
         arguments: values of the pipeline's parameters.
-        output_dir: folder in which the run's folder, named by its run id, is made. Default: ``OUTPUT_DIR``.
-        watch: is told what happens. Default: ``Lines()``, which writes to stderr; ``Watch()`` keeps silent.
+        output_dir: the folder in which the run's folder is created, named by its run id. Default: ``OUTPUT_DIR``.
+        watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
         secrets: keys and values of Kubernetes secrets, by the secret's name, for stages that use them.
-        config_maps: those of config maps.
-        options: how the pipeline is run, such as ``parallelism=2``: see ``RunOptions``.
+        config_maps: keys and values of config maps, likewise.
+        options: how to run the pipeline, such as ``parallelism=2``: see ``RunOptions``.
 
     Returns:
-        How the run and its stages ended, also if stages failed: see ``RunResult.raise_for_failure``.
+        How the run and its stages ended, even if stages failed: see ``RunResult.raise_for_failure``.
 
     Raises:
         PipelineFileError: the file is not a compiled pipeline.
         UnsupportedPipelineError: the pipeline cannot run on this machine; nothing was started.
         ArgumentError: the arguments do not fit the pipeline's parameters, or an option is wrong; nothing was started.
-        ContainerEngineError: stages are to run in containers, and no engine answers; nothing was started.
+        ContainerEngineError: stages must run in containers, and no engine answers; nothing was started.
         TrackerError: a tracker base cannot be written; nothing was started.
-        KeyboardInterrupt: SIGINT has ended the run.
-        SystemExit: SIGTERM or SIGHUP has ended the run; the code is 143 or 129.
+        KeyboardInterrupt: SIGINT ended the run.
+        SystemExit: SIGTERM or SIGHUP ended the run; the code is 143 or 129.
     """
     _verify(arguments, output_dir)
     chosen = RunOptions.of(options, named_paths(arguments or {}))
@@ -127,27 +127,27 @@ def resume(
     config_maps: Given | None = None,
     **options: Unpack[ResumeKeywords],
 ) -> RunResult:
-    """Go on with a run that has failed, was ended, or was killed; no stage that has succeeded runs again.
+    """Go on with a run that failed, was ended, or was killed; stages that have succeeded do not run again.
 
-    A stage whose inputs are others than before runs again, such as an exit task. The run keeps its arguments and
+    The exception is a stage whose inputs have changed since, such as an exit task. The run keeps its arguments and
     options, and stages run in the same directory. Processes that a killed runner has left are ended first.
 
     Args:
         folder: the run's folder: see ``history.find_run``.
-        watch: as in ``run``; it hears again of stages that do not run again.
+        watch: as in ``run``; it also gets the events of stages that do not run again.
         secrets: as in ``run``: they are not stored.
         config_maps: as in ``run``.
-        options: those of ``run`` that are to change: see ``ResumeKeywords``. A ``timeout`` counts from now on.
+        options: options of ``run`` to change: see ``ResumeKeywords``. A ``timeout`` counts from now on.
 
     Raises:
         ArgumentError: there is no such run, it still runs, or it has succeeded.
         Others: as ``run``.
     """
     path = Path(folder).absolute()
-    read_run(path)  # or it is not a run's folder
+    read_run(path)  # raises if it is not a run's folder
     watch = watch if watch is not None else Lines()
     with Journal.reopen(path, watch.on_warning) as journal:
-        # Not before: another process may have gone on with it meanwhile.
+        # Read it again: another process may have gone on with the run before it was locked.
         record = read_run(path)
         if record.state is State.SUCCEEDED:
             raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
@@ -157,12 +157,12 @@ def resume(
         found = check_supported(loaded, containers)
         if not os.path.isdir(chosen.directory):
             raise ArgumentError(
-                f"The run {record.run_id} was run in the directory {chosen.directory!r}, which is gone. Make it "
+                f"The run {record.run_id} was run in the directory {chosen.directory!r}, which is gone. Create it "
                 "again, or start a new run."
             )
         check_bases(loaded, record.arguments, chosen.directory, chosen.mounts)
         with _engine(containers, record.run_id) as engine:
-            # Of a runner that was killed.
+            # A runner that was killed may have left processes.
             kill_marked(record.run_id)
             if engine is not None:
                 engine.remove_left()
@@ -182,7 +182,7 @@ def _verify(arguments: Any, output_dir: Any) -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    """A request to run a pipeline; ``values`` are those of all parameters."""
+    """A request to run a pipeline; ``values`` are the values of all its parameters."""
 
     pipeline: Pipeline
     values: Mapping[str, Any]
@@ -207,7 +207,7 @@ def _execute(
         state.on_event(event)
 
     def listener(event: Event) -> None:
-        # First: whoever hears of it finds it in the folder.
+        # Record the event first: whoever is told of it will find it in the folder.
         journal.write(event)
         state.on_event(event)
         watch.on_event(event)
@@ -257,7 +257,7 @@ def _execute(
                 listener(RunFinished(run_id, State.CANCELED, time.monotonic() - started, reason=name))
                 raise_for_signal(interrupted.number)
             finally:
-                # Each stage's end ends what it has started; this finds what came after that.
+                # The end of a stage ends the processes that it started; this finds any that were started later.
                 kill_marked(run_id)
     if pump.error is not None:
         raise pump.error
@@ -278,7 +278,7 @@ def _execute(
 
 @contextlib.contextmanager
 def _engine(containers: Containers, run_id: str) -> Iterator[DockerEngine | None]:
-    """Connect to the engine for the run's containers, if it has any, and remove them in the end."""
+    """Connect to the engine if the run has containers, and remove them at the end."""
     if not containers.names:
         yield None
         return
@@ -295,6 +295,6 @@ def _make_folder(folder: Path, argument: str, option: str, *, exist_ok: bool = T
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            f"The run's folder {str(folder)!r} cannot be made: {reason}. Name another place for it ({argument}, or "
-            f"{option} of the command)."
+            f"The run's folder {str(folder)!r} cannot be created: {reason}. Name another place for it ({argument}, or "
+            f"{option} on the command line)."
         ) from None

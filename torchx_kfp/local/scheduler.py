@@ -41,11 +41,11 @@ from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEn
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 
-#: Seconds after which a wait is interrupted: a signal that arrives just before it would not interrupt it.
+#: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
 
 
-#: States of tasks after which dependent tasks do not run, and the words for them.
+#: The states of tasks whose dependent tasks do not run, and the words that describe them.
 _WITHOUT_OUTPUTS = {
     State.FAILED: "failed",
     State.CANCELED: "was ended",
@@ -78,7 +78,7 @@ class Scheduler:
         memory: Memory,
         earlier: Mapping[str, Sequence[StageStarted]],
     ) -> None:
-        """Prepare a run; ``earlier`` are the attempts at stages, by their names, before the run was resumed."""
+        """Prepare a run; ``earlier`` has the attempts at stages, by their names, before the run was resumed."""
         self._pipeline = pipeline
         self._context = context
         self._options = options = context.options
@@ -106,10 +106,10 @@ class Scheduler:
         )
 
     def run(self, arguments: Mapping[str, Any]) -> Scope:
-        """Run all tasks, and return the root's scope, in which they have ended.
+        """Run all tasks to their ends, and return the root's scope.
 
         Raises:
-            Interrupted: ``interrupt`` was called. No process of the run is left.
+            Interrupted: ``interrupt`` was called. The run has no processes left.
         """
         root = Scope(self._pipeline, self._pipeline.root, arguments, StageNames())
         self._open(root)
@@ -129,13 +129,13 @@ class Scheduler:
             root.failed = True
             return root
         except BaseException:
-            # A listener raised it, and should get no more events.
+            # A listener raised the exception; it must not get more events.
             self._stages.kill()
             raise
 
     @property
     def results(self) -> list[StageResult]:
-        """How the stages ended, each the last time that it was run."""
+        """How each stage ended the last time that it ran."""
         return list(self._stages.results.values())
 
     def interrupt(self, number: int) -> None:
@@ -144,7 +144,7 @@ class Scheduler:
         self._happenings.put(number)
 
     def _next(self) -> Happening | None:
-        """Wait for what happens next; None when it is time for a retry, or to look for a signal."""
+        """Wait for the next happening; return None when it is time for a retry, or to check for signals."""
         timeout = min(_LOOK_UP, max(0.0, self._timers[0][0] - time.monotonic())) if self._timers else _LOOK_UP
         try:
             return self._happenings.get(timeout=timeout)
@@ -166,7 +166,7 @@ class Scheduler:
         raise _TimeIsOver
 
     def _end(self, reason: str, told: str) -> None:
-        """End all stages, and report those that have not begun; ``told`` describes those that have."""
+        """End all stages, and report those that have not begun; ``told`` is the reason for those that have."""
         why = "the run was ended"
         self._listener(RunEnding(reason, self._options.grace))
         self._stages.cancel(told, f"was not run: {why}", why)
@@ -176,7 +176,7 @@ class Scheduler:
                     self._drop(node, why)
 
     def _drop(self, node: Node, why: str) -> None:
-        """Report that the node's stages do not run any more, except those in scopes of their own."""
+        """Report that the node's stages will not run any more, except those in scopes that have begun."""
         missing = [*self._stages_of(node)] if node in self._retrying or (not node.attempt and node.loop is None) else []
         if node.loop is not None:
             for index in range(node.loop.started, len(node.loop.items)):
@@ -240,7 +240,7 @@ class Scheduler:
             return
         if node.task.loop is not None:
             node.loop = LoopProgress(items, node.task.loop.parallelism)
-            # Inner loops have their own events.
+            # Inner loops have events of their own.
             stages = tuple(without_indices(stage.name) for stage in self._inside(node) if not stage.looped)
             self._listener(LoopStarted(node.name, len(items), stages))
             self._continue_loop(node)
@@ -260,7 +260,7 @@ class Scheduler:
         self._open(Scope(self._pipeline, node.component, inputs, node.scope.names.inside(node.task), node))
 
     def _import(self, node: Node, importer: Importer) -> None:
-        """Finish an importer: its artifact exists, and nothing is run."""
+        """Finish an importer: its artifact exists already, so nothing runs."""
         try:
             workspace = self._context.constants["workspace_path"]
             names = node.component.artifact_outputs
@@ -273,7 +273,7 @@ class Scheduler:
     def _made(
         self, node: Node, outputs: Mapping[str, Any] | None = None, artifacts: Mapping[str, Artifact] | None = None
     ) -> None:
-        """Finish a task that needs no process."""
+        """Finish a task that does not need a process."""
         result = StageResult(
             name=node.name,
             task=node.task.name,
@@ -290,8 +290,9 @@ class Scheduler:
         self._items += len(items)
         if self._items > self._options.max_items:
             raise ValueError(
-                f"loops over {len(items):,} items, and all loops of a run may have {self._options.max_items:,}. Let "
-                "them have more with --max-items (max_items), or let one stage do several items"
+                f"loops over {len(items):,} items, but all loops of a run together may have "
+                f"{self._options.max_items:,}. Raise the limit with --max-items (max_items), or let each stage process "
+                "several items"
             )
 
     def _holds(self, node: Node) -> bool:
@@ -350,11 +351,11 @@ class Scheduler:
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_order), action))
 
     def _finish(self, node: Node, state: State, outputs: Mapping[str, Any]) -> None:
-        """Record that a task has ended; those that wait for it may be next."""
+        """Record that a task has ended; tasks that wait for it may begin."""
         node.state = state
         node.outputs = outputs
         scope = node.scope
-        # On KFP a run succeeds if only its exit task fails, since that is a hook and not part of the graph.
+        # On KFP, a run succeeds if only its exit task fails: that is a hook, not part of the graph.
         failed = state is State.FAILED and not node.task.runs_always
         scope.failed |= failed or state in (State.NOT_RUN, State.CANCELED)
         if self._options.fail_fast and failed and not _may_be_retried(scope):
@@ -369,7 +370,7 @@ class Scheduler:
             self._over.append(scope)
 
     def _pass_over(self, node: Node, state: State, reason: str) -> None:
-        """Record that a task does not run, nor any stage inside it."""
+        """Record that a task and all stages inside it do not run."""
         node.reason = reason
         ends = self._failure if state is State.NOT_RUN and self._stopping and not _runs_always(node) else None
         for stage in self._stages_of(node):
@@ -380,7 +381,7 @@ class Scheduler:
         self._finish(node, state, {})
 
     def _stages_of(self, node: Node) -> Iterable[Node | Place]:
-        """Return the stages that the task is, or has inside."""
+        """Return the stages of a task: the task itself, or the stages inside it."""
         return [node] if node.component.dag is None else self._inside(node)
 
     def _inside(self, node: Node) -> Iterator[Place]:
@@ -391,13 +392,13 @@ class Scheduler:
 
 
 def _runs_always(node: Node) -> bool:
-    """Tell whether the task, or one around it, runs even after failures."""
+    """Tell whether the task, or a task that contains it, runs even after failures."""
     owner = node.scope.owner
     return node.task.runs_always or (owner is not None and _runs_always(owner))
 
 
 def _may_be_retried(scope: Scope) -> bool:
-    """Tell whether a nested pipeline around the scope is tried again, so that a failure need not be the run's."""
+    """Tell whether a nested pipeline around the scope may be retried, so that a failure in it need not fail the run."""
     node = scope.owner
     if node is None:
         return False
@@ -406,6 +407,6 @@ def _may_be_retried(scope: Scope) -> bool:
 
 
 def _failures(scope: Scope) -> str:
-    """Say why a nested pipeline failed, as a part of a sentence."""
+    """Return why a nested pipeline failed, as a part of a sentence."""
     failed = [node.name for node in scope.nodes.values() if node.state is State.FAILED]
     return f"failed in {', '.join(failed)}" if failed else ""

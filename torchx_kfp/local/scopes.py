@@ -1,7 +1,7 @@
 """The running pipeline as a tree of scopes, and the inputs of its tasks.
 
-The root, a nested pipeline, a branch of ``dsl.If`` and one iteration of a loop are all scopes: tasks of one DAG,
-with the values of its inputs.
+The root, a nested pipeline, a branch of ``dsl.If`` and an iteration of a loop are all scopes: the tasks of a DAG, with
+the values of its inputs.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class Node:
         self.dependents: list[Node] = []
         self.waiting = len(task.depends_on)
         self.state: State | None = None
-        #: Why it did not succeed.
+        #: Why the task did not succeed.
         self.reason = ""
-        #: How often it was started: a nested pipeline may be retried as a whole.
+        #: How often the task was started: a nested pipeline may be retried as a whole.
         self.attempt = 0
-        #: Whether nothing in it has run since the run was resumed.
+        #: Whether nothing in the task has run since the run was resumed.
         self.kept = True
         self.inputs: dict[str, Any] = {}
         self.outputs: Mapping[str, Any] = {}
-        #: Outputs that a loop did not make in all of its iterations, and the reason. KFP's driver fails on tasks that
-        #: take them.
+        #: Outputs that some iterations of a loop did not produce, and the reason. KFP's driver fails on tasks that take
+        #: such outputs.
         self.hollow: Mapping[str, str] = {}
         self.loop: LoopProgress | None = None
 
     def constants(self, run_id: str) -> dict[str, str]:
-        """Return placeholders whose values differ by task, and are the same when the run is resumed."""
+        """Return the placeholders whose values differ by task; they keep their values when the run is resumed."""
         uid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id}/{self.name}"))
         return {"pipeline_task_name": self.task.display_name, "pipeline_task_uuid": uid}
 
@@ -83,7 +83,7 @@ class LoopProgress:
 
 
 class Scope:
-    """A DAG while it runs; ``index`` is the iteration's in a loop."""
+    """A DAG while it runs; ``index`` is the index of the iteration in a loop."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Scope:
                 self.nodes[upstream].dependents.append(node)
 
     def outputs(self) -> dict[str, Any]:
-        """Return the scope's outputs, including artifacts, without those whose tasks were skipped or failed."""
+        """Return the scope's outputs, including artifacts, except those of tasks that were skipped or failed."""
         values = {}
         dag = self.component.as_dag()
         for name, selector in (*dag.outputs.items(), *dag.artifacts.items()):
@@ -120,7 +120,7 @@ class Scope:
         return values
 
     def hollow_outputs(self) -> dict[str, str]:
-        """Return the outputs that a loop inside did not make in all iterations: see ``Node.hollow``."""
+        """Return the outputs that a loop inside did not produce in all iterations: see ``Node.hollow``."""
         dag = self.component.as_dag()
         return {
             name: self.nodes[task].hollow[output]
@@ -132,8 +132,8 @@ class Scope:
     def hook_before(self, node: Node) -> str | None:
         """Return the task that KFP runs in place of this one; None if it runs this one.
 
-        A task that runs whatever became of those before it is an exit hook of each of these, and there is one hook
-        for each task: the last one by its name.
+        A task that runs even if its upstream tasks have failed is an exit hook of each of them. Each task has only one
+        hook: the one whose name sorts last.
         """
         if not node.task.runs_always or not node.task.depends_on:
             return None
@@ -148,7 +148,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         node: a task whose upstream tasks have succeeded.
-        constants: placeholders that stand for the same everywhere in the run.
+        constants: placeholders whose values are the same everywhere in the run.
 
     Raises:
         ValueError: an input has no value.
@@ -167,7 +167,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
                 continue
             raise ValueError(f"has no value for its input {name!r}: {error}") from None
         except _Failed as error:
-            # A STRING is then empty, whatever its default is; KFP's driver refuses other types.
+            # A STRING is then empty, whatever its default is; KFP's driver rejects other types.
             if parameter is None or parameter.type != "STRING":
                 raise ValueError(f"has no value for its input {name!r}: {error}") from None
             value = ""
@@ -183,7 +183,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
             raise ValueError(f"has no artifact for its input {name!r}: {error}") from None
         except (_Failed, ValueError) as error:
             raise ValueError(f"has no artifact for its input {name!r}: {error}") from None
-    # Placeholders in a constant stand for the task's other inputs, whose values are known by now.
+    # Placeholders in a constant stand for the task's other inputs, whose values are known now.
     known = {**constants, **node.constants(constants["pipeline_job_name"])}
     facts = Facts(parameters=values, workspace=constants["workspace_path"])
     for name, value in fixed.items():
@@ -192,7 +192,7 @@ def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:
 
 
 def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs, with the component's defaults for those that are missing."""
+    """Return the inputs, with the component's defaults for missing ones."""
     defaults = {
         name: convert(parameter.default, parameter.type)
         for name, parameter in component.inputs.items()
@@ -202,14 +202,14 @@ def with_defaults(component: Component, inputs: Mapping[str, Any]) -> dict[str, 
 
 
 def parameters_of(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs without the artifacts among them."""
+    """Return the inputs without artifacts."""
     return {name: value for name, value in inputs.items() if not is_artifact(value)}
 
 
 def import_artifact(name: str, importer: Importer, inputs: Mapping[str, Any], workspace: str) -> Artifact:
     """Return the artifact of an importer.
 
-    One that goes to the workspace has its place there; the first stage that takes it copies it.
+    An artifact that goes to the workspace has a path there; the first stage that takes it copies it.
 
     Raises:
         ValueError: there is no URI.
@@ -265,7 +265,7 @@ class _Failed(Exception):
 
 
 def final_status(node: Node, run_id: str) -> dict[str, Any]:
-    """Return KFP's PipelineTaskFinalStatus of a task that has ended; the backend leaves its error empty."""
+    """Return KFP's PipelineTaskFinalStatus of a task that has ended, with an empty error, as on the backend."""
     return {
         "state": _FINAL_STATES.get(node.state or State.NOT_RUN, "CANCELED"),
         "pipelineJobResourceName": run_id,
@@ -275,7 +275,7 @@ def final_status(node: Node, run_id: str) -> dict[str, Any]:
 
 
 def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
-    """Return the outputs of a loop: for each, the list of its iterations', one flat list from nested loops."""
+    """Return the outputs of a loop, each as a list of the iterations' values; for nested loops, the list is flat."""
     progress = node.loop
     if progress is None:
         raise TypeError(f"the task {node.task.name} is not a loop")
@@ -292,7 +292,7 @@ def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
 
 
 def missing_outputs(node: Node) -> dict[str, str]:
-    """Return the outputs of a loop that some or all iterations did not make, and the reason."""
+    """Return the outputs that some or all iterations of a loop did not produce, and the reason."""
     progress = node.loop
     if progress is None:
         raise TypeError(f"the task {node.task.name} is not a loop")
@@ -310,7 +310,7 @@ def missing_outputs(node: Node) -> dict[str, str]:
 
 
 def _is_collected(component: Component, output: str, pipeline: Pipeline) -> bool:
-    """Tell whether the DAG's output is itself the list of a loop's outputs, rather than one task's output."""
+    """Tell whether the DAG's output is itself a list of a loop's outputs, rather than one task's output."""
     dag = component.as_dag()
     task_name, inner = dag.outputs[output].sources[0]
     task = dag.tasks[task_name]
@@ -328,17 +328,17 @@ def _lookup(source: Origin, node: Node, constants: Mapping[str, str]) -> Any:
         producer = node.scope.nodes[source.task]
         if source.output in producer.hollow:
             raise ValueError(
-                f"{producer.hollow[source.output]}, and KFP's driver fails on what collects from such a loop. Have a "
-                "stage that makes it in each iteration, and at least one"
+                f"{producer.hollow[source.output]}, and KFP's driver fails on tasks that collect from such a loop. "
+                "Have at least one iteration, and a stage that produces the output in each"
             )
         if source.output not in producer.outputs:
             if producer.state is State.FAILED:
-                raise _Failed(f"{source.task!r} has made no output {source.output!r}, since it failed")
-            why = _ENDS.get(producer.state or State.SKIPPED, "what makes it was skipped")
-            raise ValueError(f"{source.task!r} has made no output {source.output!r}, since {why}")
+                raise _Failed(f"{source.task!r} did not produce its output {source.output!r}, since it failed")
+            why = _ENDS.get(producer.state or State.SKIPPED, "the task that produces it was skipped")
+            raise ValueError(f"{source.task!r} did not produce its output {source.output!r}, since {why}")
         value, selector = producer.outputs[source.output], source.selector
     elif isinstance(source, FinalStatus):
         return final_status(node.scope.nodes[source.task], constants["pipeline_job_resource_name"])
     else:
-        raise TypeError(f"the task {node.task.name} has an input that check_supported refuses: {source}")
+        raise TypeError(f"the task {node.task.name} has an input that check_supported rejects: {source}")
     return select_field(value, selector) if selector else value

@@ -18,7 +18,7 @@ def ending_signals(handle: Callable[[int], None]) -> Iterator[None]:
     """Call ``handle`` with the number of each SIGINT, SIGTERM and SIGHUP while the block runs.
 
     A signal that is ignored (a background job's SIGINT, ``nohup``'s SIGHUP) stays ignored. Only a program's main
-    thread may do this; in another one nothing is changed.
+    thread may set handlers; in another thread, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

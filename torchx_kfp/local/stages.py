@@ -1,4 +1,4 @@
-"""The stages of a running pipeline: they wait for their turn, run, are tried again, or need not run at all."""
+"""The stages of a running pipeline, which wait for their turn, run, are retried, or need not run at all."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from torchx_kfp.text import clean
 
 #: An attempt that has ended, or the number of a signal.
 Happening: TypeAlias = tuple[Execution, Outcome] | int
-#: Takes a node whose stage has ended, its state, and its outputs.
+#: A function that is called with a node whose stage has ended, its state, and its outputs.
 Ended: TypeAlias = Callable[[Node, State, Mapping[str, Any]], None]
-#: Calls a function after a number of seconds.
+#: A function that calls another one after a number of seconds.
 Later: TypeAlias = Callable[[float, Callable[[], None]], None]
 
-#: Seconds for stages to end after their processes were killed.
+#: Seconds that stages have to end after their processes were killed.
 _LEAVE = 5.0
 
 
@@ -41,7 +41,7 @@ class _Stage:
     """A task with a container, from its first attempt on."""
 
     node: Node
-    #: The number of attempts under the task's own retry policy, and of all attempts at the stage in this run.
+    #: The number of attempts that count for the task's own retry policy, and of all attempts at the stage in this run.
     tries: int = 0
     attempt: int = 0
     #: The start of the first attempt, on the monotonic clock and on the wall clock.
@@ -51,7 +51,7 @@ class _Stage:
     log_file: Path | None = None
     tracker_base: str | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    #: The keys of its inputs and in the cache: see ``keys``.
+    #: The key of its inputs, and its key in the cache: see ``keys``.
     key: str = ""
     cache_key: str = ""
 
@@ -79,17 +79,17 @@ class _Stage:
 
 
 class Stages:
-    """Runs stages as there is room for them, and says how they end.
+    """Runs stages as soon as there is room for them, and reports how they end.
 
     Args:
-        context: of the run.
-        pump: reads their output.
+        context: the facts about the run.
+        pump: reads the output of stages.
         listener: gets their events.
-        memory: knows which need not run.
+        memory: knows which stages need not run.
         earlier: attempts at stages, by their names, before the run was resumed.
-        happenings: gets the end of each attempt, for ``take``.
-        later: for retries.
-        ended: is told of each stage that was added when it has ended.
+        happenings: a queue for the end of each attempt, which the caller passes to ``take``.
+        later: calls a function later, for retries.
+        ended: is called when a stage that was added has ended.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Stages:
         self._running: dict[Execution, _Stage] = {}
         self._retrying: dict[_Stage, None] = {}
         self._results: dict[str, StageResult] = {}
-        #: Stages that failed in a nested pipeline that is tried again, as long as they have not ended again.
+        #: Stages that failed in a nested pipeline that is being retried, until they end again.
         self._failed_before: dict[str, StageResult] = {}
 
     @property
     def results(self) -> Mapping[str, StageResult]:
-        """How the stages ended, each the last time that it was run, by their names."""
+        """How each stage ended the last time that it ran, by their names."""
         return self._results
 
     def report(self, result: StageResult, *, kept: bool = False) -> None:
@@ -134,19 +134,19 @@ class Stages:
         self._listener(StageFinished(result, kept=kept))
 
     def expect_again(self, pipeline: str) -> None:
-        """Remember which stages of a nested pipeline have failed, as it is tried again."""
+        """Remember which stages of a nested pipeline have failed, because it is going to be retried."""
         for name, result in self._results.items():
             if name.startswith(f"{pipeline}/") and result.state is State.FAILED:
                 self._failed_before[name] = result
 
     def drop(self, name: str, task: str, reason: str, why: str) -> None:
-        """Report that a stage does not run any more, unless it has ended; if it waits for a retry, it is canceled.
+        """Report that a stage will not run any more, unless it has ended; if it waits for a retry, it is canceled.
 
         Args:
-            name: the stage's; of one in a loop that has not begun, without the loop's index.
+            name: the stage's name; in a loop that has not begun, without the loop's index.
             task: its task's name.
             reason: why it does not run, as a part of a sentence.
-            why: what has ended the run, as a clause.
+            why: why the run ends, as a clause.
         """
         waiting = [result for key, result in self._failed_before.items() if is_execution(key, name)]
         for result in waiting:
@@ -155,7 +155,7 @@ class Stages:
             self.report(StageResult(name, task, State.NOT_RUN, reason=reason))
 
     def _cancel_waiting(self, last: StageResult, why: str) -> None:
-        """Report that a stage was waiting for another attempt; ``last`` is how the last one ended."""
+        """Report that a stage was canceled while it waited for another attempt; ``last`` is how the last one ended."""
         before = f"; the last one {last.reason}" if last.reason else ""
         reason = f"was canceled while it waited for another attempt: {why}{before}"
         self.report(
@@ -168,7 +168,7 @@ class Stages:
         self._listener(StageWaiting(node.name, node.task.name))
 
     def fail(self, node: Node, error: Exception) -> None:
-        """Record that a task cannot begin; the error must not end other tasks."""
+        """Record that a task cannot begin. The error must not end other tasks."""
         expected = isinstance(error, ValueError)
         reason = str(error) if expected else f"could not be prepared: {type(error).__name__}: {error}"
         node.reason = reason
@@ -177,7 +177,7 @@ class Stages:
         self._ended(node, State.FAILED, {})
 
     def start_next(self) -> bool:
-        """Start the next stage, or find that it need not run; False if there is none, or no room for it."""
+        """Start the next stage, or find that it need not run. Return False if there is none, or no room for it."""
         if not self._startable or len(self._running) >= self._context.options.parallelism:
             return False
         stage = self._startable.popleft()
@@ -195,7 +195,7 @@ class Stages:
         return True
 
     def take(self, execution: Execution, outcome: Outcome) -> None:
-        """Take the outcome of an attempt: the stage has ended, or is tried again."""
+        """Process the outcome of an attempt: the stage has ended, or is retried."""
         stage = self._running.pop(execution)
         node, retry = stage.node, stage.node.task.retry
         node.reason = outcome.reason
@@ -213,15 +213,15 @@ class Stages:
     def cancel(
         self, reason: str, not_run: str, why: str, spared: Callable[[Node], bool] = lambda node: False
     ) -> list[tuple[Node, State]]:
-        """End the stages that run or wait for another attempt; stages that were added do not start any more.
+        """End the stages that run or wait for another attempt, and do not start those that were added.
 
-        They are asked first, and killed after the grace or another signal.
+        Running stages are asked to end, and killed after the grace period or another signal.
 
         Args:
             reason: why they are ended, as a part of a sentence.
             not_run: why others do not start, as a part of a sentence.
-            why: what has ended them, as a clause.
-            spared: tells of stages that go on.
+            why: why the run ends, as a clause.
+            spared: tells whether a stage is left alone.
 
         Returns:
             The nodes of these stages, and their states.
@@ -237,7 +237,7 @@ class Stages:
                 canceled.append(self._canceled(stage, reason))
             for execution in ending:
                 execution.kill()
-        # Work without a process, such as a copy from a server that does not answer.
+        # These are busy without a process, such as with a copy from a server that does not answer.
         canceled += [self._canceled(self._running.pop(execution), reason) for execution in ending]
         retrying = [stage for stage in self._retrying if not spared(stage.node)]
         for stage in (*retrying, *stopped):
@@ -260,7 +260,7 @@ class Stages:
             pass
 
     def _ends(self, ending: set[Execution], seconds: float, *, until_signal: bool = False) -> Iterator[_Stage]:
-        """Yield the stages of these executions as they end, for some seconds; other events stay in the queue."""
+        """Yield the stages of these executions as they end, for some seconds. Other happenings stay in the queue."""
         deadline = time.monotonic() + seconds
         others: list[Happening] = []
         while ending:
@@ -283,7 +283,7 @@ class Stages:
         return stage.node, State.CANCELED
 
     def _recall(self, stage: _Stage) -> bool:
-        """Tell whether the stage need not run, and if so record its earlier result."""
+        """Tell whether the stage need not run, and if so, record its earlier result."""
         node = stage.node
         # An exit task runs again, unless nothing before it has run.
         upstream = [node.scope.nodes[name] for name in node.task.depends_on] if node.task.runs_always else []
@@ -316,7 +316,7 @@ class Stages:
         execution = Execution(
             attempt, engine, self._pump, lambda *end: self._happenings.put(end), self._context.options.grace
         )
-        # First, so that a runner that is killed now has recorded the attempt's folder.
+        # Record this before the start: if the runner is killed now, the attempt's folder is known.
         self._listener(
             StageStarted(
                 name=node.name,

@@ -1,9 +1,9 @@
 """The files of this machine that a command runs, so that a stage whose code has changed runs again.
 
-Code and configuration that the words name (but not data: a stage may be what writes it), programs that they name
-(``python -m train``, ``-c 'import train'``, a Python component's source), and what these import in turn, where it is
-found in the current directory, beside the script, or in PYTHONPATH. Of a package, all its Python files count. What is
-imported by a name that a program makes up is not seen.
+They are the files of code and configuration that the command's words name (but not data, which a stage may write), the
+programs that they name (``python -m train``, ``-c 'import train'``, a Python component's source), and the modules that
+these import in turn, if they are in the current directory, in the script's folder, or in PYTHONPATH. All Python files
+of a package count. A module whose name is computed at run time is not found.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from torchx_kfp.local.cache.keys import Stamp, stamp_of
 
-#: A command that may run more files is not cached.
+#: A stage whose command may run more files is not cached.
 MOST_FILES = 2000
-#: Larger files are only searched for the names of others if they are Python.
+#: Larger files are only searched for the names of other files if they are Python.
 _SCRIPT_SIZE = 1 << 16
 
 # Text that may be the name of a file or a module, also in a shell program.
@@ -35,7 +35,7 @@ class TooManyFiles(Exception):
 
 @dataclass(frozen=True)
 class _Text:
-    """The modules that a text imports, and the words in it that may name files (after ``-m``: modules)."""
+    """The modules that a text imports, and its words that may name files (or modules, after ``-m``)."""
 
     imports: frozenset[str] = frozenset()
     words: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class _Text:
 class CodeFiles:
     """Finds the files of commands that run in one directory.
 
-    Each time it looks at all of them; but a file is parsed again only where its size or its time of change is another.
+    All files are checked each time, but a file is parsed again only if its size or its time of change differs.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -110,14 +110,14 @@ class CodeFiles:
 
 @dataclass
 class _Modules:
-    """Finds modules in the first of several places that has them. Lists each folder and yields each module once."""
+    """Finds each module in the first of several places that has it. Lists each folder and yields each module once."""
 
     roots: Sequence[str]
     _listed: dict[str, frozenset[str]] = field(default_factory=dict)
     _found: set[tuple[str, str]] = field(default_factory=set)
 
     def files(self, name: str, beside: str) -> Iterator[str]:
-        """Yield the files of a module or package for a program in the folder ``beside``, the first time."""
+        """Yield the files of a module or package for a program in the folder ``beside``, the first time it is asked."""
         if (name, beside) in self._found or not name.isidentifier():
             return
         self._found.add((name, beside))
@@ -141,24 +141,24 @@ class _Modules:
 
 
 def _read_text(text: str) -> _Text:
-    """Find the modules and files that a word, or a program in it, names."""
+    """Return the modules and files that a word, or a program in it, may name."""
     words = tuple(dict.fromkeys(_TOKEN.findall(text))) if len(text) < _SCRIPT_SIZE else ()
     return _Text(_imports(text), words)
 
 
 def _imports(text: str) -> frozenset[str]:
-    """Return the first parts of the names that a Python program imports; none if the text is not a program."""
+    """Return the top-level names that a Python program imports; none if the text is not a program."""
     if "import" not in text:
         return frozenset()
     try:
         statements: list[ast.AST] = list(ast.parse(text).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # Python inside something else, such as a here-document of a shell.
+        # The text may have Python inside something else, such as a shell's here-document.
         lines = (line.replace(",", " ").split() for line in _IMPORT.findall(text))
         names = [word for words in lines for word in words if word.partition(".")[0].isidentifier()]
         return frozenset(name.partition(".")[0] for name in names)
     names = []
-    for node in statements:  # the list grows; expressions, which are most of a program, import nothing
+    for node in statements:  # the list grows; expressions, which make up most of a program, are not walked
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -1,7 +1,7 @@
-"""Stages that need not run again: those that a resumed run finished before, and those of earlier runs.
+"""Stages that need not run again: those that a resumed run has already finished, and those of earlier runs.
 
-Finished stages of earlier runs are in a folder, a small file for each, by their keys. A key is the hexadecimal digest
-of all that decides what a stage makes; making it is the caller's part. Several runs may use one folder at once.
+Finished stages of earlier runs are small files in a folder, named by their keys. A key is the hexadecimal digest of
+everything that determines a stage's outputs; the caller provides it. Several runs may use one folder at once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import FsspecResultTracker
 
-#: Its name in an output folder. The dot distinguishes it from runs.
+#: The cache's name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"
-#: Version of the entries, raised when older ones must not be used any more.
+#: The version of the entries, raised when older ones must not be used any more.
 VERSION = 2
 
 # Seconds for which listing recorded results is retried.
@@ -37,16 +37,16 @@ _KEY = re.compile(r"[0-9a-f]{8,128}")
 
 
 class Cache:
-    """Finished stages in a folder, which is created with the first of them."""
+    """Finished stages in a folder, which is created when the first one is stored."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
     def get(self, key: str) -> StageResult | None:
-        """Return the stage that was last put under the key, with ``cached_from`` set; None if there is none.
+        """Return the stage that was last stored under the key, with ``cached_from`` set; None if there is none.
 
-        There is none either where its log, or a file of its artifacts, is gone or was changed since, and where the
-        entry cannot be read.
+        Also return None if its log or a file of its artifacts has been removed or changed since, or if the entry
+        cannot be read.
 
         Raises:
             ValueError: the key is not hexadecimal.
@@ -64,12 +64,12 @@ class Cache:
             return None
 
     def put(self, key: str, run_id: str, result: StageResult) -> None:
-        """Store how a stage of the run ended, in place of any earlier entry.
+        """Store how a stage of the run ended, and replace any earlier entry.
 
-        A disk that is full, or a folder that rejects files, is not an error: the stage runs again next time.
+        A full disk or a folder that cannot be written is not an error: the stage runs again next time.
 
         Raises:
-            ValueError: the key is not hexadecimal, or the stage has not succeeded.
+            ValueError: the key is not hexadecimal, or the stage did not succeed.
         """
         path = self._path(key)
         if result.state is not State.SUCCEEDED:
@@ -87,7 +87,7 @@ class Cache:
     def _path(self, key: str) -> Path:
         if _KEY.fullmatch(key) is None:
             raise ValueError(f"{key!r} is not a key of a cache: it does not have 8 to 128 hexadecimal digits.")
-        # In several folders, as there may be many.
+        # Entries are spread over several folders, since there may be many.
         return self.folder / key[:2] / f"{key}.json"
 
 
@@ -95,9 +95,9 @@ class Memory:
     """Finished stages by their keys (see ``keys``).
 
     Args:
-        run_id: of the run that asks.
+        run_id: the id of the run that asks.
         finished: how its stages ended before it was resumed, by their names.
-        cache: of all runs; None if it is not used.
+        cache: the cache of all runs; None if it is not used.
     """
 
     def __init__(self, run_id: str, finished: Mapping[str, StageResult], cache: Cache | None) -> None:
@@ -108,7 +108,7 @@ class Memory:
 
     @property
     def has_cache(self) -> bool:
-        """Whether there is a cache, so that keys for it are needed."""
+        """Whether there is a cache, so that its keys are needed."""
         return self._cache is not None
 
     def kept(self, name: str, key: str) -> StageResult | None:
@@ -116,13 +116,13 @@ class Memory:
         found = self._finished.get(name)
         if found is None or not found.state.is_success or found.key != key or not self._has_results(found):
             return None
-        # Its folder and outputs may have been removed since.
+        # The stage's folder and outputs may have been removed since.
         return found if found.log_file is None or found.log_file.exists() else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
         found = self._cache.get(cache_key) if self._cache is not None and cache_key else None
-        # Equal stages of one run are two stages, whichever ends first.
+        # Two equal stages of one run both run, whichever ends first.
         if found is None or found.cached_from == self._run_id or not self._has_results(found):
             return None
         return dataclasses.replace(
@@ -130,15 +130,15 @@ class Memory:
         )
 
     def keep(self, cache_key: str, result: StageResult) -> None:
-        """Store a stage that has succeeded for other runs."""
+        """Store a stage for other runs if it has succeeded."""
         if self._cache is not None and cache_key and result.state is State.SUCCEEDED:
             self._cache.put(cache_key, self._run_id, result)
 
     def _has_results(self, result: StageResult) -> bool:
         """Tell whether the results that the stage recorded are still there.
 
-        What its pipeline run has recorded is listed at once and remembered, so that a store is asked once for each
-        earlier run and not for each stage. A store that does not answer has nothing.
+        The run ids of a pipeline run are listed in one request and remembered, so that a store is asked once for each
+        earlier run, not for each stage. A store that does not answer counts as empty.
         """
         base, run_id = result.tracker_base, result.run_id
         if not result.results or run_id is None or base is None:
@@ -153,7 +153,7 @@ class Memory:
 
 
 def _files(result: StageResult) -> list[list[Any]]:
-    """Return stamps of the stage's files on this machine: its log and artifacts. A stage need not write all of them."""
+    """Return stamps of the stage's log and artifacts, if they exist on this machine (a stage need not write them)."""
     made = [item for value in result.artifacts.values() for item in _items(value)]
     paths = [artifact.path for artifact in made if artifact.is_here]
     if result.log_file is not None:
@@ -162,10 +162,10 @@ def _files(result: StageResult) -> list[list[Any]]:
 
 
 def _stamps(paths: Iterable[str]) -> list[list[Any]]:
-    """Return the stamps of files as JSON has them.
+    """Return the stamps of files, as lists, so that they equal those read from JSON.
 
     Raises:
-        OSError: one is gone.
+        OSError: a file is missing.
     """
     return [list(stamp_of(path)) for path in paths]
 

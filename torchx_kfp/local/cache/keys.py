@@ -1,9 +1,9 @@
-"""Keys of stages: equal where a stage would make the same again, as far as can be told.
+"""Keys of stages: equal for two stages that would produce the same outputs, as far as this can be determined.
 
-``input_key`` covers what a stage is given: in a run that is resumed, a stage that has succeeded with the same is
-kept. ``cache_key`` is for KFP's cache between runs. KFP's backend takes into account the image, the command, and the
-values of the inputs; a stage's environment it leaves out, and what it calls code is in the image. Here the environment
-counts as well, and so does the code that a process finds on this machine (see ``code``).
+``input_key`` covers a stage's inputs: when a run is resumed, a stage that has succeeded with the same inputs is kept.
+``cache_key`` is for KFP's cache between runs. KFP's backend considers the image, the command and the values of the
+inputs, but not the environment; the code is in the image. Here, the environment counts as well, and so does the code
+that a process finds on this machine (see ``code``).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, TypeAlias
 from torchx_kfp.pipeline.artifacts import artifacts_in, is_artifact
 from torchx_kfp.pipeline.spec import Component, Task
 
-#: Path, size in bytes (of a folder: its number of files), and time of change in ns (of a folder: a digest of its
-#: files).
+#: A path, its size in bytes (for a folder, the number of its files), and the time of its last change in ns (for a
+#: folder, a digest of its files).
 Stamp: TypeAlias = tuple[str, int, int]
-#: Version of the keys, raised when older ones must not match any more.
+#: The version of the keys, raised when older ones must not match any more.
 _VERSION = 2
 
 
@@ -41,11 +41,11 @@ def cache_key(
     """Return the key of a stage in the cache, as hexadecimal digits.
 
     Args:
-        task: the task; a key that its author has chosen (``set_caching_options``) counts instead of command and inputs.
-        component: what it runs.
-        inputs: the values of all inputs, artifacts too.
-        environ: environment variables that the pipeline, or the user for it, sets.
-        surroundings: what else decides what the stage does.
+        task: the task. If its author has chosen a key (``set_caching_options``), it replaces the command and inputs.
+        component: the component that the task runs.
+        inputs: the values of all inputs, including artifacts.
+        environ: environment variables that the pipeline sets, or the user sets for it.
+        surroundings: everything else that determines what the stage does.
     """
     container = component.container
     outputs = {name: kind.title for name, kind in component.artifact_outputs.items()}
@@ -75,7 +75,7 @@ def _input(value: Any) -> Any:
 
 
 def _files(value: Any) -> list[Any]:
-    """Return stamps of artifacts that are files: a file that no stage made (an importer's) may have changed."""
+    """Return stamps of artifacts that are files here: one that no stage wrote (an importer's) may have changed."""
     stamps: list[Any] = []
     for artifact in artifacts_in(value):
         try:
@@ -89,8 +89,8 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp:
     """Return the stamp of a file, or of all files in a folder.
 
     Raises:
-        OSError: there is none.
-        ValueError: it is not a path.
+        OSError: the file does not exist.
+        ValueError: the text is not a path.
     """
     path = Path(path)
     found = path.stat()

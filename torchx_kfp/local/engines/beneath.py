@@ -1,9 +1,9 @@
-"""Access to files that somebody else may have planted: beneath a folder, without links, and to regular files only.
+"""Access to files that a stage may have planted: only beneath a given folder, without links, and only regular files.
 
-A stage in a container writes into folders of this machine, and may put links, pipes or devices there, also while this
-process looks. So whatever the runner reads or writes in such a folder goes through here: the path is opened component
-by component, and no component may be a link. A stage that is a process has the runner's own rights, and may use links:
-``root`` is None for what it has left.
+A stage in a container writes into folders of this machine. It may put links, pipes or devices there, even while this
+process is looking. So the runner reads and writes in such a folder only through this module, which opens a path
+component by component and rejects one that is a link. A stage that is a process has the runner's own rights and may use
+links: for its files, ``root`` is None.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from torchx_kfp.files import closing
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-# A pipe would be waited for, and a terminal become this process's.
+# Otherwise, opening a pipe would block, and a terminal could become this process's controlling terminal.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FOLDER = _ROOT | _FLAGS
 _PERMISSIONS = 0o777
 _CHUNK = 1 << 20
-#: Folders in folders, in an artifact.
+#: The levels of folders that an artifact may have.
 _DEEPEST = 100
 _KINDS = {
     stat.S_IFIFO: "a named pipe (FIFO)",
@@ -36,21 +36,21 @@ _KINDS = {
 
 
 class UnfitFileError(ValueError):
-    """A path does not lead to a file that may be read; the text says where it leads."""
+    """A path does not lead to a file that may be read; the message says what it leads to."""
 
 
 def read_text(path: str, root: str | None = None, *, limit: int) -> str:
     """Return the text of a file.
 
     Args:
-        path: absolute.
-        root: the folder beneath which it has to be; None: anywhere, links are followed.
-        limit: of its size in bytes.
+        path: the file's absolute path.
+        root: the folder that must contain it; None if it may be anywhere, and links are followed.
+        limit: the largest size to accept, in bytes.
 
     Raises:
         UnfitFileError: it is not a regular file, is too large, or leads out of the root.
         OSError: it cannot be read.
-        UnicodeDecodeError: it is no UTF-8.
+        UnicodeDecodeError: it is not UTF-8.
     """
     with open(_open_file(path, root), "rb") as file:
         data = file.read(limit + 1)
@@ -62,8 +62,8 @@ def read_text(path: str, root: str | None = None, *, limit: int) -> str:
 def verify_tree(path: str, root: str | None = None) -> None:
     """Raise UnfitFileError unless the path is a regular file, a folder of files and folders, or missing.
 
-    Beneath a root, links in the folder may lead to other places in it only, and no file may have the set-user-id bit.
-    Without one, links lead where they may, and what they lead to is looked at; the content of a folder is not.
+    Beneath a root, links in the folder must lead to places inside it, and files must not have the set-user-id bit.
+    Without a root, links may lead anywhere: their targets are checked, but the contents of a folder are not.
     """
     if root is None:
         with contextlib.suppress(FileNotFoundError):
@@ -76,7 +76,7 @@ def verify_tree(path: str, root: str | None = None) -> None:
 
 
 def verify_content(path: str) -> None:
-    """Raise UnfitFileError if something in a folder, links aside, is neither a file nor a folder."""
+    """Raise UnfitFileError if a folder contains anything but files, folders and links."""
     for folder, _, names in os.walk(path):
         for name in names:
             with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def exists(path: str, root: str) -> bool:
     """Tell whether a path beneath a root exists.
 
     Raises:
-        UnfitFileError: it is, or is behind, a link.
+        UnfitFileError: the path, or a folder above it, is a link.
     """
     try:
         with _parent(path, root) as (folder, name):
@@ -105,7 +105,7 @@ def copy(source: str, target: str, *, source_root: str | None = None, target_roo
     """Copy a file, or a folder and its contents, with permissions, over the target.
 
     Raises:
-        UnfitFileError: something in it is neither file nor folder, or one of the paths leads out of its root.
+        UnfitFileError: the source contains something other than files and folders, or a path leads out of its root.
         OSError: it cannot be copied.
     """
     with _parent(source, source_root) as (from_folder, from_name), _parent(target, target_root, make=True) as to:
@@ -113,7 +113,7 @@ def copy(source: str, target: str, *, source_root: str | None = None, target_roo
 
 
 def rename(source: str, target: str, root: str) -> None:
-    """Rename a file or folder within its folder, which is beneath the root; an existing target stays.
+    """Rename a file or folder within its folder, which is beneath the root; a folder that already exists is kept.
 
     Raises:
         UnfitFileError: the path leads out of the root.
@@ -128,11 +128,11 @@ def rename(source: str, target: str, root: str) -> None:
 
 
 def make_folder(path: str, root: str) -> int:
-    """Create a folder beneath a root, with its parents, and open it; returns its file descriptor.
+    """Create a folder beneath a root, with its parents, and return an open file descriptor for it.
 
     Raises:
-        UnfitFileError: the path leads out of the root, or something else than a folder is there.
-        OSError: it cannot be made.
+        UnfitFileError: the path leads out of the root, or something other than a folder is there.
+        OSError: it cannot be created.
     """
     return _descend(root, _names(path, root), path, make=True)
 
@@ -157,7 +157,7 @@ def _open_file(path: str, root: str | None) -> int:
 
 @contextlib.contextmanager
 def _parent(path: str, root: str | None, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Return the opened folder of the path, and the path's name in it."""
+    """Open the folder of a path, and yield its descriptor and the path's name in it."""
     if root is None:
         folder, name = os.path.split(os.path.normpath(path))
         if make:
@@ -173,7 +173,7 @@ def _parent(path: str, root: str | None, *, make: bool = False) -> Iterator[tupl
 def _names(path: str, root: str) -> list[str]:
     names = os.path.relpath(os.path.normpath(path), os.path.normpath(root)).split(os.sep)
     if names[0] == os.pardir:
-        raise UnfitFileError(f"{path} is not inside of {root}")
+        raise UnfitFileError(f"{path} is not inside {root}")
     return names
 
 
@@ -212,7 +212,7 @@ def _verify(folder: int, name: str, path: str, top: str, depth: int) -> None:
                 _verify(descriptor, entry, os.path.join(path, entry), top, depth + 1)
     elif stat.S_ISLNK(mode) and path != top:
         to = os.readlink(name, dir_fd=folder)
-        # By the text as well as by what it leads to: a link behind a link may not lead out either.
+        # Check the text as well as the target: a link to a link must not lead out, either.
         if os.path.isabs(to) or not _is_in(os.path.normpath(os.path.join(os.path.dirname(path), to)), top):
             raise UnfitFileError(f"{path} is a link to {to}, out of {top}")
         if not _is_in(os.path.realpath(path), os.path.realpath(top)):

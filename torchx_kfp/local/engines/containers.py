@@ -1,4 +1,4 @@
-"""The stages of a run that are containers, and the container of each attempt."""
+"""The stages of a run that run in containers, and the container of each attempt."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class ContainerPlan:
     mounts: Sequence[Mount] = ()
     #: Folders in memory: their paths in the container, and their sizes in bytes (None for no limit).
     memory_folders: Mapping[str, int | None] = field(default_factory=dict)
-    #: Folders of this machine that are created and that the container's user, whoever that is, can write to. Each has
-    #: a folder above it in which only the runner can have made links.
+    #: Folders to create on this machine that the container's user, whoever that is, must be able to write to. Each is
+    #: mapped to the folder beneath which it is opened: only the runner can have made links in that folder's path.
     shared_folders: Mapping[str, str] = field(default_factory=dict)
-    #: Files that exist while the container runs: names and contents, by the folder's path on this machine.
+    #: Files that exist only while the container runs: names and contents, by the folder's path on this machine.
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     limits: Limits = NO_LIMITS
     shared_memory: int | None = None
@@ -63,7 +63,7 @@ class ContainerPlan:
 
 @dataclass(frozen=True)
 class Containers:
-    """The stages of a run that are containers, by their names without indices of loops, and what all of them share."""
+    """The stages that run in containers, by their names without loop indices, and the settings that they share."""
 
     names: frozenset[str] = frozenset()
     mounts: tuple[Mount, ...] = ()
@@ -89,18 +89,18 @@ class Containers:
         """Return the container of an attempt.
 
         Args:
-            component: of the stage.
+            component: the stage's component.
             image: its image.
-            words: its command and its args, their placeholders filled in.
-            facts: from which they are filled in.
-            folder: of the attempt, inside of the run's folder.
-            environ: what the stage has from its pod. This machine's variables are added only where the pipeline
+            words: its command and its args, with their placeholders filled in.
+            facts: the values that filled them in.
+            folder: the attempt's folder, inside the run's folder.
+            environ: the variables of the stage's pod. They include variables of this machine only where the pipeline
                 takes them from a secret or a config map.
-            files: secrets and config maps that it has as files: names and contents, by the folder's path.
-            copies: where files of other storage are on this machine, by their URLs.
+            files: secrets and config maps that the stage mounts as files: names and contents, by the folder's path.
+            copies: paths on this machine of files from other storage, by their URLs.
 
         Raises:
-            ValueError: the stage cannot be given what it asks for.
+            ValueError: the stage needs something that a container cannot be given.
         """
         container, platform = component.container, component.platform
         assert container is not None
@@ -151,9 +151,9 @@ def verify_private(containers: Containers, runs: str, workspace: str | None) -> 
     """Raise ArgumentError if containers could write to the folder of runs: a resumed run trusts its files.
 
     Args:
-        containers: of the run.
+        containers: the run's containers.
         runs: the folder of runs.
-        workspace: the run's, if it has one.
+        workspace: the run's workspace, if it has one.
     """
     if not containers.names:
         return
@@ -171,7 +171,7 @@ def _keeps_runs(runs: str) -> str:
 
 
 def _place_of(runs: str, mount: Mount) -> str | None:
-    """Return the path at which a mount would show the folder of runs."""
+    """Return the path in the container at which a mount would show the folder of runs; None if it does not."""
     if not holds(mount.source, runs):
         return None
     return os.path.normpath(
@@ -183,7 +183,7 @@ def _any_below(paths: Iterable[str], folder: str) -> bool:
     return any(path.startswith(os.path.join(folder, "")) for path in paths)
 
 
-#: No stage runs in a container.
+#: For runs in which no stage runs in a container.
 NO_CONTAINERS = Containers()
 
 
@@ -199,13 +199,13 @@ def choose_containers(
 
     Args:
         pipeline: the pipeline.
-        docker: all of them, or some by name: a task's (``train``), with those of its nested pipelines where it is not
-            in one alone (``inner/train``).
-        mounts: what their containers see of this machine.
-        named: paths of this machine that the user has named otherwise.
+        docker: True for all stages, or the names of some: a task's name (``train``) selects it in every nested
+            pipeline, a path (``inner/train``) in one of them.
+        mounts: folders and files of this machine that their containers see.
+        named: other paths of this machine that the user has named.
 
     Raises:
-        ArgumentError: there is no stage of such a name.
+        ArgumentError: there is no stage with such a name.
     """
     known = [place.name for place in walk(pipeline) if place.component.container is not None]
     if isinstance(docker, bool):

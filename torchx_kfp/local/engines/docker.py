@@ -1,4 +1,4 @@
-"""An engine that speaks Docker's API, Docker itself or Podman's service: finding it, its images, and its containers."""
+"""A container engine that speaks Docker's API (Docker or Podman's service): its connection, images and containers."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ if TYPE_CHECKING:
 #: Labels of all containers.
 RUN_LABEL = "torchx-kfp.run"
 STAGE_LABEL = "torchx-kfp.stage"
-# Seconds for one answer of the engine, which is slow while many containers start.
+# Seconds to wait for one answer of the engine, which is slow while many containers start.
 _TIMEOUT = 120
-# Connections that are kept: each stage has one for its output and one for requests.
+# Connections that are kept open: each stage uses one for its output and one for requests.
 _CONNECTIONS = 64
 # Neither Podman's service nor a Docker whose NVIDIA toolkit is a hook reports GPUs.
 _NVIDIA_DEVICE = "/dev/nvidiactl"
 
 
 class Host:
-    """The machine that runs the containers of one run. ``close`` removes what is left of them."""
+    """The engine that runs the containers of one run. ``close`` removes those that are left."""
 
     def __init__(self, client: APIClient, run_id: str) -> None:
         self.client = client
         self.run_id = run_id
         info = client.info()
-        #: The engine rejects a container that asks for more.
+        #: The engine rejects a container that asks for more CPUs.
         self.cpus = int(info.get("NCPU") or 0)
-        #: Whether root in a container is another user here, who needs access to the mounts.
+        #: Whether a container's root is a different user on this machine, who needs access to the mounts.
         self.remaps_users = "name=userns" in str(info.get("SecurityOptions"))
-        #: Whether a container's root is this user, as rootless engines have it.
+        #: Whether a container's root is this user, as in rootless engines.
         self._is_rootless = "rootless" in str(info.get("SecurityOptions"))
-        #: Whether it has an init that passes signals on; otherwise the application is a container's first process.
+        #: Whether the engine has an init that forwards signals; without one, the application is a container's first
+        #: process.
         self.has_init = True
         self.has_gpus = has_gpus(client)
         self._images = _Images(client)
@@ -62,7 +63,7 @@ class Host:
         """Return the engine's description of the image, which is pulled if it is missing.
 
         Raises:
-            StartError: it cannot be had, or the stage was ended meanwhile.
+            StartError: the image cannot be provided, or the stage was ended meanwhile.
         """
         return self._images.provide(puller, image, policy)
 
@@ -70,7 +71,7 @@ class Host:
         """Let the container's user and this process's user write to the same folders, unless both are root.
 
         Raises:
-            UnfitFileError: another container has put something else in the place of a folder.
+            UnfitFileError: another container has replaced a folder with something else.
         """
         plan = attempt.container
         assert plan is not None
@@ -106,7 +107,7 @@ class Puller(Protocol):
         """Write a line into the stage's log."""
 
     def wait_for(self, future: Future[None]) -> None:
-        """Wait until it is done, and raise its exception; StartError if the stage is ended before."""
+        """Wait until the future is done, and raise its exception; raise StartError if the stage is ended first."""
 
 
 class _Images:
@@ -184,7 +185,7 @@ def connect() -> APIClient:
     """Return a client of the first engine that answers, at DOCKER_HOST if that is set, else at the usual sockets.
 
     Raises:
-        ContainerEngineError: no engine answers; the message says where it was looked.
+        ContainerEngineError: no engine answers; the message lists the addresses that were tried.
     """
     import docker
 
@@ -236,7 +237,7 @@ def _context() -> str | None:
 
 
 def _verify_socket(where: str) -> None:
-    # The client would try for longer, and say less.
+    # The client would take longer to fail, with a message that says less.
     if where.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(where.removeprefix("unix://"))
@@ -248,7 +249,7 @@ def has_gpus(client: APIClient) -> bool:
 
 
 def remove_containers(run_id: str) -> int:
-    """Remove the containers that a killed runner has left of this run, and return their number.
+    """Remove the containers of this run that a killed runner left, and return their number.
 
     Raises:
         ContainerEngineError: the package is missing, or no engine answers.

@@ -1,4 +1,4 @@
-"""Stages as containers: one container from its image to its removal."""
+"""Stages as containers: each container's life, from pulling its image to its removal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from torchx_kfp.local.engines.containers import ContainerPlan
     from torchx_kfp.local.engines.engine import AttemptPlan
 
-# Names in the errors of Docker and Podman if it is not installed.
+# One of these names is in the errors of Docker and Podman if the init is not installed.
 _INITS = ("docker-init", "catatonit", "container-init")
 _MEGABYTE = 10**6
-#: A shell's exit code for a missing command, and the commands that a stage begins with.
+#: A shell's exit code for a missing command, and a list of the commands that a stage starts with.
 _NOT_FOUND = 127
 _NEEDS = "an image needs sh, env and mkdir, and what the application calls"
-# Engines create no container with less. On KFP, a stage with less memory would not start either.
+# Engines do not create containers with less. On KFP, a stage with less memory would not start, either.
 _LEAST_MEMORY = 6 * 1024**2
 
 
@@ -32,7 +32,7 @@ class DockerEngine(Host):
     """Runs attempts as containers."""
 
     def start(self, attempt: AttemptPlan) -> RunningStage:
-        """Return the attempt's container, which ``wait`` makes and starts: its image may have to be pulled."""
+        """Return the attempt's container. ``wait`` creates and starts it, since its image may have to be pulled."""
         return ContainerStage(self, attempt)
 
 
@@ -47,7 +47,7 @@ class ContainerStage:
         self._plan: ContainerPlan = attempt.container
         self.pipe, self._write_end = os.pipe()
         self._lock = threading.Lock()
-        #: Set when a waiting stage has to look at its state.
+        #: Set when a waiting stage has to check its state.
         self._wake = threading.Event()
         self._stopped = False
         self._container: str | None = None
@@ -58,7 +58,7 @@ class ContainerStage:
         """Run the container to its end, remove it, and return its exit code, negative for a signal.
 
         Raises:
-            StartError: it could not be started, or the engine has lost it.
+            StartError: it could not be started, or the engine lost it.
         """
         from docker.errors import DockerException
 
@@ -77,7 +77,7 @@ class ContainerStage:
             os.close(self._write_end)
 
     def terminate(self, grace: float) -> None:
-        """Ask the container to end, or prevent its start; the caller kills it."""
+        """Ask the container to end, or prevent its start; the caller kills it if it does not end."""
         self._end("SIGTERM")
 
     def kill(self) -> None:
@@ -85,7 +85,7 @@ class ContainerStage:
         self._end("SIGKILL")
 
     def describe(self, code: int) -> str:
-        """Describe how a container ended that has this exit code."""
+        """Describe how a container with this exit code ended."""
         limit = self._plan.limits.memory
         limited = f" (its limit is {limit / _MEGABYTE:.0f} MB)" if limit else ""
         if code == _NOT_FOUND:
@@ -102,7 +102,7 @@ class ContainerStage:
         self._write(f"{line}\n".encode())
 
     def wait_for(self, future: Future[None]) -> None:
-        """Wait until it is done, and raise its exception; StartError if the stage is ended before."""
+        """Wait until the future is done, and raise its exception; raise StartError if the stage is ended first."""
         future.add_done_callback(lambda _: self._wake.set())
         self._wake.wait()
         if self._stopped:
@@ -138,7 +138,7 @@ class ContainerStage:
             host_config=self._host_config(has_init),
         )["Id"]
         try:
-            # Before the start, so that no output is missed, however quick the container is.
+            # Attach before the start, so that no output is missed, however quickly the container ends.
             self._output = self._client.attach(identifier, stdout=True, stderr=True, stream=True)
             with self._lock:
                 if self._stopped:
@@ -156,7 +156,7 @@ class ContainerStage:
         try:
             for data in self._output:
                 self._write(data)
-            # Without a timeout: a container may close its output and go on.
+            # No timeout: a container may close its output and go on.
             code = int(self._client.wait(identifier, timeout=None)["StatusCode"])
             if code != 0:
                 state = self._client.inspect_container(identifier)["State"]
@@ -177,7 +177,7 @@ class ContainerStage:
             cpus = min(limits.cpus, self._host.cpus) if self._host.cpus else limits.cpus
             options["nano_cpus"] = int(cpus * 10**9)
         if limits.memory:
-            # The same limit with swap, since Kubernetes has no swap.
+            # The limit with swap is the same, since Kubernetes has no swap.
             options["mem_limit"] = options["memswap_limit"] = max(limits.memory, _LEAST_MEMORY)
         if limits.accelerators and self._host.has_gpus:
             options["device_requests"] = [DeviceRequest(count=limits.accelerators, capabilities=[["gpu"]])]
@@ -189,12 +189,12 @@ class ContainerStage:
         return self._client.create_host_config(
             mounts=mounts,
             shm_size=plan.shared_memory,
-            # As under KFP's launcher, the application is not the container's first process, so signals have their
+            # As with KFP's launcher, the application is then not the container's first process, so signals have their
             # usual effect.
             init=has_init or None,
-            # Otherwise its root could create devices of this machine in folders that it writes to.
+            # Otherwise, its root could create device files in folders of this machine that it writes to.
             cap_drop=["MKNOD"],
-            # Its output is read while it runs, and kept in the run's folder.
+            # The runner reads the output while the container runs, and keeps it in the run's folder.
             log_config={"Type": "none"},
             # SELinux blocks mounts unless they are relabelled.
             security_opt=["label=disable"],
@@ -214,14 +214,14 @@ class ContainerStage:
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
-        # If nobody reads any more, the container goes on without a log.
+        # If the reader is gone, the container goes on without a log.
         with contextlib.suppress(BrokenPipeError):
             while rest:
                 rest = rest[os.write(self._write_end, rest) :]
 
     def _close_output(self) -> None:
-        # The connection now belongs to the container, and to no pool. The stream's own ``close`` fails if the engine
-        # closed it first.
+        # The connection now belongs to the container, not to a pool. The stream's own ``close`` fails if the engine
+        # closed the connection first.
         self._output._response.close()
 
     def _remove(self, identifier: str) -> None:

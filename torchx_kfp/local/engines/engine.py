@@ -1,4 +1,4 @@
-"""The interface of engines, and an attempt at a stage as an engine gets it."""
+"""The interface of engines, and the plan of an attempt at a stage that an engine is given."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AttemptPlan:
     #: Output parameters: their types, and the files that the stage writes them to.
     output_types: Mapping[str, str]
     output_files: Mapping[str, str]
-    #: Output artifacts as the stage is told them, and the file in which it may report changes to them.
+    #: Output artifacts as described to the stage, and the file in which it may report changes to them.
     artifacts: Mapping[str, Artifact]
     report: str
     #: Input parameters, as events show them.
@@ -36,14 +36,14 @@ class AttemptPlan:
     #: For a Python component: its function, the file for its source and the source itself, and its pip commands.
     function: str = ""
     source: tuple[str, str] | None = None
-    #: URL of each file on other storage -> the path of the stage's copy.
+    #: The paths of the stage's copies of files on other storage, by their URLs.
     copies: Mapping[str, str] = field(default_factory=dict)
     #: The folder of the run that all stages share.
     workspace: str = ""
     installs: Sequence[Sequence[str]] = ()
     #: The container; None for a process.
     container: ContainerPlan | None = None
-    #: The seconds after which it is ended.
+    #: The seconds after which the attempt is ended.
     time_limit: float | None = None
 
     @property
@@ -73,7 +73,7 @@ class AttemptPlan:
 
 
 class StartError(Exception):
-    """An attempt could not be started, or was lost; ``exit_code`` is a shell's for it, if any."""
+    """An attempt could not be started, or was lost; ``exit_code`` is the one that a shell would report, if any."""
 
     def __init__(self, reason: str, exit_code: int | None = None) -> None:
         super().__init__(reason)
@@ -89,7 +89,7 @@ class RunningStage(Protocol):
         """Wait for its end, and return its exit code, negative for a signal.
 
         Args:
-            output_closed: is set when the output has been read to its end.
+            output_closed: an event that is set when the output has been read to its end.
 
         Raises:
             StartError: it could not be started after all, or was lost.
@@ -102,11 +102,11 @@ class RunningStage(Protocol):
         """Kill it, and return at once."""
 
     def describe(self, code: int) -> str:
-        """Describe how an attempt ended that has this exit code."""
+        """Describe how an attempt with this exit code ended."""
 
 
 class TimeLimit:
-    """Ends an attempt that is still running after some seconds: asks first, and kills ``grace`` seconds later."""
+    """A time limit for an attempt: it is asked to end, and killed ``grace`` seconds later."""
 
     def __init__(self, running: RunningStage, seconds: float | None, grace: float) -> None:
         """Prepare the limit; ``seconds`` is None if there is none."""
@@ -140,7 +140,7 @@ class Engine(Protocol):
     """A way to run attempts. Its methods are called from many threads."""
 
     def start(self, attempt: AttemptPlan) -> RunningStage:
-        """Start an attempt and return at once: anything that takes long belongs to ``RunningStage.wait``.
+        """Start an attempt and return at once: slow work belongs in ``RunningStage.wait``.
 
         Raises:
             StartError: it cannot be started.

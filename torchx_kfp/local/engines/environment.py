@@ -1,4 +1,4 @@
-"""The environment in which stages run: the runner's own, and what a pod would have."""
+"""The environment variables that all stages of a run share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from torchx_kfp import protocol
 
-#: Every process of a run has it, so that those which have left their stage's session are found in the end: the
-#: run's mark, a colon, and the stage's. A run that is started inside of a stage adds its own behind another colon.
+#: A variable that every process of a run has, so that processes that have left their stage's session can be found: the
+#: run's mark, a colon, and the stage's mark. A run that is started inside a stage adds its own after another colon.
 RUN_MARK = "TORCHX_KFP_LOCAL_RUN"
 
 _PYTHONS = ("python", "python3")
@@ -20,11 +20,14 @@ _PYTHONS = ("python", "python3")
 def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variables that all stages of a run share.
 
-    The runner's environment, without what a stage around it was told, and with ``python`` and ``python3`` being
-    the running interpreter. Python writes its output at once, so that it is seen while the stage runs.
+    They are the runner's variables, except those that describe a stage (the runner itself may run in one). ``python``
+    and ``python3`` are the running interpreter. Python does not buffer output, so that it is seen while a stage runs.
 
     Args:
-        folder: the run's folder; scripts named ``python`` are put there if the interpreter's folder has no such names.
+        folder: the run's folder. Scripts named ``python`` and ``python3`` are put there unless the interpreter's own
+            folder has these names.
+        run_id: the run's id.
+        environ: the runner's environment variables.
     """
     configs = map(protocol.tracker_config_variable, protocol.decode_trackers(environ))
     leaking = {*protocol.VARIABLES, *configs, protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.IMAGE}
@@ -37,7 +40,7 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
 
 
 def stage_mark(environ: Mapping[str, str], run_id: str, pod_name: str) -> str:
-    """Return the value of ``RUN_MARK`` in one stage."""
+    """Return the value of ``RUN_MARK`` for one stage."""
     return f"{environ[RUN_MARK]}:{run_id}/{pod_name}"
 
 
@@ -45,7 +48,7 @@ def _python_folder(folder: Path) -> str:
     own = os.path.dirname(os.path.abspath(sys.executable))
     if all(_is_own(os.path.join(own, name)) for name in _PYTHONS):
         return own
-    # A script and not a link: through a link, Python would not find its virtual environment.
+    # Use a script: if it were started through a link, Python would not find its virtual environment.
     shims = folder.absolute() / "bin"
     shims.mkdir(exist_ok=True)
     for name in _PYTHONS:

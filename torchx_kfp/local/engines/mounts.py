@@ -1,4 +1,4 @@
-"""Folders of this machine in containers: each has the same path there, so that a path means the same in all stages."""
+"""Folders of this machine in containers, by default at the same path, so that a path means the same in all stages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_mount(text: str) -> Mount:
     """Read a mount from ``SRC[:DST][:ro]``; DST defaults to SRC's own path.
 
     Raises:
-        ArgumentError: it has another form, or there is no SRC.
+        ArgumentError: it has another form, or SRC does not exist.
     """
     source, *rest = text.split(":")
     read_only = _MODES[rest.pop()] if rest and rest[-1] in _MODES else False
@@ -55,13 +55,13 @@ def parse_mount(text: str) -> Mount:
 
 
 def combine(mounts: Iterable[Mount]) -> tuple[Mount, ...]:
-    """Return one mount for each target, the last one given, without those that repeat what an outer one shows."""
+    """Return the last mount given for each target, without mounts that show the same as a mount around them."""
     by_target = {mount.target: mount for mount in mounts}
     kept: list[Mount] = []
     for target in sorted(by_target):
         mount = by_target[target]
         outer = [other for other in kept if _is_below(target, other.target)]
-        # The innermost of them shows the path without this mount.
+        # Without this mount, the innermost of them would show the path.
         if outer and _shows(outer[-1], mount):
             continue
         kept.append(mount)
@@ -73,7 +73,7 @@ def _shows(outer: Mount, mount: Mount) -> bool:
 
 
 def source_of(path: str, mount: Mount) -> str | None:
-    """Return the path on this machine of a path in the container; None if the mount does not show it."""
+    """Return the path on this machine for a path in the container; None if the mount does not show it."""
     if path != mount.target and not _is_below(path, mount.target):
         return None
     return os.path.normpath(os.path.join(mount.source, os.path.relpath(path, mount.target)))
@@ -84,7 +84,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def holds(folder: str, path: str) -> bool:
-    """Tell whether a path is a folder or inside it, with links resolved."""
+    """Tell whether a path is the folder or inside it, with links resolved."""
     folder, path = os.path.realpath(folder), os.path.realpath(path)
     return path == folder or _is_below(path, folder)
 
@@ -123,21 +123,21 @@ def tracker_bases(
     """Return the tracker bases on this machine that a stage uses, and create those that are missing.
 
     Args:
-        command: of the stage.
-        inputs: of the stage.
+        command: the stage's command.
+        inputs: the stage's inputs.
         named: paths that the user has named.
-        mounts: what the user lets containers see.
+        mounts: the mounts that the user has asked for.
 
     Raises:
-        ValueError: the path of one is not absolute, or nobody but the pipeline has named it.
-        OSError: one cannot be made.
+        ValueError: the path of one is not absolute, or only the pipeline has named it.
+        OSError: one cannot be created.
     """
     name = f"{protocol.TRACKER_BASE}="
     told = [word.removeprefix(name) for word in command if word.startswith(name)]
     told += [
         value
         for key, value in inputs.items()
-        # The second is KFP's name for a pipeline's parameter inside text.
+        # KFP prefixes the name of a pipeline's parameter that is used inside text.
         if (key == protocol.TRACKER_BASE_PARAMETER or key.endswith(f"--{protocol.TRACKER_BASE_PARAMETER}"))
         and isinstance(value, str)
     ]
@@ -163,10 +163,10 @@ def artifact_mounts(
 ) -> list[Mount]:
     """Return mounts for the artifacts that the stage reads, unless another mount or the workspace shows them.
 
-    A path below a folder that stages write to is never mounted by itself: it might be a link by then.
+    A path below a folder that stages write to is never mounted by itself: a stage may have replaced it with a link.
 
     Raises:
-        ValueError: one is a file of this machine, and only the pipeline has named it; it may be any.
+        ValueError: an importer names a file of this machine that the user has not named: it could be any file.
     """
     found = []
     for artifact in (item for value in inputs.values() for item in artifacts_in(value)):
@@ -197,7 +197,7 @@ def _is_shown(path: str, mounts: Iterable[Mount]) -> bool:
 
 
 def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
-    """Return mounts of copies from other storage, where KFP's executor looks for them: ``/s3/bucket/key``."""
+    """Return mounts for copies from other storage, at the paths that KFP's executor expects: ``/s3/bucket/key``."""
     return [
         Mount(path, f"/{_STORES[scheme]}/{rest}", read_only=True)
         for url, path in copies.items()
@@ -209,10 +209,10 @@ def copied_mounts(copies: Mapping[str, str]) -> list[Mount]:
 def share(path: str, root: str) -> None:
     """Let every user write to a folder beneath a root, and to everything that will be created in it.
 
-    The user of an image is any number, and the engine's root is not this process's user: each shall be able to
-    write beside the other, and the owner of the run to remove what containers have made. A default access list
-    (acl(5)) passes the permission on to what is made inside; where the file system has none, only this folder is
-    shared. A folder of somebody else is left as it is.
+    An image's user may have any number, and the engine's root may not be this process's user. Both must be able to
+    write to the folder, and the owner of the run must be able to remove what containers have created. A default access
+    list (acl(5)) passes the permission on to new files and folders; if the file system does not support it, only this
+    folder is shared. A folder that belongs to another user is left as it is.
     """
     folder = make_folder(path, root)
     try:

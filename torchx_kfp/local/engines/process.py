@@ -1,13 +1,13 @@
 """Stages as processes: each leads its own session, and ends with everything that it started.
 
-A stage is what a container would be: when its first process has ended, what that left behind is killed. It is known
-by its session; by the stage's mark in its environment if it has left that; and if it has cleared that, too, by a mark
-in a limit that every process inherits and none has a use for: for how long it may keep a CPU with a real-time
-priority (RLIMIT_RTTIME; the mark is some ten thousand years).
+As in a container, the processes that a stage has started are killed when its first process has ended. They are found
+by three signs: the session; for a process that has left the session, the stage's mark in its environment; and for one
+that has also cleared its environment, a mark in a limit that every process inherits and hardly any uses: how long it
+may keep a CPU with a real-time priority (RLIMIT_RTTIME; the mark is some ten thousand years).
 
-What survives is a process that has left the session, cleared its environment and changed that limit, and all of them
-when the runner itself is killed (SIGKILL), until the run is resumed or canceled. The kernel's help against the latter
-(PR_SET_PDEATHSIG) follows the thread that started a process, and ends it with that.
+A process survives if it has left the session, cleared its environment and changed that limit. If the runner itself is
+killed (SIGKILL), all processes survive until the run is resumed or canceled. The kernel could end them with the runner
+(PR_SET_PDEATHSIG), but it would end them as soon as the thread that started them has ended.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from torchx_kfp.pipeline.evaluator import starting
 from torchx_kfp.runs.result import describe_exit
 
 # Seconds for which killing is repeated, in case processes were being started at the same time. A killed process needs
-# the CPU once more, which takes a while on a busy machine; one stuck in the kernel (a dead NFS server) never ends.
+# the CPU once more, which takes a while on a busy machine. A process that is stuck in the kernel (such as on a dead NFS
+# server) never ends.
 _PATIENCE = 5.0
 #: Python's exit code for a script that it cannot open, among other things.
 _USAGE = 2
 _PYTHON = re.compile(r"python[\d.]*")
-# Options of Python without a value.
+# Python's options without a value.
 _OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
-# Set in the limits of stages, and of no other processes; in microseconds.
+# A bit that is set in the limits of stages, and of no other processes; in microseconds.
 _LIMIT = 1 << 58
 
 
@@ -52,7 +53,7 @@ class StageProcess:
 
         Raises:
             OSError: it cannot be started.
-            ValueError: a word of it holds a NUL character.
+            ValueError: one of its words contains a NUL character.
         """
         read_end, write_end = os.pipe()
         try:
@@ -81,7 +82,7 @@ class StageProcess:
         """Wait for the end of the process, end everything that it started, and return its exit code.
 
         Args:
-            output_closed: is set when nobody holds the process's output open any more.
+            output_closed: an event that is set when no process holds the output open any more.
         """
         pid = self._process.pid
         # The process is not reaped yet, so its id and its session cannot belong to another one.
@@ -106,7 +107,7 @@ class StageProcess:
         self._signal(signal.SIGKILL)
 
     def describe(self, code: int) -> str:
-        """Describe how a process ended that has this exit code."""
+        """Describe how a process with this exit code ended."""
         script = _missing_script(self._command, self._directory) if code == _USAGE else None
         if script is None:
             return describe_exit(code)
@@ -123,7 +124,7 @@ class StageProcess:
 
 
 def _missing_script(command: Sequence[str], directory: Path) -> str | None:
-    """Return the script that Python should have run and did not find in the directory, if there is one."""
+    """Return the script that Python should have run, if it is missing from the directory."""
     words = fill_in(command)
     for place, program in enumerate(words):
         if _PYTHON.fullmatch(os.path.basename(program)):
@@ -135,7 +136,7 @@ def _missing_script(command: Sequence[str], directory: Path) -> str | None:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that has the mark of a run or stage in its environment or limits, except this one."""
+    """Kill every process, except this one, that has the mark of a run or stage in its environment or limits."""
     _kill_all(lambda: itertools.chain(_marked(f"{RUN_MARK}=".encode(), mark.encode()), _limited(mark)))
 
 
@@ -157,7 +158,10 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _session(leader: int) -> Iterator[int]:
-    """Yield the living processes of a session except its leader. Groups would miss some: ``timeout`` has its own."""
+    """Yield the living processes of a session, except its leader.
+
+    Process groups would miss some: ``timeout`` creates a group of its own.
+    """
     for pid in _processes():
         if pid == leader:
             continue
@@ -172,7 +176,7 @@ def _marked(prefix: bytes, mark: bytes) -> Iterator[int]:
             continue
         with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
             environ = file.read()
-            # This runs at each stage's end for every process of the machine, so it starts with a cheap search.
+            # This runs for every process of the machine whenever a stage ends, so the cheap search comes first.
             if mark in environ and _is_marked(environ, prefix, mark) and _is_alive(pid):
                 yield pid
 
@@ -184,7 +188,7 @@ def _is_marked(environ: bytes, prefix: bytes, mark: bytes) -> bool:
 
 @contextlib.contextmanager
 def _marked_limit(mark: str) -> Iterator[None]:
-    """Mark the limit of this process while a stage is started, so that the stage and its children inherit it."""
+    """Mark this process's limit while a stage is started, so that the stage and its children inherit the mark."""
     *_, run_id, stage = ("", *mark.split(":"))
     if not stage or not hasattr(resource, "prlimit"):
         yield
@@ -200,7 +204,7 @@ def _marked_limit(mark: str) -> Iterator[None]:
 
 
 def _limit_of(mark: str) -> tuple[int, int]:
-    """Return the bits in the limit for a run's id (30 to 57), and for a stage's mark (the 30 below)."""
+    """Return the bits of the limit for a run's id (bits 30 to 57) and for a stage's mark (the 30 bits below)."""
     number = int.from_bytes(hashlib.sha256(mark.encode("utf-8", "surrogateescape")).digest()[:8], "big")
     return (number % 2**28) << 30, number % 2**30
 
@@ -214,7 +218,7 @@ def _limited(mark: str) -> Iterator[int]:
     for pid in _processes():
         with contextlib.suppress(OSError):
             soft, _ = resource.prlimit(pid, resource.RLIMIT_RTTIME)
-            # A process of this session may have been started by another thread while the limit was marked.
+            # Another thread may have started a process of this session while the limit was marked.
             if soft & wanted[1] == wanted[0] and os.getsid(pid) != os.getsid(0) and _is_alive(pid):
                 yield pid
 
@@ -224,7 +228,7 @@ def _processes() -> Iterator[int]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Tell whether a process is more than a zombie."""
+    """Tell whether a process is not just a zombie."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
@@ -236,7 +240,7 @@ class Processes:
         """Start the process.
 
         Raises:
-            StartError: there is no such command, or its words cannot be given to one.
+            StartError: there is no such command, or it cannot be started with these words.
         """
         try:
             return StageProcess(attempt.command, attempt.environ, attempt.directory)
@@ -252,11 +256,11 @@ def _start_error(command: Sequence[str], error: Exception) -> StartError:
     word = command[0]
     if isinstance(error, UnicodeEncodeError):
         return StartError(
-            "could not be started: its command or environment holds a character that no UTF-8 text may hold "
+            "could not be started: its command or environment contains a character that UTF-8 cannot encode "
             f"({error.object[error.start]!r}, a surrogate)"
         )
     if isinstance(error, ValueError):
-        return StartError("could not be started: a word of its command holds a NUL character")
+        return StartError("could not be started: a word of its command contains a NUL character")
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and os.sep not in word:
         return StartError(
@@ -274,6 +278,6 @@ def _start_error(command: Sequence[str], error: Exception) -> StartError:
         longest = max(len(os.fsencode(word)) for word in command)
         return StartError(
             f"could not be started: its command is too long (its longest argument has {longest} bytes; the system "
-            "takes 128 KiB in one argument)"
+            "accepts 128 KiB in one argument)"
         )
     return StartError(f"could not be started: {error}")

@@ -1,1 +1,1 @@
-"""Kubernetes settings of a pipeline, and their effect on this machine."""
+"""A pipeline's Kubernetes settings, and their effect on this machine."""

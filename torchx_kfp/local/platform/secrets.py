@@ -1,7 +1,7 @@
-"""Kubernetes secrets and config maps: those that the user gives, and the stages that take them.
+"""Kubernetes secrets and config maps: those that the user provides, and the stages that use them.
 
-A stage has their keys as variables or as files. The user gives a folder, a file of variables, or a manifest; variables
-may also be set in the environment of the run.
+A stage gets their keys as variables or as files. The user provides a folder, a file of variables, or a manifest.
+Variables may also be set in the environment of the run.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _MANIFEST_KINDS = ("Secret", "ConfigMap")
 
 #: Settings of the platform spec that mount a secret or config map as files.
 FILES = ("secretAsVolume", "configMapAsVolume")
-#: Settings that turn one into variables, with its name in messages and the option that gives it.
+#: Settings that turn one into variables, with its name in messages and the option that provides it.
 VARIABLES = {"secretAsEnv": ("secret", "--secret"), "configMapAsEnv": ("config map", "--config-map")}
 _KINDS = {"secret": "secret", "configMap": "config map"}
 
-#: Keys of secrets, or of config maps, by their names.
+#: The keys and values of secrets, or of config maps, by the names of these.
 Given = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
 class GivenKeys:
-    """The secrets and config maps that the user gives."""
+    """The secrets and config maps that the user provides."""
 
     secrets: Given = field(default_factory=dict)
     config_maps: Given = field(default_factory=dict)
@@ -48,7 +48,7 @@ def parse_given(words: Iterable[str], option: str) -> dict[str, dict[str, str]]:
     """Read secrets or config maps from words ``NAME=PATH`` of a command line.
 
     Args:
-        words: of a ``PATH``, see ``read_keys``.
+        words: the words; ``read_keys`` describes a ``PATH``.
         option: the option's name, for messages.
 
     Raises:
@@ -73,7 +73,7 @@ def read_keys(path: Path, option: str = "a secret") -> dict[str, str]:
     """
     try:
         if path.is_dir():
-            # In a folder that Kubernetes has mounted, there are other files besides the keys: ..data.
+            # A folder that Kubernetes has mounted also contains files that are not keys, such as ..data.
             files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
             return {file.name: file.read_text(encoding="utf-8") for file in files}
         text = path.read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def _lines(path: Path, text: str, option: str) -> dict[str, str]:
             continue
         key, equals, value = word.partition("=")
         if not equals:
-            # Without the line itself, which may be a secret.
+            # The message does not show the line, which may be a secret.
             raise ArgumentError(f"{option}: line {number} of {str(path)!r} is not KEY=VALUE.")
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
         keys[key.strip()] = value[1:-1] if quoted else value
@@ -122,7 +122,7 @@ def _manifest(path: Path, text: str, option: str) -> dict[str, str]:
 def verify_given(
     components: Iterable[Component], given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
 ) -> None:
-    """Raise ArgumentError if no stage uses a given secret or config map, or if it lacks a key that is used."""
+    """Raise ArgumentError if no stage uses a secret or config map that was given, or if it lacks a key that is used."""
     taken: dict[str, set[str]] = {"secret": set(), "configMap": set()}
     for component in components:
         for setting in (*VARIABLES, *FILES):
@@ -139,7 +139,7 @@ def verify_given(
                 missing = [key for key in wanted if keys is not None and key not in keys]
                 if missing and not item.get("optional"):
                     raise ArgumentError(
-                        f"The {_KINDS[kind]} {name!r} as it is given lacks {joined(missing)}; it has: "
+                        f"The {_KINDS[kind]} {name!r} that was given lacks {joined(missing)}; it has: "
                         f"{', '.join(sorted(keys or ())) or 'nothing'}."
                     )
     for kind, there in taken.items():
@@ -148,19 +148,19 @@ def verify_given(
             if name not in there and "" not in there:
                 names = ", ".join(sorted(there)) or "none"
                 raise ArgumentError(
-                    f"No stage takes the {_KINDS[kind]} {name!r}.{did_you_mean(name, there)} Taken are: {names}."
+                    f"No stage uses the {_KINDS[kind]} {name!r}.{did_you_mean(name, there)} The stages use: {names}."
                 )
 
 
 def variables(platform: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in this environment that the stage would take from secrets and config maps."""
+    """Return the variables of this environment that the stage would get from secrets and config maps."""
     items = [item for key in VARIABLES for item in platform.get(key) or ()]
     names = [pair["envVar"] for item in items for pair in item.get("keyToEnv") or ()]
     return {name: environ[name] for name in names if name in environ}
 
 
 def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that the stage takes from secrets and config maps that the user gives.
+    """Return the variables that the stage gets from secrets and config maps that the user provides.
 
     ``inputs`` are those of the scope: the name of a secret may be one of them.
     """
@@ -176,7 +176,7 @@ def given_values(component: Component, given: GivenKeys, inputs: Mapping[str, An
 
 
 def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
-    """Return the given secrets and config maps that the stage has as files, by their paths."""
+    """Return the given secrets and config maps that the stage gets as files, by their paths."""
     return {
         os.path.normpath(mount.get("mountPath", "")): given.of(key)[name]
         for key in FILES
@@ -188,7 +188,7 @@ def given_files(component: Component, given: GivenKeys, inputs: Mapping[str, Any
 def missing_variables(
     component: Component, given: GivenKeys, inputs: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """Describe the variables that the component takes from secrets and config maps that are not given."""
+    """Describe the variables that the component needs from secrets and config maps that were not given."""
     there = {*environ, *given_values(component, given, inputs)}
     for setting, (what, option) in VARIABLES.items():
         for item in component.platform.get(setting) or ():

@@ -1,7 +1,7 @@
 """Kubernetes settings other than secrets and volumes, and their effect on this machine.
 
-Field paths become environment variables with this run's values. Time limits are applied, and in containers also users,
-image pull policies and shared memory. A run lists the settings that are not applied. Unknown settings are refused.
+Field paths become environment variables with this run's values. Time limits are applied; in containers, so are users,
+image pull policies and shared memory. A run lists the settings that are not applied. Unknown settings are rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.protocol import RUN_ID_LABEL
 
 _POD_METADATA = "podMetadata"
-#: Prefixes of the labels with which TorchX's Kubernetes scheduler, and this project, describe a pod.
+#: Prefixes of the labels that TorchX's Kubernetes scheduler and this project use to describe a pod.
 _OWN_LABELS = ("app.kubernetes.io/", "torchx.pytorch.org/")
 _NOT_APPLIED = {
     "enabledSharedMemory": "shared memory sizes",
@@ -43,14 +43,14 @@ _TIME_LIMIT = "activeDeadlineSeconds"
 _FIELDS = "fieldPathAsEnv"
 #: Settings that are applied in containers only.
 _OF_CONTAINERS = ("enabledSharedMemory", "imagePullPolicy", "securityContext")
-#: All settings that this version knows, of a component and of a pipeline; others are refused.
+#: All settings of components and of pipelines that this version knows; others are rejected.
 KNOWN = {_FIELDS, _TIME_LIMIT, *_NOT_APPLIED, *VOLUMES, *VARIABLES}
 KNOWN_OF_PIPELINES = {_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
 
 
 def time_limit(platform: Mapping[str, Any]) -> float | None:
-    """Return the seconds that a pod (``kubernetes.set_timeout``) or a run may take; None for no limit."""
-    # int64 is text in protobuf's JSON; 0 means no limit.
+    """Return the seconds that a pod (``kubernetes.set_timeout``) or a run may take; None if there is no limit."""
+    # An int64 is text in protobuf's JSON; 0 means no limit.
     return float(platform.get(_TIME_LIMIT) or 0) or None
 
 
@@ -60,7 +60,7 @@ def has_workspace(pipeline: Pipeline) -> bool:
 
 
 def pod_user(platform: Mapping[str, Any]) -> str | None:
-    """Return the user, and group, that the container is to run as; None for the image's."""
+    """Return the user, and group, that the container must run as; None for the image's user."""
     context = platform.get("securityContext") or {}
     user, group = context.get("runAsUser"), context.get("runAsGroup")
     if user is None:
@@ -69,7 +69,7 @@ def pod_user(platform: Mapping[str, Any]) -> str | None:
 
 
 def field_values(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
-    """Return the environment variables that the stage takes from fields of its pod."""
+    """Return the environment variables that the stage gets from fields of its pod."""
     values = _fields(run_id, pod_name, pod_uid)
     items = component.platform.get(_FIELDS) or ()
     return {item["name"]: values[item["fieldPath"]] for item in items if item["fieldPath"] in values}
@@ -97,7 +97,7 @@ def not_applied(component: Component) -> list[str]:
 def not_applied_in_container(component: Component, *, has_gpus: bool = False) -> list[str]:
     """Return the kinds of settings of a component that have no effect on a container.
 
-    ``has_gpus``: whether containers can be given GPUs.
+    ``has_gpus`` tells whether containers can be given GPUs.
     """
     settings = {key: text for key, text in _NOT_APPLIED.items() if key not in _OF_CONTAINERS}
     kinds = [text for key, text in settings.items() if _is_set(component, key)]
@@ -127,7 +127,7 @@ def pipeline_refusals(platform: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_set(component: Component, key: str) -> bool:
-    """Tell whether the author has set it, which excludes the labels that every stage of an AppDef has."""
+    """Tell whether the pipeline's author has set it: every stage of an AppDef has labels that do not count."""
     setting = component.platform.get(key)
     if key != _POD_METADATA or not setting:
         return bool(setting)

@@ -1,7 +1,7 @@
 """Volumes of a pipeline's stages, and their counterparts on this machine.
 
-A process finds a volume where a folder of that path exists. A container gets new folders for empty directories and
-temporary volumes, and what the user mounts at the path of any other. Volume claims are neither made nor deleted.
+A process finds a volume if a folder with its mount path exists. A container gets new folders for empty directories and
+temporary volumes; for any other volume, it needs a mount from the user. Volume claims are neither created nor deleted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchx_kfp.pipeline.names import safe_name
 from torchx_kfp.pipeline.resources import parse_quantity
 from torchx_kfp.pipeline.spec import Component
 
-#: Settings of the platform spec that mount a volume, and its name in messages.
+#: Settings of the platform spec that mount a volume, and the volume's name in messages.
 VOLUMES = {
     "pvcMount": "the volume claim",
     "secretAsVolume": "the secret",
@@ -27,12 +27,12 @@ VOLUMES = {
 #: Volumes for which containers get a new folder.
 _TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
 _SHM = "/dev/shm"
-# kfp-kubernetes has tasks with these images that are not containers.
+# The tasks of kfp-kubernetes with these images do not run as containers.
 _MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
 
 
 def volume_task(component: Component) -> str | None:
-    """Tell what a task does to a volume claim instead of running: ``makes``, ``deletes``, or None."""
+    """Return what a task does to a volume claim instead of running: ``makes``, ``deletes``, or None."""
     image = component.container.image if component.container is not None else ""
     if image.startswith(_MAKES_VOLUME):
         return "makes"
@@ -40,7 +40,7 @@ def volume_task(component: Component) -> str | None:
 
 
 def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Return the only output of a task that would make a volume claim: the claim's name."""
+    """Return the only output of a task that would create a volume claim: the claim's name."""
     suffix = inputs.get("pvc_name_suffix") or ""
     name = inputs.get("pvc_name") or f"{run_id}{suffix}"
     return dict.fromkeys(component.outputs, name)
@@ -72,14 +72,14 @@ def shared_memory(platform: Mapping[str, Any]) -> int | None:
         sizes.append(shared.get("size"))
     if not sizes:
         return None
-    # Kubernetes refuses a pod with two volumes at one path, so there is only one size here. Without a size, it uses
+    # Kubernetes rejects a pod with two volumes at one path, so there is only one size here. Without a size, it uses
     # half of the node's memory.
     size = sizes[-1]
     return math.ceil(parse_quantity(size)) if size else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def missing_folders(component: Component, inputs: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the volumes that a process does not find: there is no directory at their mount paths."""
+    """Describe the volumes that a process does not find, because there is no directory at their mount paths."""
     for key, mount in _mounts(component):
         path = mount.get("mountPath", "")
         if not os.path.isdir(path):
@@ -91,7 +91,7 @@ def missing_mounts(
 ) -> Iterator[str]:
     """Describe the volumes that a container does not find because the user mounts nothing at their paths.
 
-    ``mounted``: the paths that the user mounts something at.
+    ``mounted`` are the paths at which the user mounts something.
     """
     files = given_files(component, given, inputs)
     for key, mount in _mounts(component):

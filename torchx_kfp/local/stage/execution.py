@@ -22,7 +22,7 @@ from torchx_kfp.local.stage.transfer import UnavailableError, copy_here
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
-# Seconds to wait for more output when its last known writer is gone.
+# Seconds to wait for more output after its last known writer has ended.
 _OUTPUT_PATIENCE = 2.0
 # Seconds for which reading a stage's results is retried.
 _RESULTS_PATIENCE = 5.0
@@ -36,13 +36,13 @@ class Outcome:
     reason: str = ""
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    #: Of a tracked stage: its run id, and its results (None if they cannot be read).
+    #: For a tracked stage: its run id, and its results (None if they cannot be read).
     run_id: str | None = None
     results: Mapping[str, Any] | None = None
 
 
 class Execution:
-    """An attempt that runs in a thread of its own, and can be ended from outside."""
+    """An attempt that runs in its own thread and can be ended from outside."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Execution:
         done: Callable[[Execution, Outcome], None],
         grace: float = 0.0,
     ) -> None:
-        """Prepare the attempt; ``grace`` is in seconds, from the end of its time limit to its being killed."""
+        """Prepare the attempt; ``grace`` is the number of seconds from the end of its time limit until it is killed."""
         self.attempt = attempt
         self._grace = grace
         self._engine = engine
@@ -64,7 +64,7 @@ class Execution:
         self._thread = threading.Thread(target=self._run, name=attempt.pod_name, daemon=True)
 
     def start(self) -> None:
-        """Start the attempt and returns; ``done`` is called from another thread when it has ended."""
+        """Start the attempt and return at once; ``done`` is called from another thread when it has ended."""
         self._thread.start()
 
     def terminate(self, grace: float) -> None:
@@ -107,7 +107,7 @@ class Execution:
         attempt = self.attempt
         made = (artifact.path for artifact in attempt.artifacts.values())
         source = attempt.source[:1] if attempt.source is not None else ()
-        # A runner that was killed before it recorded its attempt may have left such a folder.
+        # A runner that was killed before it recorded this attempt may have left its folder.
         shutil.rmtree(attempt.folder, ignore_errors=True)
         for path in (str(attempt.log_file), *attempt.output_files.values(), *made, *source):
             os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -131,7 +131,7 @@ class Execution:
 
     @contextlib.contextmanager
     def _secret_files(self) -> Iterator[None]:
-        """Write the files of a container's secrets, and remove them when it has ended."""
+        """Write the files of a container's secrets, and remove them when the container has ended."""
         files = self.attempt.container.files if self.attempt.container is not None else {}
         try:
             for folder, contents in files.items():
@@ -152,7 +152,7 @@ class Execution:
             except UnavailableError as error:
                 if not self.attempt.function:
                     raise
-                # A Python component may use only the URI; one that opens the file fails by itself.
+                # A Python component may need only the URI; if it opens the file, it fails by itself.
                 with self.attempt.log_file.open("a", encoding="utf-8") as log:
                     log.write(f"This stage {error}\n")
 
@@ -163,12 +163,12 @@ class Execution:
         return environ if folder is None else activate(folder, environ)
 
     def _run_command(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Run another command for the stage, as a process whose output goes into the stage's log."""
+        """Run another command for the stage, as a process that writes into the stage's log."""
         attempt = dataclasses.replace(self.attempt, command=command, environ=environ)
         return self._run_to_end(Processes(), attempt)[0]
 
     def _run_to_end(self, engine: Engine, attempt: AttemptPlan) -> tuple[int, str]:
-        """Run the attempt to its end, and return its exit code, and why it failed, if it did."""
+        """Run the attempt to its end, and return its exit code and, if it failed, the reason."""
         with self._lock:
             if self._stopped:
                 raise StartError("was not started: the run was ended")
@@ -181,7 +181,7 @@ class Execution:
                 code = running.wait(log.closed)
         finally:
             if not log.closed.wait(_OUTPUT_PATIENCE):
-                # A process that has left the session and cleared its environment may hold the pipe.
+                # A process that has left the session and cleared its environment may hold the pipe open.
                 self._pump.drop(log)
                 log.closed.wait()
         if limit.is_over:

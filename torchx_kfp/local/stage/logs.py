@@ -1,4 +1,4 @@
-"""The output of stages: byte for byte into their log files, and line by line to a watch."""
+"""The output of stages, which is copied byte for byte to log files, and line by line to a watch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchx_kfp.text import clean_line
 _LINE_LIMIT = 1 << 16
 _READ_SIZE = 1 << 16
 
-#: Bytes of an unfinished line that a watch gets.
+#: The number of bytes of an unfinished line that a watch gets.
 _UNFINISHED = 1 << 10
 
 
@@ -40,7 +40,7 @@ class Log:
             try:
                 _write_whole(self._file, data)
             except OSError as error:
-                # A full disk must not end the run: the process goes on without a log.
+                # A full disk must not end the run; the process goes on without a log.
                 said = [f"torchx-kfp: the log ends here: {explain(error)}: {self._file.name}"]
                 self._file.close()
                 self._file = None
@@ -53,11 +53,11 @@ class Log:
 
     @property
     def unfinished(self) -> str:
-        """The line that has no end yet, such as a progress bar."""
+        """The last line if it is not complete, such as a progress bar."""
         return clean_line(self._rest[-_UNFINISHED:])
 
     def finish(self) -> list[str]:
-        """Close the file and the pipe, and return the line that had no end."""
+        """Close the file and the pipe, and return the last line if it was not complete."""
         os.close(self.pipe)
         if self._file is not None:
             self._file.close()
@@ -66,7 +66,7 @@ class Log:
 
 
 def _write_whole(file: BinaryIO, data: bytes) -> None:
-    # A disk that is getting full may take a part of it.
+    # A disk that is almost full may accept only a part of the data.
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -80,7 +80,7 @@ def _pieces(line: bytes) -> list[bytes]:
 class LogPump:
     """A thread that reads the output of all stages for a watch.
 
-    If the watch raises an exception, it is not called again, the stages go on, and ``error`` has the exception.
+    If the watch raises an exception, ``error`` is set to it, the watch is not called again, and the stages go on.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -114,7 +114,7 @@ class LogPump:
         self._wake()
 
     def drop(self, log: Log) -> None:
-        """Stop reading a pipe that somebody holds open."""
+        """Stop reading a pipe that another process holds open."""
         self._requests.append(("drop", log))
         self._wake()
 

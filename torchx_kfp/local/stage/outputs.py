@@ -1,7 +1,7 @@
 """The outputs of an attempt at a stage: its report, parameters, artifacts, and recorded results.
 
-A stage in a container may have left anything. It is read beneath the one folder that its container could write to,
-and an artifact of it lies there, or on other storage (see ``beneath``).
+A stage in a container may have left any kind of file. Its outputs are only read beneath the one folder that its
+container could write to (see ``beneath``), and its artifacts must be there or on other storage.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torchx_kfp.tracking.statements.artifacts import ARTIFACTS
 if TYPE_CHECKING:
     from torchx_kfp.local.engines.engine import AttemptPlan
 
-#: KFP's types of outputs by the names under which stages declare them.
+#: The names with which stages declare the types of outputs, by KFP's names.
 _KINDS = {"NUMBER_DOUBLE": "float", "NUMBER_INTEGER": "int", "BOOLEAN": "bool", "STRING": "str"}
-#: Bytes of an output parameter, and of a report. KFP's database takes less.
+#: The largest output parameter, and the largest report, in bytes. KFP's database accepts less.
 _LONGEST_OUTPUT = 16 << 20
 _LONGEST_REPORT = 64 << 20
 
@@ -44,7 +44,8 @@ def read_outputs(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifa
     """Return the stage's output parameters, and its artifacts in their final places.
 
     Raises:
-        ValueError: something is missing, of another type, or no file; the text goes on after the stage's name.
+        ValueError: something is missing, has the wrong type, or is not a file; the message continues a sentence that
+            begins with the stage's name.
     """
     reported, artifacts = _read_report(attempt)
     outputs = {name: _read_output(attempt, name, type_, reported) for name, type_ in attempt.output_types.items()}
@@ -82,7 +83,7 @@ def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[
             f"did not write its output {name!r}: the file {path} is missing, though the process ended with exit code 0"
         ) from None
     except UnicodeDecodeError:
-        raise ValueError(f"wrote its output {name!r} in something else than UTF-8: {path}") from None
+        raise ValueError(f"wrote its output {name!r} in an encoding other than UTF-8: {path}") from None
     except (OSError, beneath.UnfitFileError) as error:
         raise ValueError(f"left its output {name!r} unreadable: {error}") from None
     try:
@@ -107,7 +108,7 @@ def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
             beneath.verify_content(stored.path)
     except (OSError, beneath.UnfitFileError) as error:
         why = explain(error) if isinstance(error, OSError) else error
-        raise ValueError(f"left the artifact {artifact.name!r} so that it cannot be used: {why}") from None
+        raise ValueError(f"left the artifact {artifact.name!r} unusable: {why}") from None
     return stored
 
 
@@ -131,13 +132,14 @@ def describe_missing(
 ) -> str:
     """Describe the declared results that a stage did not record, which made it fail after its application succeeded.
 
-    Empty where that is not so: the stage's publisher reports what there is when the application is done.
+    Return an empty text if the application itself failed: the stage's publisher writes its report only after the
+    application has succeeded.
 
     Args:
         attempt: the attempt, which has ended.
-        tracker: of the stage's results.
+        tracker: the tracker of the stage's results.
         run_id: the stage's run id.
-        results: what it has recorded.
+        results: the results that it has recorded.
 
     Raises:
         TrackerError: the store failed.

@@ -1,15 +1,16 @@
-"""Packages that Python components install: in environments that are made once, kept, and shared by all runs.
+"""Packages that Python components install, in environments that are created once, kept, and shared by all runs.
 
-A component whose packages are all installed needs none.
+A component whose packages are all installed already does not need such an environment.
 
-Such an environment lies over the one that runs here: what that has need not be installed again, KFP among it, and
-what the component asks for hides it. In the cache folder (``$XDG_CACHE_HOME/torchx-kfp/venvs``) each key has a folder:
+An environment is a layer over the running one: packages that are installed there, such as KFP, need not be installed
+again, and the component's own packages take precedence. In the cache folder (``$XDG_CACHE_HOME/torchx-kfp/venvs``),
+each key has a folder:
 
-    lock       held by who makes the environment, and by nobody once that has ended, whatever way
-    <random>   an environment, or what is left of an attempt at one
-    ready      a link to the one that is complete
+    lock       locked by the process that creates the environment; the lock ends with the process, however it ends
+    <random>   an environment, complete or not
+    ready      a link to the complete one
 
-An environment is made where it stays, because scripts in it hold its path, and the link is put in place last.
+An environment is created in its final place, because its scripts contain its path. The link is created last.
 """
 
 from __future__ import annotations
@@ -36,21 +37,22 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-#: Options of pip that only say where packages come from; each has a value.
+#: pip's options that only say where packages come from; each takes a value.
 SOURCE_OPTIONS = ("--index-url", "-i", "--extra-index-url", "--trusted-host", "--find-links", "-f")
 
 Installs: TypeAlias = Sequence[Sequence[str]]
-#: Runs a command with these environment variables, its output in the stage's log, and returns its exit code.
+#: A function that runs a command with these environment variables and returns its exit code; its output goes into the
+#: stage's log.
 RunCommand: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], int]
 
-# Seconds between checks whether another process has made the environment.
+# Seconds between checks whether another process has created the environment.
 _POLL = 0.1
 _PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 _LAYER = "_torchx_kfp_layer.pth"
 
 
 class InstallError(Exception):
-    """Packages could not be installed. ``exit_code`` is pip's, or None if it has not run."""
+    """Packages could not be installed. ``exit_code`` is pip's, or None if pip did not run."""
 
     def __init__(self, reason: str, exit_code: int | None = None) -> None:
         super().__init__(reason)
@@ -58,7 +60,7 @@ class InstallError(Exception):
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of environments."""
+    """Return the folder that has the environments."""
     root = environ.get("XDG_CACHE_HOME", "")
     return Path(root if os.path.isabs(root) else os.path.expanduser("~/.cache")) / "torchx-kfp" / "venvs"
 
@@ -69,12 +71,13 @@ def provide_environment(
     """Return the folder of an environment with these packages; None if the running one has them all.
 
     Args:
-        installs: the words behind each ``pip install``.
+        installs: the words after each ``pip install``.
         environ: the stage's environment; indexes may name its variables (``https://$USER:$TOKEN@host/simple``).
-        stopped: whether the stage was ended meanwhile.
+        run: runs a command for the stage.
+        stopped: tells whether the stage was ended meanwhile.
 
     Raises:
-        InstallError: pip has failed, or the environment cannot be made.
+        InstallError: pip failed, or the environment cannot be created.
     """
     wanted = [words for words in installs if not are_satisfied(words)]
     if not wanted:
@@ -91,13 +94,13 @@ def provide_environment(
             return _make(home, wanted, environ, run)
     except OSError as error:
         raise InstallError(
-            f"could not have an environment for its packages in {home}: {error}. Set XDG_CACHE_HOME to a folder that "
-            "can be written"
+            f"could not be given an environment for its packages in {home}: {error}. Set XDG_CACHE_HOME to a folder "
+            "that can be written"
         ) from None
 
 
 def activate(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a stage that runs in the environment in this folder."""
+    """Return the environment variables of a stage that uses the environment in this folder."""
     path = os.pathsep.join((str(folder / "bin"), environ.get("PATH") or os.defpath))
     return {**environ, "PATH": path, "VIRTUAL_ENV": str(folder)}
 
@@ -105,7 +108,7 @@ def activate(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 def _make(home: Path, wanted: Installs, environ: Mapping[str, str], run: RunCommand) -> Path:
     for left in home.iterdir():
         if left.is_dir():
-            # Its maker was killed. A pip that is still writing there does no harm.
+            # The process that was creating it was killed. If its pip is still writing there, that does no harm.
             shutil.rmtree(left, ignore_errors=True)
     folder = home / secrets.token_hex(4)
     try:
@@ -138,7 +141,7 @@ def _verify(code: int, program: str, words: Sequence[str]) -> None:
 
 
 def _lay_over(folder: Path) -> None:
-    """Make packages of the running environment visible behind its own, including editable installs."""
+    """Make the running environment's packages, including editable installs, importable after the folder's own."""
     (own,) = folder.glob("lib/python*/site-packages")
     lines = [f"import site; site.addsitedir({path!a})\n" for path in _installed_folders()]
     (own / _LAYER).write_text("".join(lines), encoding="ascii")
@@ -150,7 +153,7 @@ def _installed_folders() -> list[str]:
 
 
 def _key(wanted: Installs) -> str:
-    """Return a key for an environment: of the interpreter, its packages, and the packages to install."""
+    """Return a key for an environment, made from the interpreter, its packages, and the packages to install."""
     folders = _installed_folders()
     # Packages that pip skips because they are installed must stay installed.
     installed = [
@@ -162,7 +165,7 @@ def _key(wanted: Installs) -> str:
 
 
 def _with_variables(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the words as a shell would pass them on: KFP quotes packages, but not indexes."""
+    """Return the words as a shell would pass them on: KFP quotes packages, but not the URLs of indexes."""
     pairs = zip(("", *words), words, strict=False)
     return [
         string.Template(word).safe_substitute(environ) if before in SOURCE_OPTIONS else word for before, word in pairs
@@ -186,7 +189,7 @@ def _locked(home: Path, stopped: Callable[[], bool]) -> Iterator[None]:
 
 
 def are_satisfied(words: Sequence[str]) -> bool:
-    """Tell whether ``pip install`` with these words would find everything installed in the running interpreter."""
+    """Tell whether the running interpreter has everything that ``pip install`` would install for these words."""
     rest = iter(words)
     for word in rest:
         if word in SOURCE_OPTIONS:
@@ -199,7 +202,7 @@ def are_satisfied(words: Sequence[str]) -> bool:
 def _is_satisfied(word: str) -> bool:
     try:
         requirement = Requirement(word)
-    except InvalidRequirement:  # another option, or a path
+    except InvalidRequirement:  # some other option, or a path
         return False
     if requirement.marker is not None and not requirement.marker.evaluate():
         return True
@@ -230,7 +233,7 @@ def _of_extras(distribution: importlib.metadata.Distribution, extras: set[str]) 
 
 
 def local_state(words: Sequence[str]) -> list[str]:
-    """Return the state of files and folders that are named there, by which a change is noticed."""
+    """Return the state of the files and folders that the words name, so that a change can be noticed."""
     paths = {path for word in words if (path := _local_path(word)) and os.path.exists(path)}
     return [f"{path} {os.path.getsize(path)} {_newest(path)}" for path in sorted(paths)]
 
@@ -239,7 +242,7 @@ def _local_path(word: str) -> str:
     place = re.sub(r"^[\w.\[\],-]+\s*@\s*", "", word)
     if place.startswith("file:"):
         return unquote(urlsplit(place).path)
-    # pip looks up a bare name in an index, even if there is a file of that name.
+    # pip looks up a bare name in an index, even if there is a file with that name.
     return re.sub(r"\[[\w,. -]*\]$", "", place) if os.sep in place else ""
 
 

@@ -37,20 +37,20 @@ class RunContext:
     constants: Mapping[str, str]
     options: RunOptions
     given: GivenKeys = field(default_factory=GivenKeys)
-    #: The stages that are containers, and what runs them.
+    #: The stages that run in containers, and the engine that runs them.
     containers: Containers = NO_CONTAINERS
     engine: Engine = field(default_factory=Processes)
 
 
 class Preparation:
-    """The facts about an attempt, derived once: its key in the cache and its start follow from them.
+    """The facts about an attempt, derived once, for both its key in the cache and its start.
 
     Raises:
-        ValueError: the stage cannot be given an input.
+        ValueError: an input cannot be passed to the stage.
     """
 
     def __init__(self, node: Node, context: RunContext, pod_name: str) -> None:
-        """Derive them; nothing is written to the disk."""
+        """Derive the facts, without writing to the disk."""
         component = node.component
         container = component.container
         assert container is not None
@@ -85,10 +85,10 @@ class Preparation:
         self._python = parse_command(self._words)
 
     def cache_key(self, code: CodeFiles) -> str:
-        """Return the stage's key in the cache (see ``keys``); empty if the stage may not be taken from there.
+        """Return the stage's key in the cache (see ``keys``); empty if the stage must not be taken from the cache.
 
-        That is so where its author says so, for exit tasks (which clean up), where the stage uses the workspace, which
-        is another one in each run, and where there is more code than can be looked at.
+        It is empty if the task's author has turned caching off, for exit tasks (which clean up), if the stage uses the
+        workspace (which differs in each run), and if there is more code than can be checked.
         """
         task, component = self._node.task, self._node.component
         container = component.container
@@ -116,7 +116,7 @@ class Preparation:
         """Return the attempt, ready to be started.
 
         Raises:
-            ValueError: a container cannot be given what the stage asks for.
+            ValueError: the stage needs something that a container cannot be given.
         """
         component, context, facts = self._node.component, self._context, self._facts
         container = component.container
@@ -140,7 +140,7 @@ class Preparation:
             )
         elif self._python is not None:
             own[RUNTIME_MARK] = "true"
-            # Not in a temporary folder: tracebacks name the file, and a debugger finds it.
+            # The file is not in a temporary folder, so that the path in a traceback exists, and debuggers find it.
             source_file = str(self._folder / "program" / "ephemeral_component.py")
             command = self._python.command(source_file, self._copies)
             source = None if self._python.source is None else (source_file, self._python.source)

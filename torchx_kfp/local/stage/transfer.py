@@ -1,4 +1,4 @@
-"""Copies of artifacts on other storage, for stages that take them as files."""
+"""Copies of artifacts from other storage, for stages that take them as files."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PATH = re.compile(r"\{\{\$\.inputs\.artifacts\[(['\"])(.+?)\1\]\.path\}\}")
 def with_copies(
     inputs: Mapping[str, Any], words: Sequence[str], folder: Path, *, takes_all: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the inputs, with local places for files on other storage, and those places by their URLs.
+    """Return the inputs, with local paths for files on other storage, and these paths by the files' URLs.
 
     Args:
         inputs: parameters and artifacts.
-        words: the command, whose placeholders say which files it takes.
-        folder: for the copies.
-        takes_all: whether the stage may take each file without a placeholder, as Python components do.
+        words: the command, whose placeholders show which files it takes.
+        folder: the folder for the copies.
+        takes_all: whether the stage may take files without placeholders, as Python components do.
     """
     taken = {match.group(2) for word in words for match in _PATH.finditer(word)}
     copies: dict[str, str] = {}
@@ -54,11 +54,11 @@ def _with_place(artifact: Artifact, folder: Path) -> Artifact:
 
 
 def copy_here(url: str, path: str, root: str, folder: str) -> None:
-    """Copy a file, or a folder and its contents, unless it exists. Several processes may do so at once.
+    """Copy a file, or a folder and its contents, unless the copy exists. Several processes may do so at once.
 
     Args:
-        url: of the file.
-        path: where the copy belongs.
+        url: the URL of the file.
+        path: the path of the copy.
         root: the folder that must contain the copy; stages may write there as well.
         folder: a folder of this stage only, for incomplete copies.
 
