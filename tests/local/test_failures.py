@@ -134,7 +134,7 @@ def test_arguments_that_no_process_can_have(execute_failing):
 
     stage = execute_failing(pipeline, {"long": "x" * 200_000}).stages[0]
     assert stage.reason == (
-        "could not be started: its command is too long (its longest argument has 200000 bytes; the system takes "
+        "could not be started: its command is too long (its longest argument has 200000 bytes; the system accepts "
         "128 KiB in one argument)"
     )
     stage = execute_failing(pipeline, {"long": "\0"}).stages[0]
