@@ -53,6 +53,7 @@ def test_exit_codes() -> None:
         "ArgumentError",
         "MissingExtraError",
         "PipelineFileError",
+        "TrackerBaseError",
         "UnknownRunError",
         "UnsupportedPipelineError",
     }

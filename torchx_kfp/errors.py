@@ -10,6 +10,7 @@
     ├── ProtocolError        the stage protocol's environment variables are malformed
     ├── NotInStageError      the process was not started as a tracked stage
     ├── TrackerError         the tracker cannot read or write
+    │   ├── TrackerBaseError     the tracker base cannot be used
     │   ├── KeyRefusedError      a key would leave the tracker base, or cannot be stored
     │   ├── ResultRefusedError   a result has a type or size that trackers do not accept
     │   ├── CorruptResultError   stored data is not a JSON object of results
@@ -55,6 +56,7 @@ __all__ = [
     "StageFailedError",
     "StageNotFoundError",
     "TorchxKfpError",
+    "TrackerBaseError",
     "TrackerError",
     "UnknownAliasError",
     "UnknownOutputError",
@@ -120,6 +122,12 @@ class NotInStageError(TorchxKfpError, RuntimeError):
 
 class TrackerError(TorchxKfpError):
     """The tracker cannot read or write: its storage fails, or its input is invalid."""
+
+
+class TrackerBaseError(TrackerError, ValueError):
+    """The tracker base cannot be used: it is malformed, is not a directory or bucket, or needs a missing package."""
+
+    exit_code = 2
 
 
 class KeyRefusedError(TrackerError, ValueError):

@@ -141,7 +141,7 @@ def did_you_mean(name: object, names: Iterable[str]) -> str:
         name: what somebody wrote; a program may pass something other than text.
         names: those that exist.
     """
-    near = _most_similar(str(name), names)
+    near = most_similar(str(name), names)
     return f" Did you mean {near!r}?" if near is not None else ""
 
 
@@ -157,7 +157,7 @@ def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = 
     *folders, name = Path(path).parts or (".",)
     place = Path()
     for folder in folders:
-        near = folder if os.path.isdir(place / folder) else _most_similar(folder, _entries(place, folder))
+        near = folder if os.path.isdir(place / folder) else most_similar(folder, _entries(place, folder))
         if near is None:
             return ""
         place /= near
@@ -165,14 +165,15 @@ def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = 
     alike: dict[str, list[str]] = {}
     for entry in _entries(place, name, suffixes):
         alike.setdefault(Path(entry).stem if suffixes else entry, []).append(entry)
-    near = _most_similar(Path(name).stem if suffixes else name, alike)
+    near = most_similar(Path(name).stem if suffixes else name, alike)
     if near is None:
         return ""
     (found,) = difflib.get_close_matches(name, alike[near], n=1, cutoff=0.0)
     return f" Did you mean {str(place / found)!r}?"
 
 
-def _most_similar(wrong: str, names: Iterable[str]) -> str | None:
+def most_similar(wrong: str, names: Iterable[str]) -> str | None:
+    """Return the name that ``did_you_mean`` suggests, or None."""
     known = list(itertools.islice(names, _COMPARED))
     near = difflib.get_close_matches(wrong, known, n=1)
     if not near and wrong:

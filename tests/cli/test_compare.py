@@ -170,7 +170,7 @@ REFUSED = {
     ),
     ("base", ONE, "x"): (2, f"Error: Nothing is recorded for 'x' under 'base'. Runs there: {ONE}, {TWO}.\n"),
     ("base", ONE, ""): (2, "Error: Nothing is recorded for '' under 'base'."),
-    ("nowhere", "a", "b"): (1, "Error: There is no directory 'nowhere'."),
+    ("nowhere", "a", "b"): (2, "Error: There is no directory 'nowhere'."),
     ("empty", "a", "b"): (2, "Error: There are no results under 'empty'."),
 }
 

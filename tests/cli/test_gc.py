@@ -160,7 +160,7 @@ def test_the_age_has_no_default(inside: Call, base: Path) -> None:
 @pytest.mark.parametrize("words", [("nowhere",), ("base/baseline",), ("nope://x",)], ids=" ".join)
 def test_wrong_bases(words: tuple[str, ...], inside: Call, base: Path) -> None:
     done = inside("gc", *words, "--older-than", "1d")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Error: ")
 
 

@@ -22,9 +22,15 @@ def test_takes_over_what_torchx_has_stored(call: Call, tmp_path: Path) -> None:
     assert create(str(tmp_path / "results")).metadata("local_cwd://torchx/app-1") == {"epochs": 3}
 
 
-def test_there_is_nothing(call: Call) -> None:
-    done = call("import", "nowhere", "results")
+def test_there_is_nothing(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = call("import", "empty", "results")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(
-        "Error: There are no files of TorchX's FsspecTracker under 'nowhere'. Name the folder"
-    )
+    assert done.stderr.startswith("Error: There are no files of TorchX's FsspecTracker under 'empty'. Name the folder")
+
+
+def test_there_is_no_folder(call: Call) -> None:
+    done = call("import", "nowhere", "results")
+    assert (done.returncode, done.stdout) == (2, "")
+    way_out = "Name the folder that is root_path in TorchX's configuration."
+    assert done.stderr == f"Error: There is no directory 'nowhere'. {way_out}\n"

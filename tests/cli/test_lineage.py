@@ -237,7 +237,7 @@ REFUSED = {
         "Error: Nothing is recorded for 'nope' under 'base'. Runs there: a-1, alone, b-1, ring, s3://datasets/",
     ),
     ("base", "a"): (2, "Error: 'a' is the beginning of 2 runs under 'base': a-1, alone. Give a longer part of it.\n"),
-    ("nowhere", "a"): (1, "Error: There is no directory 'nowhere'."),
+    ("nowhere", "a"): (2, "Error: There is no directory 'nowhere'."),
     ("empty", "a"): (
         2,
         "Error: There are no results under 'empty'. Is it the tracker base that the pipeline ran with?",

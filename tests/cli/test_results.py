@@ -246,12 +246,22 @@ REFUSED = {
         2,
         "Nothing is recorded for 'a-1/nope' under 'base'. Run ids there: a-1/prepare/p, a-1/train/t0, a-1/t",
     ),
+    ("base", "b-2"): (2, "Nothing is recorded for 'b-2' under 'base'. Did you mean 'b-1'? Runs there: a-1, "),
+    ("base", "laest"): (2, "Nothing is recorded for 'laest' under 'base'. Did you mean 'latest'? Runs there: a-1, "),
+    ("base", "b/trian"): (
+        2,
+        "recorded for 'b/trian' under 'base'. Did you mean 'b-1/train'? Run ids there: b-1/train/t0.\n",
+    ),
+    ("base", "a-1/train/t00"): (
+        2,
+        "'a-1/train/t00' under 'base'. Did you mean 'a-1/train/t0'? Run ids there: a-1/train/t0, a-1/train/t1.\n",
+    ),
     ("base", ""): (2, "Error: Nothing is recorded for '' under 'base'."),
-    ("file",): (1, "Error: 'file' is not a directory. Name the directory that the pipeline ran with.\n"),
+    ("file",): (2, "Error: 'file' is not a directory. A tracker base is a directory, or a URL such as s3://buc"),
     ("empty",): (1, "Error: There are no results under 'empty'. Is it the tracker base that the pipeline ran with?\n"),
-    ("nope://x",): (1, "Error: The tracker base 'nope://x' cannot be used: Protocol not known: nope."),
+    ("nope://x",): (2, "Error: The tracker base 'nope://x' cannot be used: Protocol not known: nope."),
     ("base", "--json"): (2, "No such option"),
-    ("base", "--stage", "trian"): (2, "Error: --stage 'trian' has no results here. Stages: prepare, train.\n"),
+    ("base", "--stage", "trian"): (2, "Error: --stage 'trian' has no results here. Did you mean 'train'? Stages: prep"),
     ("base", "--sort", "acuracy"): (
         2,
         "Error: --sort 'acuracy' names 'acuracy', which no run here has recorded. Did you mean 'accuracy'? "
@@ -343,7 +353,7 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     requests = s3_server.requests(lambda: call("results", s3_base, "a-1"))
     assert len(requests) <= 3 + 2
     done = call("results", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "does not exist. Create it, or name another one. The tracker does not create buckets.\n" in done.stderr
 
 
@@ -378,5 +388,5 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
     )
     assert ambiguous.endswith("run-1004 and 995 more. Give a longer part of it.\n")
     unknown = call("results", "many", "run-29999").stderr
-    assert unknown.startswith("Error: Nothing is recorded for 'run-29999' under 'many'. Runs there: run-")
+    assert unknown.startswith("Error: Nothing is recorded for 'run-29999' under 'many'. Did you mean 'run-1299'? Runs ")
     assert unknown.endswith(" and 2,995 more.\n")

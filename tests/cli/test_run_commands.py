@@ -171,6 +171,7 @@ REFUSED = {
     ("logs", "latest", "shell-3", "--attempt", "3"): "There is no attempt 3 at 'shell-3' in the run RUN, but 2.",
     ("logs", "latest", "--attempt", "1"): "--attempt needs a STAGE.",
     ("cancel", "latest"): "The run RUN has ended already (failed): there is nothing to cancel.",
+    ("logs", "lates"): "There is no run 'lates' in 'local_outputs'. Did you mean 'latest'? Its runs",
     ("cancel", "none"): "There is no run 'none' in 'local_outputs'. Its runs",
 }
 

@@ -16,7 +16,7 @@ from tests.conftest import finish_requests
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.errors import TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.calls import is_transient, retried
 
@@ -129,7 +129,7 @@ def test_what_is_wrong_for_good_is_not_tried_again(
             tracker.put("run", x=1)
         assert len(proxy.requests) == before + 1
     before = len(proxy.requests)
-    with pytest.raises(TrackerError, match=says("'s3://no-such-bucket/x'", "tracker base")):
+    with pytest.raises(TrackerBaseError, match=says("'s3://no-such-bucket/x'", "tracker base")):
         FsspecResultTracker("s3://no-such-bucket/x").get("run")
     assert len(proxy.requests) == before + 1
     assert not [record for record in caplog.records if record.name == "torchx_kfp.tracking.stores.calls"]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.facts import says
 from tests.s3 import S3Server
-from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.errors import KeyRefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -35,7 +35,7 @@ from torchx_kfp.tracking import FsspecResultTracker
     ],
 )
 def test_bases_that_are_refused(base: Any, message: str) -> None:
-    with pytest.raises(TrackerError, match=message):
+    with pytest.raises(TrackerBaseError, match=message):
         FsspecResultTracker(base)
 
 
@@ -61,7 +61,7 @@ except Exception as error:
     print(type(error).__name__, isinstance(error.__cause__, ImportError), error)
 """
     done = subprocess.run([sys.executable, "-c", code, base, module], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"TrackerError True The tracker base {base!r} needs a package that is missing: ")
+    assert done.stdout.startswith(f"TrackerBaseError True The tracker base {base!r} needs a package that is missing: ")
     assert install in done.stdout
 
 
@@ -137,7 +137,7 @@ class TestS3:
             (lambda: tracker.get("run"), "read s3://no-such-bucket/results/run"),
             (lambda: tracker.keys(), "list s3://no-such-bucket/results"),
         ):
-            with pytest.raises(TrackerError, match=says(verb, "bucket", "tracker base")) as caught:
+            with pytest.raises(TrackerBaseError, match=says(verb, "bucket", "tracker base")) as caught:
                 action()
             assert isinstance(caught.value.__cause__, FileNotFoundError)
         assert not [line for line in s3_server.requests(lambda: None) if line.startswith("PUT /no-such-bucket ")]

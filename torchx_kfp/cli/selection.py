@@ -19,13 +19,15 @@ from torchx_kfp.errors import (
     CorruptResultError,
     MissingResultsError,
     TorchxKfpError,
-    TrackerError,
+    TrackerBaseError,
     UnknownRunError,
 )
-from torchx_kfp.text import LISTED, counted, listed, nearest, printable
+from torchx_kfp.pipeline.names import LATEST, fitting
+from torchx_kfp.text import LISTED, counted, did_you_mean_path, listed, most_similar, nearest, printable
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result
+    from torchx_kfp.tracking.stores.store import Store
 
 #: Seconds for which a failing store is tried again, while somebody waits at the terminal.
 PATIENCE = 5.0
@@ -37,22 +39,37 @@ def open_tracker(base: str) -> FsspecResultTracker:
     """Open the tracker of this base.
 
     Raises:
-        TrackerError: the protocol of the base is unknown, or a local base is not a directory.
+        TrackerBaseError: the base is malformed, or a local one does not exist.
     """
     from torchx_kfp.tracking import FsspecResultTracker
-    from torchx_kfp.tracking.stores.disk import DiskStore
 
     tracker = FsspecResultTracker(base, patience=PATIENCE)
-    if isinstance(tracker.store, DiskStore):
-        folder = tracker.store.folder
-        if not os.path.lexists(folder):
-            raise TrackerError(
-                f"There is no directory {base!r}. A tracker base is a directory, or a URL such as s3://bucket/results: "
-                "the one that the pipeline ran with."
-            )
-        if not os.path.isdir(folder):
-            raise TrackerError(f"{base!r} is not a directory. Name the directory that the pipeline ran with.")
+    verify_exists(
+        tracker.store,
+        "A tracker base is a directory, or a URL such as s3://bucket/results: the one that the pipeline ran with.",
+    )
     return tracker
+
+
+def verify_exists(store: Store, way_out: str) -> None:
+    """Verify that a local store exists, which a reader does not need to.
+
+    Args:
+        store: any store.
+        way_out: what the message says if no similar directory can be suggested.
+
+    Raises:
+        TrackerBaseError: it is in a directory that does not exist.
+    """
+    from torchx_kfp.tracking.stores.disk import DiskStore
+
+    if not isinstance(store, DiskStore) or os.path.isdir(store.folder):
+        return
+    exists = os.path.lexists(store.folder)
+    wrong = f"{store.base!r} is not a directory" if exists else f"There is no directory {store.base!r}"
+    is_path = os.path.abspath(store.base) == store.folder
+    near = did_you_mean_path(store.base if is_path else store.folder)
+    raise TrackerBaseError(f"{wrong}.{near or f' {way_out}'}")
 
 
 def pipeline_run(key: str) -> str:
@@ -121,8 +138,6 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
     Raises:
         UnknownRunError: no run fits, or several do.
     """
-    from torchx_kfp.pipeline.names import LATEST, fitting
-
     base = tracker.tracker_base
     here = RunsHere(output_dir, base, frozenset(known))
     words = (run.rstrip("/") or run).split("/")
@@ -138,7 +153,7 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
         if not names and not word and any(_next(key, done) == "" for key in found):
             names = [""]  # between the two slashes of an app handle
         if not names:
-            raise _unknown("/".join(words), known, here, base)
+            raise _unknown("/".join(words), word, done, found, here, base)
         if len(names) > 1:
             end = "beginning" if names[0].startswith(word) else "end"
             raise UnknownRunError(
@@ -245,15 +260,27 @@ def _next(key: str, done: str) -> str | None:
     return key[len(done) :].partition("/")[0] if key.startswith(done) and len(key) >= len(done) else None
 
 
-def _unknown(run: str, known: Iterable[str], here: RunsHere, base: str) -> UnknownRunError:
-    """Return the error for a missing run, which names the runs that exist, the most similar first."""
-    # If the pipeline run exists, its own stages help more than other runs.
-    folder = f"{run.partition('/')[0]}/"
-    inside = [key for key in known if key.startswith(folder)] if "/" in run else []
-    there = inside or list(dict.fromkeys(map(pipeline_run, known)))
-    if not inside:
+def _unknown(run: str, word: str, done: str, found: Iterable[str], here: RunsHere, base: str) -> UnknownRunError:
+    """Return the error for a missing run, which names the runs that exist, the most similar first.
+
+    Args:
+        run: what the user means.
+        word: the part of it that nothing has.
+        done: the parts before it, which exist.
+        found: the run ids that begin with these.
+        here: the runs on this machine.
+        base: the tracker base.
+    """
+    if done:
+        # The pipeline run exists: its own stages help more than other runs.
+        there = sorted(found)
+        names = list(dict.fromkeys(filter(None, (_next(key, done) for key in there))))
+    else:
+        there = list(dict.fromkeys(map(pipeline_run, found)))
         there += [name for name in list(here.folders)[:_LOOKED_AT] if name not in there and here.handed_on(name)]
+        names = [LATEST, *there]
+    near = most_similar(word, names)
     return UnknownRunError(
-        f"Nothing is recorded for {run!r} under {base!r}. {'Run ids' if inside else 'Runs'} there: "
-        f"{listed(nearest(run, there))}."
+        f"Nothing is recorded for {run!r} under {base!r}.{f' Did you mean {done + near!r}?' if near else ''} "
+        f"{'Run ids' if done else 'Runs'} there: {listed(nearest(run, there))}."
     )

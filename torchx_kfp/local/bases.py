@@ -47,7 +47,7 @@ def check_bases(pipeline: Pipeline, arguments: Mapping[str, Any], directory: str
         except TrackerError as error:
             if _lacks_credentials(error):
                 continue
-            raise TrackerError(f"No result could be recorded under the tracker base {base!r}: {error}") from error
+            raise type(error)(f"No result could be recorded under the tracker base {base!r}: {error}") from error
         with contextlib.suppress(TrackerError):
             store.remove(_PROBE)
 

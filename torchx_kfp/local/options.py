@@ -16,7 +16,7 @@ from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.engines.mounts import Mount, parse_mount
 from torchx_kfp.pipeline.evaluator import LONGEST
 from torchx_kfp.runs.history import RunRecord
-from torchx_kfp.text import did_you_mean, shown
+from torchx_kfp.text import did_you_mean, did_you_mean_path, shown
 
 #: Seconds from asking a stage to end (SIGTERM) to killing it (SIGKILL).
 GRACE = 10.0
@@ -125,7 +125,10 @@ class RunOptions:
                 given[name] = os.curdir
         directory = given.get("directory") or os.curdir
         if not os.path.isdir(directory):
-            raise ArgumentError(f"directory must be a folder, in which stages run, and is {str(directory)!r}.")
+            raise ArgumentError(
+                f"directory must be a folder, in which stages run, and is {str(directory)!r}."
+                f"{did_you_mean_path(directory)}"
+            )
         return cls(**_converted(given), named=tuple(named))
 
     @classmethod

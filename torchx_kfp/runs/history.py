@@ -17,7 +17,7 @@ from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarte
 from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import did_you_mean, listed
+from torchx_kfp.text import did_you_mean, did_you_mean_path, listed
 
 
 class EventReader:
@@ -188,7 +188,8 @@ def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
         folders = [path for path in Path(output_dir).iterdir() if _is_run(path)]
     except OSError as error:
         raise ArgumentError(
-            f"There are no runs in {str(output_dir)!r}: {error.strerror}. Give the --output-dir of the runs."
+            f"There are no runs in {str(output_dir)!r}: {error.strerror}."
+            f"{did_you_mean_path(output_dir) or ' Give the --output-dir of the runs.'}"
         ) from None
     return sorted(folders, key=lambda folder: (created(folder), folder.name), reverse=True)
 
@@ -221,8 +222,8 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
             f"{name!r} fits {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the run id."
         )
     raise UnknownRunError(
-        f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, folders)} Its runs, the newest first: "
-        f"{listed(folders)}."
+        f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, [LATEST, *folders])} "
+        f"Its runs, the newest first: {listed(folders)}."
     )
 
 

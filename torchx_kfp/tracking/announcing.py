@@ -34,7 +34,7 @@ def announce_start(tracker: FsspecResultTracker, context: protocol.StageContext,
     except KeyRefusedError as error:  # results may have such a name all the same
         _logger.warning(_NO_LINEAGE, context.run_id, error)
     except TrackerError as error:
-        raise TrackerError(
+        raise type(error)(
             f"The stage {context.run_id!r} could not record results: its tracker base {tracker.tracker_base!r} cannot "
             f"be written. {error}"
         ) from error

@@ -35,7 +35,7 @@ from torchx_kfp.cli.selection import (
 )
 from torchx_kfp.cli.where import OWN, matching, unknown_name
 from torchx_kfp.errors import KeyRefusedError, MissingResultsError
-from torchx_kfp.text import counted, listed
+from torchx_kfp.text import counted, did_you_mean, listed
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result
@@ -168,7 +168,10 @@ def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
     there = sorted({parts(key)["stage"] for key in keys if parts(key)})
     for stage in stages:
         if stage not in there:
-            raise click.UsageError(f"--stage {stage!r} has no results here. Stages: {listed(there, 20) or 'none'}.")
+            raise click.UsageError(
+                f"--stage {stage!r} has no results here.{did_you_mean(stage, there)} "
+                f"Stages: {listed(there, 20) or 'none'}."
+            )
     return [key for key in keys if parts(key).get("stage") in stages]
 
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
-from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerError
+from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.files import (
     LinkError,
     open_file,
@@ -247,7 +247,7 @@ class DiskStore:
 
     def _below_a_file(self, action: str, key: str, error: OSError) -> TrackerError:
         if not os.path.isdir(self._prefix):
-            return TrackerError(
+            return TrackerBaseError(
                 f"Cannot {action} {self.location(key)}: the tracker base {self.base!r} is not a directory, "
                 "or lies below a file. Name a directory, or a place where one can be made."
             )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.core import url_to_fs
 
-from torchx_kfp.errors import KeyRefusedError, TrackerError
+from torchx_kfp.errors import KeyRefusedError, TrackerBaseError, TrackerError
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.calls import Concurrency, each, retried
 from torchx_kfp.tracking.stores.keys import PRIVATE, File
@@ -70,7 +70,7 @@ class FsspecStore:
         self._objects = bool(protocols & _OBJECT_STORES)
         self._memory = "memory" in protocols
         if self._objects and not self._root:
-            raise TrackerError(
+            raise TrackerBaseError(
                 f"The tracker base {base!r} does not name a bucket. Use one such as s3://bucket/results."
             )
         # Others, such as SFTP, may not allow calls from several threads.
@@ -261,7 +261,7 @@ class FsspecStore:
         if not self._memory:
             return
         if self._fs.isfile(self._root):
-            raise TrackerError(f"The tracker base {self.base!r} is a file. Name a directory.")
+            raise TrackerBaseError(f"The tracker base {self.base!r} is a file. Name a directory.")
         if self._fs.isdir(path):
             raise KeyRefusedError(
                 f"The key {shown(key)} is a folder of other keys below the tracker base {self.base!r}. Use another "
@@ -287,7 +287,7 @@ class FsspecStore:
         # Writing to a missing bucket is "not found". Google's server does not say more.
         missing = action == "write" and self._objects and isinstance(error, FileNotFoundError)
         if missing or _bucket_is_missing(error):
-            return TrackerError(
+            return TrackerBaseError(
                 f"Cannot {action} {where}: the bucket of the tracker base {self.base!r} does not exist. "
                 "Create it, or name another one. The tracker does not create buckets."
             )

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
-from torchx_kfp.errors import TrackerError
+from torchx_kfp.errors import TrackerBaseError
 from torchx_kfp.extras import install_line
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.calls import PATIENCE
@@ -70,11 +70,11 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
         patience: seconds for which a call that fails for a moment is tried again.
 
     Raises:
-        TrackerError: the base is empty, has an unknown protocol, or needs a package that is not installed.
+        TrackerBaseError: the base is empty, has an unknown protocol, or needs a package that is not installed.
     """
     base = check_tracker_base(tracker_base)
     if base.startswith("~") and os.path.expanduser(base) == base:
-        raise TrackerError(
+        raise TrackerBaseError(
             f"The tracker base {base!r} begins with '~', but the home folder of that user is not known here. Write "
             f"the whole path, or './{base}' if you mean a directory of that name."
         )
@@ -83,11 +83,11 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
     try:
         filesystem, path = open_filesystem(base)
     except ImportError as error:
-        raise TrackerError(
+        raise TrackerBaseError(
             f"The tracker base {base!r} needs a package that is missing: {_install(base, error)}"
         ) from error
     except Exception as error:  # each implementation raises its own
-        raise TrackerError(
+        raise TrackerBaseError(
             f"The tracker base {base!r} cannot be used: {error or type(error).__name__}. Use a local directory, or an "
             "fsspec URL such as s3://bucket/results, gs://bucket/results or file:///mnt/results."
         ) from error
@@ -100,21 +100,21 @@ def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
     """Return the tracker base as text if its form is right. Whether the place exists is not checked.
 
     Raises:
-        TrackerError: it is not a str or path, is empty, or has a typo that would make it another place.
+        TrackerBaseError: it is not a str or path, is empty, or has a typo that would make it another place.
     """
     if not isinstance(tracker_base, (str, os.PathLike)):
-        raise TrackerError(
+        raise TrackerBaseError(
             f"A tracker base is an fsspec URL or a local directory. Got {type(tracker_base).__name__}: "
             f"{shown(tracker_base)}."
         )
     base = os.fspath(tracker_base)
     if not isinstance(base, str) or not base.strip() or "\0" in base:
-        raise TrackerError(
+        raise TrackerBaseError(
             f"The tracker base {shown(base)} is not an fsspec URL or a local directory. "
             "Use one such as /tmp/results or s3://bucket/results."
         )
     if _ONE_SLASH.match(base):
-        raise TrackerError(
+        raise TrackerBaseError(
             f"The tracker base {base!r} has only one slash after its protocol, so it would be a local directory. "
             f"Write {base.replace(':/', '://', 1)!r}, or './{base}' if you mean a directory."
         )
