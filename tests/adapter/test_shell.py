@@ -554,16 +554,12 @@ def test_whatever_is_accepted_runs_no_value(tmp_path_factory: pytest.TempPathFac
 
 
 def run_in_every_shell(text: str, value: str, folder: Path) -> None:
-    """Run a program in a folder in which nothing may appear that the value asks for."""
+    """Run a program in each installed shell, in a folder in which nothing may appear that the value asks for."""
     (folder / "show").write_text("#!/bin/sh\n")
     (folder / "show").chmod(0o755)
-    for name, command in {
-        "dash": ["dash"],
-        "bash": ["bash"],
-        "posix": ["bash", "--posix"],
-        "ash": ["busybox", "sh"],
-    }.items():
-        work = folder / name
+    commands = [["sh"], ["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]]
+    for command in (command for command in commands if shutil.which(command[0])):
+        work = folder / "-".join(command)
         work.mkdir()
         subprocess.run(
             [*command, "-c", text, "sh", value],
