@@ -284,7 +284,10 @@ class TestUse:
     def test_nothing_goes_where_use_cannot_be_read(self, local: Store) -> None:
         put(local, "old/train/1")
         local.write(".torchx_kfp/sources/new%2Fs%2F1/1", b"no entry")
-        with pytest.raises(CorruptResultError, match=says("sources")):
+        with pytest.raises(
+            CorruptResultError,
+            match=says("sources", "torchx_kfp", "Remove"),
+        ):
             removed(local, later())
         assert "old/train/1" in keys(local)
 

@@ -87,7 +87,7 @@ def test_these_words_are_what_is_encoded(parents: dict[str, protocol.RunIds]) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", says("Got: ''", "Expecting value")),
+        ("", says("Got: ''", "Expecting value", "TORCHX_PARENT_RUN_IDS")),
         ("{", r"Got: '\{'\. \(Expecting"),
         ("p1/train/e1", r"Got: 'p1/train/e1'\. \(Expecting value"),
         ("[]", r"Got: '\[\]'\.$"),
@@ -96,8 +96,8 @@ def test_these_words_are_what_is_encoded(parents: dict[str, protocol.RunIds]) ->
         ('{"a": null}', r"The alias 'a' has None\.$"),
         ('{"a": {"b": "c"}}', r"The alias 'a' has \{'b': 'c'\}\.$"),
         ('{"a": "x", "b": ["y", 1]}', r"The alias 'b' has \['y', 1\]\.$"),
-        ('{"a": "x", "b": "y", "a": "z"}', says("'a'")),
-        ('{"a": "x", "\\u0061": "z"}', says("'a'")),
+        ('{"a": "x", "b": "y", "a": "z"}', says("'a'", "TORCHX_PARENT_RUN_IDS")),
+        ('{"a": "x", "\\u0061": "z"}', says("'a'", "TORCHX_PARENT_RUN_IDS")),
     ],
 )
 def test_malformed_parents(text: str, message: str) -> None:
@@ -107,7 +107,7 @@ def test_malformed_parents(text: str, message: str) -> None:
 
 
 def test_a_malformed_environment() -> None:
-    with pytest.raises(ProtocolError, match=says("TORCHX_PARENT_RUN_IDS")):
+    with pytest.raises(ProtocolError, match=says("TORCHX_PARENT_RUN_IDS", "'no'")):
         protocol.decode({protocol.TRACKER_BASE: "/x", protocol.JOB_ID: "a", protocol.PARENT_RUN_IDS: "no"})
 
 

@@ -74,12 +74,17 @@ def test_two_of_one_pipeline() -> None:
 @pytest.mark.parametrize(
     ("uri", "options", "error", "message"),
     [
-        (lambda _, given: f"{given[0]}/model", {}, ChannelError, says("channel")),
-        (lambda _, given: given[1], {}, ChannelError, says("number'", "NUMBER_INTEGER")),
+        (
+            lambda _, given: f"{given[0]}/model",
+            {},
+            ChannelError,
+            says("uri is '{{channel:task=;name=place;type=String;}}/model'", "the whole URI", "Pass"),
+        ),
+        (lambda _, given: given[1], {}, ChannelError, says("number'", "NUMBER_INTEGER", "'number'")),
         (lambda *_: "", {}, ChannelError, says("''", "URI", "'s3://models/7'")),
         (lambda train, _: train, {}, ChannelError, r"uri is <.*PipelineTask"),
         (lambda *_: "s3://m/1", {"metadata": {"x": object}}, OutputsError, r"JSON"),
-        (lambda _, given: given[0], {"metadata": ["x"]}, OutputsError, says("artifact_from_uri", "['x']")),
+        (lambda _, given: given[0], {"metadata": ["x"]}, OutputsError, says("artifact_from_uri", "['x']", "Give")),
     ],
 )
 def test_what_is_refused(uri: Any, options: Any, error: type[Exception], message: str) -> None:
@@ -91,7 +96,7 @@ def test_metadata_with_a_channel_is_refused() -> None:
     def pipeline(place: str) -> None:
         artifact_from_uri("s3://m/1", dsl.Model, metadata={"from": f"{place}"})
 
-    with pytest.raises(OutputsError, match=says("dict", "constants")):
+    with pytest.raises(OutputsError, match=says("dict", "constants", "artifact_from_uri", "'from'", "Give")):
         compile_pipeline(pipeline)
 
 
@@ -99,7 +104,7 @@ def test_another_class_or_no_pipeline() -> None:
     def pipeline() -> None:
         artifact_from_uri("s3://m/1", str)  # type: ignore[arg-type]
 
-    with pytest.raises(OutputsError, match=says("dsl.Model", "'str'")):
+    with pytest.raises(OutputsError, match=says("dsl.Model", "'str'", "kfp.dsl")):
         compile_pipeline(pipeline)
-    with pytest.raises(AppDefError, match=says("artifact_from_uri", "task", "pipeline")):
+    with pytest.raises(AppDefError, match=says("artifact_from_uri", "task", "pipeline", "kfp.dsl.pipeline", "Call")):
         artifact_from_uri("s3://m/1")

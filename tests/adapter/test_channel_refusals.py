@@ -157,41 +157,63 @@ def unknown_channel() -> None:
     [
         (
             closed_loop_in_text,
-            says("'text'", "'produce'", "dsl.ParallelFor", "dsl.Collected"),
+            says("'text'", "'produce'", "dsl.ParallelFor", "dsl.Collected", "task.outputs", "'run_id'", "'trainer'"),
         ),
-        (closed_loop_as_object, says("'text'", "'produce'", "dsl.ParallelFor")),
-        (collected_in_text, says("args[0]", "'trainer'", "dsl.Collected", "'produce'", "reads=")),
-        (collected_as_object, says("dsl.Collected", "'produce'")),
+        (
+            closed_loop_as_object,
+            says("'text'", "'produce'", "dsl.ParallelFor", "dsl.Collected", "task.outputs", "'trainer'"),
+        ),
+        (
+            collected_in_text,
+            says(
+                "args[0]",
+                "'trainer'",
+                "dsl.Collected",
+                "'produce'",
+                "reads=",
+                "'trials'",
+                "task.outputs",
+                "'run_id'",
+                "Read",
+            ),
+        ),
+        (collected_as_object, says("dsl.Collected", "'produce'", "'trainer'", "reads=", "'trials'", "Read")),
         (collected_list, r"of 'produce'.*dsl\.Collected"),
-        (item_outside_of_its_loop, says("loop", "items")),
-        (artifact, says("'make-artifact-data'")),
-        (artifact_as_object, says("'make-artifact-data'")),
-        (beside_dollars, says("'$$'", "channel")),
-        (beside_template, says("'{{'", "channel")),
-        (brace_before_channel, says("'{{'", "channel")),
-        (beside_control_character, says("'\\x7f'", "channel")),
+        (item_outside_of_its_loop, says("loop", "items", "'trainer'", "Use")),
+        (artifact, says("'make-artifact-data'", "'trainer'", "Pass")),
+        (artifact_as_object, says("'make-artifact-data'", "'trainer'", "Pass")),
+        (beside_dollars, says("'$$'", "channel", "'trainer'", "Split")),
+        (beside_template, says("'{{'", "channel", "'trainer'", "Split")),
+        (brace_before_channel, says("'{{'", "channel", "'trainer'", "Split")),
+        (beside_control_character, says("'\\x7f'", "channel", "'trainer'", "Split")),
         (
             placeholder_in_text,
-            says("{{$.pipeline_job_name}}"),
+            says("{{$.pipeline_job_name}}", "'trainer'"),
         ),
         (
             field_called_name,
-            says("dsl.ParallelFor", "'name'"),
+            says("dsl.ParallelFor", "'name'", "'trainer'"),
         ),
-        (field_called_name_of_a_parameter, says("'--x=items-loop-item'")),
-        (item_object_outside_of_its_loop, says("loop", "items")),
-        (field_outside_of_its_loop, says("loop")),
-        (outside_of_its_condition, says("dsl.OneOf(task", "condition")),
-        (outside_of_its_exit_handler, says("dsl.ExitHandler")),
-        (task_of_another_pipeline, says("'text'", "'produce'")),
-        (task_in_text, says("reads=task", "outputs")),
-        (comparison_in_text, says("dsl.If", "comparison", "pipeline")),
-        (variables_name_beside_channel, says("env['A$(HOME)']", "'$('", "channel")),
-        (brace_before_tracker_base, says("tracker_base", "'{{'", "channel")),
-        (name_with_channel, says("name", "channel")),
+        (field_called_name_of_a_parameter, says("'--x=items-loop-item'", "'trainer'", "full_name", "Rename")),
+        (item_object_outside_of_its_loop, says("loop", "items", "'trainer'", "Use")),
+        (field_outside_of_its_loop, says("loop", "'trainer'", "'items-loop-item-subvar-a'", "Use")),
+        (
+            outside_of_its_condition,
+            says("dsl.OneOf(task", "condition", "task.outputs", "other_task.outputs", "'trainer'"),
+        ),
+        (outside_of_its_exit_handler, says("dsl.ExitHandler", "'trainer'", "'text'", "'produce-2'", "Use")),
+        (task_of_another_pipeline, says("'text'", "'produce'", "'trainer'", "Pass")),
+        (task_in_text, says("reads=task", "outputs", "--model", "kfp.dsl.pipeline_task.PipelineTask", "'trainer'")),
+        (comparison_in_text, says("dsl.If", "comparison", "pipeline", "'trainer'")),
+        (
+            variables_name_beside_channel,
+            says("env['A$(HOME)']", "'$('", "channel", "'trainer'", "'A$(HOME)='", "Split"),
+        ),
+        (brace_before_tracker_base, says("tracker_base", "'{{'", "channel", "Split")),
+        (name_with_channel, says("name is a pipeline channel", "when the pipeline is compiled")),
         (
             unknown_channel,
-            says("'{{channel:task=nowhere;name=x;type=String;}}'"),
+            says("'{{channel:task=nowhere;name=x;type=String;}}'", "'trainer'", "Use"),
         ),
     ],
 )
@@ -209,12 +231,12 @@ def test_channels_need_a_pipeline() -> None:
 
     compile_pipeline(pipeline)
     for make in (component_from_app, component_spec_from_app, plan_stage):
-        with pytest.raises(ChannelError, match=says("task_from_app")):
+        with pytest.raises(ChannelError, match=says("task_from_app", "'trainer'", "AppDefs")):
             make(apps[0])
 
 
 def test_values_must_be_text() -> None:
-    with pytest.raises(AppDefError, match=says("args[0]", "'trainer'", "None")):
+    with pytest.raises(AppDefError, match=says("args[0]", "'trainer'", "None", "Leave")):
         plan_stage(make_app(args=[None]))
     with pytest.raises(AppDefError, match=says("args[0]", "'trainer'", "(int)", "'3'")):
         plan_stage(make_app(args=[3]))
@@ -229,14 +251,16 @@ def test_tasks_and_comparisons_are_no_values() -> None:
     def comparison(lr: float = 0.1) -> None:
         use(lr > 0)
 
-    with pytest.raises(AppDefError, match=says("'produce'", "task.outputs['...']")):
+    with pytest.raises(AppDefError, match=says("'produce'", "task.outputs['...']", "reads=", "'trainer'")):
         compile_pipeline(task)
-    with pytest.raises(AppDefError, match=says("dsl.If", "comparison", "pipeline")):
+    with pytest.raises(AppDefError, match=says("dsl.If", "comparison", "pipeline", "'trainer'")):
         compile_pipeline(comparison)
 
 
 def test_a_task_needs_a_pipeline() -> None:
-    with pytest.raises(AppDefError, match=says("function", "decorated")):
+    with pytest.raises(
+        AppDefError, match=says("function", "decorated", "component_from_app", "task_from_app", "kfp.dsl.pipeline")
+    ):
         task_from_app(make_app())
 
 
@@ -244,7 +268,10 @@ def test_component_files_are_not_made_inside_of_a_pipeline() -> None:
     def pipeline() -> None:
         component_spec_from_app(make_app())
 
-    with pytest.raises(AppDefError, match=says("component_from_app", "pipeline", "function")):
+    with pytest.raises(
+        AppDefError,
+        match=says("component_from_app", "pipeline", "function", "task_from_app", "component_spec_from_app"),
+    ):
         compile_pipeline(pipeline)
 
 
@@ -252,5 +279,5 @@ def test_components_are_static_in_a_pipeline_too() -> None:
     def pipeline(lr: float = 0.1) -> None:
         component_from_app(make_app(args=[f"{lr}"]))
 
-    with pytest.raises(ChannelError, match=says("'train'", "'lr_float'")):
+    with pytest.raises(ChannelError, match=says("'train'", "'lr_float'", "task_from_app")):
         compile_pipeline(pipeline)

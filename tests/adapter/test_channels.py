@@ -255,5 +255,5 @@ def test_a_channel_as_entrypoint_may_hold_an_equals_sign_in_a_tracked_stage() ->
     command = spec["deploymentSpec"]["executors"]["exec-train"]["container"]["command"]
     assert command[-1] == "/opt/a=b/{{$.inputs.parameters['program']}}"
     assert command.count("env") == 1
-    with pytest.raises(AppDefError, match=says("'='", "'/opt/a=b/<program>'")):
+    with pytest.raises(AppDefError, match=says("'='", "'/opt/a=b/<program>'", "'trainer'", "`env`", "Call")):
         compile_pipeline(untracked)

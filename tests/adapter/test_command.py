@@ -321,9 +321,9 @@ def test_the_shell_idiom_of_torchx_for_the_host_of_rank_0(tmp_path: Path, shells
 
 
 def test_an_argument_that_is_too_long_once_it_is_escaped() -> None:
-    with pytest.raises(AppDefError, match=says("131071")):
+    with pytest.raises(AppDefError, match=says("149996 bytes", "131071 bytes in one argument", "Put")):
         compile_stage(tracked=True, args=["{" * 30_000])
-    with pytest.raises(AppDefError, match=says("env['X']", "131073")):
+    with pytest.raises(AppDefError, match=says("env['X']", "131073", "'trainer'", "Put")):
         compile_stage(tracked=True, env={"X": "x" * 131_071})
 
 

@@ -177,7 +177,7 @@ def test_a_variable_that_names_a_field_of_the_pod() -> None:
 
     with pytest.raises(ChannelError, match=says("env['L']", "'trainer'")):
         compile_pipeline(pipeline)
-    with pytest.raises(AppDefError, match=says("'A=B'", "variable")):
+    with pytest.raises(AppDefError, match=says("'A=B'", "variable", "'trainer'")):
         plan_stage(make_app(env={"A=B": "[FIELD_PATH]spec.nodeName"}))
 
 
@@ -202,61 +202,64 @@ def resource_app(**fields: Any) -> AppDef:
 
 REFUSED = {
     "not an AppDef": (lambda: "train", says("'train'", "(str)", "component", "function")),
-    "no role": (lambda: AppDef("train"), says("'train'", "roles", "task")),
+    "no role": (lambda: AppDef("train"), says("'train'", "roles", "task", "Make")),
     "two roles": (
         lambda: AppDef("train", [Role("a", "i", entrypoint="e"), Role("b", "i", entrypoint="e")]),
-        says("'train'", "'a'", "'b'", "roles"),
+        says("'train'", "'a'", "'b'", "roles", "Make"),
     ),
     "replicas": (
         lambda: make_app(num_replicas=4),
-        says("num_replicas=4", "task"),
+        says("num_replicas=4", "task", "'1xN'", "'trainer'", "'train'"),
     ),
     "no replicas": (lambda: make_app(num_replicas=0), r"has num_replicas=0"),
     "min_replicas": (lambda: make_app(min_replicas=2), r"has min_replicas=2"),
     "no app name": (lambda: make_app(""), says("AppDef.name", "''")),
     "no role name": (lambda: make_app(role=""), says("''", "'train'", "role")),
-    "no entrypoint": (lambda: AppDef("train", [Role("r", "image")]), says("Role.entrypoint")),
+    "no entrypoint": (lambda: AppDef("train", [Role("r", "image")]), says("Role.entrypoint", "'r'", "'train'")),
     "empty entrypoint": (lambda: make_app(entrypoint=""), r"has no entrypoint"),
-    "option as entrypoint": (lambda: make_app(entrypoint="-m"), says("'-m'")),
-    "no image": (lambda: make_app(image=""), says("Role.image")),
+    "option as entrypoint": (lambda: make_app(entrypoint="-m"), says("'-m'", "Role.args", "'trainer'", "'train'")),
+    "no image": (lambda: make_app(image=""), says("Role.image", "'trainer'", "'train'")),
     "image with a template": (
         lambda: make_app(image="a:{{b}}"),
-        says("'a:{{b}}'", "image"),
+        says("'a:{{b}}'", "image", "'trainer'", "'train'"),
     ),
     "bind mount": (
         lambda: make_app(mounts=[BindMount("/a", "/b")]),
-        says("BindMount(src_path='/a'", "VolumeMount"),
+        says("BindMount(src_path='/a'", "VolumeMount", "PersistentVolumeClaim", "'trainer'", "dst_path="),
     ),
     "device mount": (lambda: make_app(mounts=[DeviceMount("/dev/fuse", "/dev/fuse")]), r"DeviceMount\("),
     "read-only volume": (
         lambda: make_app(mounts=[VolumeMount("a", "/b", read_only=True)]),
-        says("read_only=False"),
+        says("read_only=False", "ReadOnlyMany", "'trainer'", "VolumeMount"),
     ),
     "pod overlay": (
         lambda: make_app(metadata={"kubernetes": {"spec": {}}}),
-        says("'kubernetes'", "kfp.kubernetes"),
+        says("'kubernetes'", "kfp.kubernetes", "task_from_app", "'trainer'", "'train'"),
     ),
     "negative retries": (lambda: make_app(max_retries=-1), says("max_retries", "'trainer'", "-1")),
-    "half a retry": (lambda: make_app(max_retries=1.5), says("max_retries", "1.5")),
-    "text as retries": (lambda: make_app(max_retries="2"), says("'2'", "(str)")),
+    "half a retry": (lambda: make_app(max_retries=1.5), says("max_retries", "1.5", "'trainer'")),
+    "text as retries": (lambda: make_app(max_retries="2"), says("'2'", "(str)", "max_retries", "'trainer'")),
     "text as cpu": (lambda: resource_app(cpu="2"), says("resource.cpu", "'trainer'", "'2'", "(str)")),
     "truth as memory": (lambda: resource_app(memMB=True), says("resource.memMB", "'trainer'", "True")),
     "endless cpu": (
         lambda: resource_app(cpu=float("inf")),
         says("resource.cpu", "'trainer'", "inf", "(float)"),
     ),
-    "no number of retries": (lambda: make_app(max_retries=float("nan")), says("nan", "(float)")),
-    "text as args": (lambda: make_app(args="abc"), says("'abc'", "(str)", "role", "list")),
-    "no args": (lambda: make_app(args=None), says("(NoneType)", "role", "list")),
-    "pairs as env": (lambda: make_app(env=[("a", "b")]), says("(list)", "role", "dict")),
-    "number as a variable": (lambda: make_app(env={5: "x"}), says("(int)", "role", "dict")),
-    "text as a mount": (lambda: make_app(mounts=["x"]), says("'x'", "(str)", "role", "list")),
-    "no metadata": (lambda: make_app(metadata=None), says("None", "metadata", "role")),
-    "no resource": (lambda: make_app(resource=None), says("torchx.specs.Resource", "role")),
-    "no capabilities": (lambda: resource_app(capabilities=None), says("capabilities", "dict")),
+    "no number of retries": (
+        lambda: make_app(max_retries=float("nan")),
+        says("nan", "(float)", "max_retries", "'trainer'"),
+    ),
+    "text as args": (lambda: make_app(args="abc"), says("'abc'", "(str)", "role", "list", "'trainer'", "'train'")),
+    "no args": (lambda: make_app(args=None), says("(NoneType)", "role", "list", "'trainer'", "'train'")),
+    "pairs as env": (lambda: make_app(env=[("a", "b")]), says("(list)", "role", "dict", "'trainer'", "'train'", "'a'")),
+    "number as a variable": (lambda: make_app(env={5: "x"}), says("(int)", "role", "dict", "'trainer'", "'train'")),
+    "text as a mount": (lambda: make_app(mounts=["x"]), says("'x'", "(str)", "role", "list", "'trainer'", "'train'")),
+    "no metadata": (lambda: make_app(metadata=None), says("None", "metadata", "role", "'trainer'", "'train'")),
+    "no resource": (lambda: make_app(resource=None), says("torchx.specs.Resource", "role", "'trainer'", "'train'")),
+    "no capabilities": (lambda: resource_app(capabilities=None), says("capabilities", "dict", "'trainer'", "'train'")),
     "a role as roles": (
         lambda: AppDef("train", Role("r", "image")),
-        says("'train'", "roles", "list"),
+        says("'train'", "roles", "list", "name=", "'r'", "image="),
     ),
     "text as a role": (
         lambda: AppDef("train", ["x"]),
@@ -264,11 +267,11 @@ REFUSED = {
     ),
     "part of a gpu": (
         lambda: resource_app(gpu=0.5),
-        says("0.5", "nvidia.com/gpu"),
+        says("0.5", "nvidia.com/gpu", "'trainer'"),
     ),
     "gpu and device": (
         lambda: resource_app(gpu=1, devices={"vpc.amazonaws.com/efa": 1}),
-        says("nvidia.com/gpu", "vpc.amazonaws.com/efa"),
+        says("nvidia.com/gpu", "vpc.amazonaws.com/efa", "'trainer'", "Ask"),
     ),
     "two devices": (
         lambda: resource_app(devices={"a/b": 1, "c/d": 1}),
@@ -276,7 +279,14 @@ REFUSED = {
     ),
     "capability": (
         lambda: resource_app(capabilities={"gpu_type": "a100"}),
-        says("'gpu_type'", "'a100'", "kfp.kubernetes.add_node_selector"),
+        says(
+            "'gpu_type'",
+            "'a100'",
+            "kfp.kubernetes.add_node_selector",
+            "resource.capabilities",
+            "'trainer'",
+            "'node.kubernetes.io/instance-type'",
+        ),
     ),
     "argument that is no string": (
         lambda: make_app(args=["--epochs", 3]),
@@ -284,23 +294,23 @@ REFUSED = {
     ),
     "variable: no string": (
         lambda: make_app(env={"A": 1}),
-        says("env['A']", "'trainer'", "(int)"),
+        says("env['A']", "'trainer'", "(int)", "'1'"),
     ),
     "variable without a name": (lambda: make_app(env={"": "x"}), says("'trainer'", "''", "role")),
     "variable with =": (
         lambda: make_app(env={"A=B": "x"}),
-        says("'A=B'", "variable"),
+        says("'A=B'", "variable", "'trainer'"),
     ),
     "variable like an option": (lambda: make_app(env={"-i": "x"}), r"has the name '-i'"),
     "entrypoint with = behind env": (
         lambda: make_app(entrypoint="./a=b", env={"A": "x"}),
-        says("'='", "'./a=b'", "variable"),
+        says("'='", "'./a=b'", "variable", "'trainer'", "`env`", "Call"),
     ),
-    "NUL": (lambda: make_app(args=["a\0b"]), says("args[0]", "'trainer'", "NUL")),
+    "NUL": (lambda: make_app(args=["a\0b"]), says("args[0]", "'trainer'", "NUL", "Remove")),
     "surrogate": (lambda: make_app(args=["\ud800"]), says("args[0]", "'trainer'", "Unicode")),
     "long argument": (
         lambda: make_app(args=["x" * 131072]),
-        says("args[0]", "'trainer'", "131072", "131071"),
+        says("args[0]", "'trainer'", "131072", "131071", "Put"),
     ),
 }
 
@@ -315,7 +325,7 @@ def test_refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("base_image", "old:1", says("base_image='old:1'", "deprecated")),
+        ("base_image", "old:1", says("base_image='old:1'", "deprecated", "'trainer'", "'train'")),
         ("workspace", "Workspace", says("workspace=", "image")),
     ],
 )
@@ -333,16 +343,19 @@ def test_refused_where_this_torchx_has_the_field(field: str, value: Any, text: s
     [
         (
             lambda n: make_app(num_replicas=n),
-            says("num_replicas", "'trainer'"),
+            says("num_replicas", "'trainer'", "'train'"),
         ),
-        (lambda n: make_app(max_retries=n), says("max_retries", "channel")),
-        (lambda n: make_app(port_map={"http": n}), says("port_map", "channel")),
-        (lambda n: make_app(mounts=[VolumeMount(f"{n}", "/x")]), says("mounts", "channel")),
-        (lambda n: make_app(metadata={"a": [f"{n}"]}), says("metadata", "pipeline")),
-        (lambda n: make_app(env={f"{n}": "x"}), says("env", "channel")),
-        (lambda n: make_app(resource=Resource(cpu=n, gpu=0, memMB=100)), says("set_cpu_limit(channel)")),
+        (lambda n: make_app(max_retries=n), says("max_retries", "channel", "'trainer'", "'train'")),
+        (lambda n: make_app(port_map={"http": n}), says("port_map", "channel", "'trainer'", "'train'")),
+        (lambda n: make_app(mounts=[VolumeMount(f"{n}", "/x")]), says("mounts", "channel", "'trainer'", "'train'")),
+        (lambda n: make_app(metadata={"a": [f"{n}"]}), says("metadata", "pipeline", "'trainer'", "'train'")),
+        (lambda n: make_app(env={f"{n}": "x"}), says("env", "channel", "'trainer'", "'train'")),
+        (
+            lambda n: make_app(resource=Resource(cpu=n, gpu=0, memMB=100)),
+            says("set_cpu_limit(channel)", "task_from_app", "set_memory_limit", "'trainer'"),
+        ),
         (lambda n: make_app(f"train-{n}"), says("AppDef.name", "channel")),
-        (lambda n: make_app(role=f"{n}"), says("role", "pipeline")),
+        (lambda n: make_app(role=f"{n}"), says("role", "pipeline", "'train'")),
     ],
 )
 def test_channels_where_none_can_work(make: Any, text: str) -> None:

@@ -543,7 +543,7 @@ def test_types_come_from_defaults_too() -> None:
 def test_defaults_that_kfp_cannot_pass_on(default: str) -> None:
     names = dict(globals())
     exec(f"def function(a: {default}):\n    return show(f'{{a}}')", names)  # noqa: S102 - the defaults above
-    with pytest.raises(AppDefError, match=says("'a'", "'function'", "parameter")):
+    with pytest.raises(AppDefError, match=says("'a'", "'function'", "parameter", "component_from_function")):
         component_from_function(names["function"])
 
 
@@ -626,13 +626,15 @@ def test_wrong_calls() -> None:
     def untyped(path: Path) -> specs.AppDef:
         return show(str(path))
 
-    with pytest.raises(AppDefError, match=says("'path'", "'untyped'")):
+    with pytest.raises(
+        AppDefError, match=says("'path'", "'untyped'", "component_from_function", "path=", "'pathlib.Path'")
+    ):
         component_from_function(untyped)
     with pytest.raises(AppDefError, match=says("'nothing'", "None")):
         component_from_function(lambda_named("nothing"))
-    with pytest.raises(ReadsError, match=says("['tracker_base']", "inputs", "component")):
+    with pytest.raises(ReadsError, match=says("['tracker_base']", "inputs", "component", "Give")):
         component_from_function(utils.booth, tracked=True)
-    with pytest.raises(ReadsError, match=says("'lr'", "input")):
+    with pytest.raises(ReadsError, match=says("'lr'", "input", "'tracker_base'", "'run_id'")):
         component_from_function(train, reads=["lr"])
 
 

@@ -97,7 +97,17 @@ def test_outputs_by_the_name_that_is_recorded() -> None:
         assert train.outputs["l2norm/mean"] is train.outputs["l2norm_mean"]
         with pytest.raises(
             KeyError,
-            match=says("'train'", "'acuracy'", "'accuracy'", "'metrics'", "task_from_app", "results="),
+            match=says(
+                "'train'",
+                "'acuracy'",
+                "'accuracy'",
+                "'metrics'",
+                "task_from_app",
+                "results=",
+                "'run_id'",
+                "'model_uri'",
+                "'epochs'",
+            ),
         ):
             train.outputs["acuracy"]
         task_from_app(make_app("use", args=[f"{train.outputs['l2norm/mean']}"]))
@@ -169,38 +179,38 @@ def make_component(**options: Any) -> None:
     [
         (
             {"results": ["accuracy"]},
-            says("['accuracy']", "results={'accuracy'"),
+            says("['accuracy']", "results={'accuracy'", "Write"),
         ),
-        ({"results": {"accuracy": list}}, says("results['accuracy']", "'list'", "results={'accuracy'")),
-        ({"results": {"accuracy": "float"}}, says("results['accuracy']", "'float'")),
-        ({"results": {"": float}}, says("''", "results", "output")),
-        ({"results": {"//": float}}, says("'//'", "results", "output")),
-        ({"results": {1: float}}, says("results", "1")),
+        ({"results": {"accuracy": list}}, says("results['accuracy']", "'list'", "results={'accuracy'", "Write")),
+        ({"results": {"accuracy": "float"}}, says("results['accuracy']", "'float'", "results=", "Write")),
+        ({"results": {"": float}}, says("''", "results", "output", "'accuracy'", "Write")),
+        ({"results": {"//": float}}, says("'//'", "results", "output", "'accuracy'", "Write")),
+        ({"results": {1: float}}, says("results", "1", "'accuracy'", "Write")),
         (
             {"results": {"run_id": str}},
-            says("'run_id'", "stage", "input"),
+            says("'run_id'", "stage", "input", "Record"),
         ),
         (
             {"results": {"metrics": float}},
-            says("'metrics'", "stage"),
+            says("'metrics'", "stage", "Record"),
         ),
-        ({"artifacts": {"metrics": dsl.Metrics}}, says("'metrics'", "artifacts", "stage")),
+        ({"artifacts": {"metrics": dsl.Metrics}}, says("'metrics'", "artifacts", "stage", "Record")),
         (
             {"results": {"a/b": float, "a.b": float}},
-            says("'a.b'", "'a/b'", "'a_b'", "results", "output"),
+            says("'a.b'", "'a/b'", "'a_b'", "results", "output", "'_'", "Record"),
         ),
         (
             {"results": {"model": str}, "artifacts": {"model": dsl.Model}},
-            says("'model'"),
+            says("'model'", "'_'", "Record"),
         ),
         (
             {"artifacts": {"model": str}},
-            says("artifacts['model']", "'str'", "artifacts={'model'", "dsl.Model"),
+            says("artifacts['model']", "'str'", "artifacts={'model'", "dsl.Model", "kfp.dsl"),
         ),
-        ({"artifacts": dsl.Model}, says("artifacts={'model'", "dsl.Model")),
-        ({"ui_metadata": "x"}, says("ui_metadata", "'x'", "'outputs'")),
-        ({"ui_metadata": {"outputs": float("nan")}}, says("ui_metadata", "nan", "JSON")),
-        ({"ui_metadata": {"outputs": {1, 2}}}, says("ui_metadata", "JSON")),
+        ({"artifacts": dsl.Model}, says("artifacts={'model'", "dsl.Model", "'kfp.dsl.types.artifact_types.Model'")),
+        ({"ui_metadata": "x"}, says("ui_metadata", "'x'", "'outputs'", "dsl.Markdown", "'type'", "'markdown'")),
+        ({"ui_metadata": {"outputs": float("nan")}}, says("ui_metadata", "nan", "JSON", "'outputs'")),
+        ({"ui_metadata": {"outputs": {1, 2}}}, says("ui_metadata", "JSON", "'outputs'")),
     ],
 )
 def test_refused(make: Callable[..., None], options: dict[str, Any], text: str) -> None:
@@ -209,9 +219,9 @@ def test_refused(make: Callable[..., None], options: dict[str, Any], text: str) 
 
 
 def test_names_that_a_component_has_for_its_inputs() -> None:
-    with pytest.raises(OutputsError, match=says("'prepare'", "stage", "input")):
+    with pytest.raises(OutputsError, match=says("'prepare'", "stage", "input", "Record")):
         component_from_app(make_app("train"), reads=["prepare"], results={"prepare": float})
-    with pytest.raises(OutputsError, match=says("'tracker_base'", "stage", "input")):
+    with pytest.raises(OutputsError, match=says("'tracker_base'", "stage", "input", "Record")):
         component_from_app(make_app("train"), results={"tracker_base": str})
 
 
@@ -421,9 +431,14 @@ def test_what_publishes_can_be_read() -> None:
             ["run_id"],
             {},
             ReadsError,
-            says("task_from_app", "tracker base", "stage"),
+            says("task_from_app", "tracker base", "stage", "publish_results", "run_id"),
         ),
-        (["untracked"], {}, ReadsError, says("'run_id'", "output", "tracked")),
+        (
+            ["untracked"],
+            {},
+            ReadsError,
+            says("'run_id'", "output", "tracked", "'stage'", "'no'", "tracker_base", "Pass"),
+        ),
         ([["task", "task"]], {}, ReadsError, r"is 'task'|publish_results publishes one stage"),
         (["task", {"a": list}], {}, OutputsError, r"results\['a'\] is <class 'list'>"),
         ([5], {}, ReadsError, r"reads\['stage'\] is 5 \(int\)"),
@@ -438,13 +453,15 @@ def test_publish_results_needs_an_image() -> None:
     def pipeline() -> None:
         publish_results("a/b/c", {}, image="", tracker_base="/tmp/results")
 
-    with pytest.raises(AppDefError, match=says("publish_results", "python3")):
+    with pytest.raises(
+        AppDefError, match=says("publish_results has no image", "python3", "fsspec", "images/publisher")
+    ):
         compile_pipeline(pipeline)
 
 
 def test_publish_results_needs_a_pipeline() -> None:
     assert config.LocalExecutionConfig.instance is None
-    with pytest.raises(AppDefError, match=says("publish_results", "task", "pipeline")):
+    with pytest.raises(AppDefError, match=says("publish_results", "task", "pipeline", "kfp.dsl.pipeline", "Call")):
         publish_results("a/b/c", {}, image="x", tracker_base="/tmp/results")
 
 

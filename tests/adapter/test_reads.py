@@ -258,25 +258,25 @@ def hostile_base() -> None:
 @pytest.mark.parametrize(
     ("pipeline", "text"),
     [
-        (same_names, says("'train'", "reads={'train_1'")),
-        (untracked, says("'train'", "'run_id'", "task_from_app")),
-        (foreign_task, says("reads['x']", "'foreign'", "'run_id'")),
+        (same_names, says("'train'", "reads={'train_1'", "other_task", "'train_2'")),
+        (untracked, says("'train'", "'run_id'", "task_from_app", "tracker_base", "Pass")),
+        (foreign_task, says("reads['x']", "'foreign'", "'run_id'", "tracker_base", "task_from_app", "Pass")),
         (number, says("reads['x']", "'foreign-accuracy'", "NUMBER_DOUBLE")),
-        (collected_number, says("'foreign-accuracy'", "NUMBER_DOUBLE")),
-        (channel_without_alias, says("'run'", "channel", "alias")),
+        (collected_number, says("'foreign-accuracy'", "NUMBER_DOUBLE", "dsl.Collected", "task.outputs", "'x'")),
+        (channel_without_alias, says("'run'", "channel", "alias", "reads=", "'train'", "Give")),
         (text_without_alias, says("'run/train/1'", "reads={'train'")),
         (nothing_known, says("reads['x']", "(int)", "dsl.Collected")),
-        (text_with_channel, says("channel")),
+        (text_with_channel, says("channel", "'x'", "Pass")),
         (no_run_id, says("reads['x']", "'a\"b'", "'run/stage/execution'")),
         (empty_alias, says("''", "'train'", "alias")),
-        (alias_channel, says("'{{channel", "alias")),
-        (nested_fan_in, says("list", "fan-in")),
-        (no_base, says("task_from_app(app", "tracker_base=")),
-        (empty_base, says("tracker_base", "''", "tracker base", "directory")),
-        (no_ascii, says("reads['x']", "'run/é/1'")),
+        (alias_channel, says("'{{channel", "alias", "'train'")),
+        (nested_fan_in, says("list", "fan-in", "'x'")),
+        (no_base, says("task_from_app(app", "tracker_base=", "reads=")),
+        (empty_base, says("tracker_base", "''", "tracker base", "directory", "Use")),
+        (no_ascii, says("reads['x']", "'run/é/1'", "'run/stage/execution'")),
         (
             collected_of_one,
-            says("reads['x']", "'one-run_id'"),
+            says("reads['x']", "'one-run_id'", "dsl.Collected", "dsl.ParallelFor"),
         ),
         (slipped_base, says("tracker_base", "'s3:/bucket'", "'s3://bucket'")),
         (number_as_base, r"tracker_base is 3\."),
@@ -290,7 +290,9 @@ def test_refused(pipeline: Callable[..., Any], text: str) -> None:
 
 
 def test_stages_of_a_closed_loop_are_read_collected() -> None:
-    with pytest.raises(ChannelError, match=says("dsl.ParallelFor", "dsl.Collected(task.outputs")):
+    with pytest.raises(
+        ChannelError, match=says("dsl.ParallelFor", "dsl.Collected(task.outputs", "'run_id'", "'train'", "reads=")
+    ):
         compile_pipeline(without_collected)
 
 
@@ -299,13 +301,13 @@ def test_stages_of_a_closed_loop_are_read_collected() -> None:
     ("reads", "text"),
     [
         ("train", says("reads=['train']", "component", "list")),
-        (["tracker_base"], says("'tracker_base'", "alias", "input")),
+        (["tracker_base"], says("'tracker_base'", "alias", "input", "'run_id'", "'self'")),
         (["run_id"], says("'tracker_base'", "'run_id'", "'self'")),
-        (["import"], says("'import'", "alias", "input")),
-        (["self"], says("'self'", "alias", "input")),
-        (None, says("None", "component", "list")),
-        (5, says("component", "5")),
-        (["my-train"], says("'my-train'", "alias", "input")),
+        (["import"], says("'import'", "alias", "input", "'tracker_base'", "'run_id'")),
+        (["self"], says("'self'", "alias", "input", "'tracker_base'", "'run_id'")),
+        (None, says("None", "component", "list", "reads=", "'train'")),
+        (5, says("component", "5", "reads=", "'train'")),
+        (["my-train"], says("'my-train'", "alias", "input", "'tracker_base'", "'run_id'")),
         (["a", "a"], r"the alias 'a' twice"),
         ([""], r"the alias ''"),
     ],

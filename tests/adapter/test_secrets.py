@@ -78,26 +78,37 @@ def test_a_parameter_of_a_function_may_be_called_secrets() -> None:
 @pytest.mark.parametrize(
     ("secrets", "message"),
     [
-        ("s3", says("'s3'", "variable}", "secrets={'s3-credentials'")),
+        ("s3", says("'s3'", "variable}", "secrets={'s3-credentials'", "'AWS_ACCESS_KEY_ID'", "'access_key'")),
         (["s3"], r"^secrets is \['s3'\]\. Give"),
-        ({"s3": "USER"}, says("secrets['s3']", "'USER'", "secrets=")),
-        ({"s3": {}}, says("secrets['s3']", "{}", "keys")),
-        ({"": {"a": "A"}}, says("''", "secrets=")),
-        ({1: {"a": "A"}}, says("secrets", "1")),
-        ({"s3": {"": "A"}}, says("secrets['s3']", "''", "key")),
-        ({"s3": {"a": ""}}, says("secrets['s3']", "'a'", "''", "key", "variable")),
-        ({"s3": {"a": None}}, says("secrets['s3']", "'a'", "None")),
-        ({"s3": {"a": "my-var"}}, says("'my-var'", "ASCII")),
-        ({"s3": {"a": "1A"}}, says("'1A'", "variable")),
+        (
+            {"s3": "USER"},
+            says("secrets['s3']", "'USER'", "secrets=", "'AWS_ACCESS_KEY_ID'", "'s3-credentials'", "'access_key'"),
+        ),
+        ({"s3": {}}, says("secrets['s3']", "{}", "keys", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
+        ({"": {"a": "A"}}, says("''", "secrets=", "'AWS_ACCESS_KEY_ID'", "'s3-credentials'", "'access_key'")),
+        ({1: {"a": "A"}}, says("secrets", "1", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
+        ({"s3": {"": "A"}}, says("secrets['s3']", "''", "key", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
+        (
+            {"s3": {"a": ""}},
+            says(
+                "secrets['s3']", "'a'", "''", "key", "variable", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'"
+            ),
+        ),
+        (
+            {"s3": {"a": None}},
+            says("secrets['s3']", "'a'", "None", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'"),
+        ),
+        ({"s3": {"a": "my-var"}}, says("'my-var'", "ASCII", "'_'", "'s3'", "'a'")),
+        ({"s3": {"a": "1A"}}, says("'1A'", "variable", "ASCII", "'_'", "'s3'")),
         (
             {"s3": {"a": "A"}, "hub": {"b": "A"}},
-            says("secrets['hub']", "'b'", "'A'", "'a'", "'s3'", "key", "variable"),
+            says("secrets['hub']", "'b'", "'A'", "'a'", "'s3'", "key", "variable", "Give"),
         ),
-        ({"s3": {"a": "A", "b": "A"}}, says("secrets['s3']", "'b'", "'A'", "'a'", "key", "variable")),
-        ({"s3": {"a": "SET"}}, says("'SET'", "'trainer'", "variable", "role")),
+        ({"s3": {"a": "A", "b": "A"}}, says("secrets['s3']", "'b'", "'A'", "'a'", "key", "variable", "Give")),
+        ({"s3": {"a": "SET"}}, says("'SET'", "'trainer'", "variable", "role", "'s3'", "'a'", "Remove")),
         (
             {"s3": {"a": "TORCHX_JOB_ID"}},
-            says("'TORCHX_JOB_ID'", "variable", "tracked"),
+            says("'TORCHX_JOB_ID'", "variable", "tracked", "'s3'", "'a'", "Use"),
         ),
     ],
 )
@@ -123,7 +134,7 @@ def test_a_channel_in_a_name() -> None:
     def pipeline(secret: str) -> None:
         task_from_app(make_app(), secrets={f"{secret}": {"key": "KEY"}})
 
-    with pytest.raises(AppDefError, match=says("kfp.kubernetes.use_secret_as_e", "channel")):
+    with pytest.raises(AppDefError, match=says("channel", "kfp.kubernetes.use_secret_as_env")):
         compile_pipeline(pipeline)
 
 

@@ -398,7 +398,7 @@ ATTACKS = [
 def test_a_value_is_never_where_it_might_be_code(program: str, bash: bool) -> None:
     with pytest.raises(
         ChannelError,
-        match=says("args[1]", "'value'", 'train.py --value "$1"'),
+        match=says("args[1]", "'value'", 'train.py --value "$1"', "args=", '"-c"'),
     ):
         lifted(program, bash=bash)
 

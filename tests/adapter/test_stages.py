@@ -88,7 +88,12 @@ def test_a_functions_parameter_is_not_a_shared_option() -> None:
 def test_a_component_has_no_tracker_base_of_its_own() -> None:
     stages = Stages(tracker_base="s3://bucket/results")
     for make in (stages.component, stages.component_from_function):
-        with pytest.raises(ReadsError, match=says("s3://bucket/results", "component(tracker_base=...)")):
+        with pytest.raises(
+            ReadsError,
+            match=says(
+                "s3://bucket/results", "component(tracker_base=...)", "Stages.component", "'s3://bucket/results'"
+            ),
+        ):
             make(make_app())
 
 

@@ -102,29 +102,35 @@ def test_components(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trackers", "message"),
     [
-        ("mlflow", says("trackers={'mlflow'")),
+        ("mlflow", says("trackers={'mlflow'", "Give")),
         (["mlflow"], r"^trackers is \['mlflow'\]\. Give"),
-        ({"": None}, says("''", "torchx.tracker", "function")),
+        ({"": None}, says("''", "torchx.tracker", "function", "'module:function'", "trackers=", "'mlflow'", "Name")),
         ({1: None}, r"^trackers has the name 1\. Name an entry point"),
-        ({"a\0": None}, says("'a\\x00'", "NUL")),
-        ({"a,b": None}, says("'a,b'")),
-        ({"torchx_kfp": None}, says("'torchx_kfp'")),
-        ({"Torchx_Kfp": None}, says("'Torchx_Kfp'")),
+        ({"a\0": None}, says("'a\\x00'", "NUL", "Remove")),
+        ({"a,b": None}, says("'a,b'", "Give")),
+        ({"torchx_kfp": None}, says("'torchx_kfp'", "Remove")),
+        ({"Torchx_Kfp": None}, says("'Torchx_Kfp'", "Remove")),
         (
             {"a": None, "A": "x"},
-            says("'a'", "'A'", "variable"),
+            says("'a'", "'A'", "variable", "TORCHX_TRACKER_A_CONFIG", "Use"),
         ),
         ({"a": 5}, says("trackers['a']", "(int)", "'5'", "string")),
         ({"a": "x\0"}, r"^trackers\['a'\] holds a NUL character"),
         (
             {"my-tracker": "x"},
-            says("'my-tracker'", "'TORCHX_TRACKER_MY-TRACKER"),
+            says(
+                "'my-tracker'",
+                "'TORCHX_TRACKER_MY-TRACKER",
+                "torchx.tracker",
+                "ASCII",
+                "'TORCHX_TRACKER_MY-TRACKER_CONFIG'",
+            ),
         ),
         (
             {"module:f": "x"},
-            says("torchx.tracker"),
+            says("torchx.tracker", "ASCII", "'_'", "'module:f'"),
         ),
-        ({"größe": "x"}, says("ASCII", "'_'", "None")),
+        ({"größe": "x"}, says("ASCII", "'_'", "None", "torchx.tracker", "'größe'", "'TORCHX_TRACKER_GRÖSSE_CONFIG'")),
     ],
 )
 def test_what_is_refused(trackers: Any, message: str) -> None:
@@ -142,11 +148,13 @@ def test_channels_are_refused_where_they_have_no_value() -> None:
     def escaped(uri: str) -> None:
         task_from_app(make_app(), tracker_base="/tmp", trackers={"mlflow": f"$${uri}"})
 
-    with pytest.raises(AppDefError, match=says("'{{channel")):
+    with pytest.raises(
+        AppDefError, match=says("'{{channel", "torchx.tracker", "'module:function'", "trackers=", "Name")
+    ):
         compile_pipeline(name)
-    with pytest.raises(ChannelError, match=says("'uri'", "channel")):
+    with pytest.raises(ChannelError, match=says("'uri'", "channel", "task_from_app")):
         compile_pipeline(component)
-    with pytest.raises(ChannelError, match=says("trackers['mlflow']", "'$$'", "channel")):
+    with pytest.raises(ChannelError, match=says("trackers['mlflow']", "'$$'", "channel", "Split")):
         compile_pipeline(escaped)
 
 
@@ -164,7 +172,9 @@ def test_a_stage_that_is_not_tracked() -> None:
 @pytest.mark.parametrize("config", [None, "http://mlflow:5000"])
 def test_a_role_that_sets_the_configuration_itself(config: str | None) -> None:
     app = make_app(env={"TORCHX_TRACKER_MLFLOW_CONFIG": "x"})
-    with pytest.raises(AppDefError, match=says("TORCHX_TRACKER_MLFLOW_CONFIG", "'x'", "tracked", "stage")):
+    with pytest.raises(
+        AppDefError, match=says("TORCHX_TRACKER_MLFLOW_CONFIG", "'x'", "tracked", "stage", "tracker_base", "'trainer'")
+    ):
         component_from_app(app, tracked=True, trackers={"mlflow": config})
     component_from_app(app, tracked=True)
 
@@ -172,5 +182,7 @@ def test_a_role_that_sets_the_configuration_itself(config: str | None) -> None:
 def test_a_configuration_may_be_a_secret() -> None:
     secrets = {"mlflow": {"uri": "TORCHX_TRACKER_MLFLOW_CONFIG"}}
     component_from_app(make_app(), tracked=True, trackers={"mlflow": None}, secrets=secrets)
-    with pytest.raises(AppDefError, match=says("'TORCHX_TRACKER_MLFLOW_CONFIG'", "tracked", "stage")):
+    with pytest.raises(
+        AppDefError, match=says("'TORCHX_TRACKER_MLFLOW_CONFIG'", "tracked", "stage", "'mlflow'", "'uri'", "Use")
+    ):
         component_from_app(make_app(), tracked=True, trackers={"mlflow": "x"}, secrets=secrets)

@@ -63,7 +63,8 @@ def test_which_bases_are_known() -> None:
 def test_no_place_for_files(base: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     # /proc takes no directories; a file is not one.
-    with pytest.raises(TrackerError if base == "/proc/x" else TrackerBaseError, match=says(f"'{base}'")):
+    facts = says(f"tracker base '{base}'", "Cannot write", "/.torchx_kfp/probe")
+    with pytest.raises(TrackerError if base == "/proc/x" else TrackerBaseError, match=facts):
         attempt(base)
     assert sorted(os.listdir()) == ["file"], "no run was begun"
 
@@ -95,7 +96,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     failed = run(fails, {"tracker_base": "base"}, output_dir="runs", watch=Watch())
     shutil.rmtree("base")
     (tmp_path / "base").touch()
-    with pytest.raises(TrackerError, match=says("'base'", "result", "tracker base")):
+    with pytest.raises(TrackerError, match=says("'base'", "result", "tracker base", "torchx_kfp", "Name")):
         resume(failed.folder, watch=Watch())
 
 
@@ -116,7 +117,7 @@ class TestS3:
         with Proxy(s3_server.url) as proxy:
             proxy.refused = {method: 403}
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-            with pytest.raises(TrackerError, match=says("permission", "s3://", "credentials")):
+            with pytest.raises(TrackerError, match=says("permission", "s3://", "credentials", "torchx_kfp", "Check")):
                 attempt(s3_base)
         assert not os.path.exists("runs")
 

@@ -61,12 +61,12 @@ def test_condition(expression, value, expected):
         (f"{A} == 'a\nb'", r"^is not an expression of the Common Expression Language$"),
         ("\\", r"^is not an expression of the Common Expression Language$"),
         (f"{A} ==", r"^is not an expression of the Common Expression Language$"),
-        ("inputs.parameter_values['b'] == 'x'", says("input b")),
-        ("inputs.parameter_values['b'] != 'x'", says("input b")),
-        ("inputs.parameter_values['b'] < 'x'", says("input b")),
+        ("inputs.parameter_values['b'] == 'x'", says("cannot be evaluated", "the task has no input b")),
+        ("inputs.parameter_values['b'] != 'x'", says("cannot be evaluated", "the task has no input b")),
+        ("inputs.parameter_values['b'] < 'x'", says("cannot be evaluated", "the task has no input b")),
         (f"{A} < true", r"^cannot be evaluated: found no matching overload"),
         (f"int({A})", r"^cannot be evaluated: "),
-        ("1 + 1", says("IntType(2)")),
+        ("1 + 1", says("not true or false", "IntType(2)")),
     ],
 )
 def test_a_condition_that_cannot_hold_says_why(expression, message):
@@ -86,7 +86,7 @@ for _ in range(6):
         ("!" * 9001 + "true", "^(is nested too deep|cannot be evaluated|takes longer)"),
         ("[" * 3000 + "]" * 3000 + " == 1", "^(is nested too deep|cannot be evaluated|takes longer)"),
         ("true" + " && true" * 3000, "^is longer than 20,000 characters$"),
-        (f"{_FOREVER} == 1", says("--condition-time")),
+        (f"{_FOREVER} == 1", says("takes longer than", "--condition-time")),
     ],
     ids=["parentheses", "negations", "lists", "long", "loops"],
 )

@@ -316,5 +316,5 @@ def test_a_run_that_was_ended_goes_on(execute_failing, tmp_path):
 
 @pytest.mark.parametrize("value", [0, -1, "5", float("nan")])
 def test_a_time_limit_that_makes_no_sense(value):
-    with pytest.raises(ArgumentError, match=says("timeout")):
+    with pytest.raises(ArgumentError, match=says("timeout", "seconds", "more than 0", value)):
         run(three, timeout=value)

@@ -169,13 +169,13 @@ def test_what_a_later_version_adds_is_passed_over():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, says("KeyError", "'event'")),
-        ([], says("TypeError")),
-        (1, says("TypeError")),
-        ({"event": ["x"]}, says("TypeError")),
-        ({"event": "stage_waiting"}, says("TypeError")),
-        ({**encode(StageFinished(result())), "state": "lost"}, says("'lost'")),
-        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, says("TypeError")),
+        ({}, says("event of a run", "KeyError", "'event'")),
+        ([], says("event of a run", "TypeError", "list")),
+        (1, says("event of a run", "TypeError", "'int'")),
+        ({"event": ["x"]}, says("event of a run", "TypeError", "'list'")),
+        ({"event": "stage_waiting"}, says("event of a run", "StageWaiting", "'name'", "'task'")),
+        ({**encode(StageFinished(result())), "state": "lost"}, says("'lost'", "State")),
+        ({**encode(StageFinished(result())), "artifacts": {"a": 1}}, says("event of a run", "TypeError", "'int'")),
     ],
 )
 def test_what_is_no_event(content, message):

@@ -296,7 +296,7 @@ def test_retries_come_to_an_end_and_wait_in_between(execute_failing):
     assert time.monotonic() - started >= 2.0
     assert [event.delay for event in events if isinstance(event, StageRetried)] == [1.0, 1.0]
     assert [event.attempt for event in events if isinstance(event, StageStarted)] == [1, 2, 3]
-    with pytest.raises(StageFailedError, match=says("exit code 7", "attempts")):
+    with pytest.raises(StageFailedError, match=says("exit code 7", "3 attempts", "1 of 1 stage")):
         result.raise_for_failure()
 
 

@@ -30,31 +30,31 @@ SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
         ("a: [", says("p.yaml'", "YAML")),
         (
             "",
-            says("v2", "pipeline", "mapping"),
+            says("v2", "pipeline", "mapping", "kfp.compiler.Compiler()", "pipelineInfo"),
         ),
-        ("- 1", says("mapping")),
+        ("- 1", says("v2", "mapping", "root", "kfp.compiler.Compiler()", "pipelineInfo")),
         (
             "b: 1\na: 2",
-            says("'a'", "'b'", "pipelineInfo", "kfp.comp"),
+            says("'a'", "'b'", "pipelineInfo", "kfp.comp", "kfp.compiler.Compiler()"),
         ),
         (
             "kind: Workflow",
-            says("v1", "Argo", "pipeline"),
+            says("v1", "Argo", "pipeline", "Compile"),
         ),
         (
             "kind: Pipeline",
-            says("manifest", "pipeline"),
+            says("a Kubernetes manifest (Pipeline)", "without Kubernetes manifest format", "Compile"),
         ),
-        ("implementation: {}", says("v1", "component", "pipeline")),
+        ("implementation: {}", says("v1", "component", "pipeline", "Compile")),
         (
             "pipelineInfo: {name: x}\nroot: {executorLabel: gone}",
-            says("v2", "'gone'", "pipeline", "executor"),
+            says("v2", "'gone'", "pipeline", "executor", "Compile"),
         ),
         (
             "pipelineInfo: {name: x}\nroot: {executorLabel: e}\ndeploymentSpec: {executors: {e: {container: {}}}}",
-            says("v2", "pipeline", "tasks"),
+            says("v2", "pipeline", "tasks", "Compile"),
         ),
-        ("pipelineInfo: {}\nroot: {dag: {}}", says("v2", "KeyError", "'name'")),
+        ("pipelineInfo: {}\nroot: {dag: {}}", says("v2", "KeyError", "'name'", "Compile")),
         ("pipelineInfo: 1\nroot: {dag: []}", r"damaged KFP v2 pipeline \(AttributeError: "),
     ],
 )
@@ -96,17 +96,17 @@ def test_damaged_pipelines(tmp_path, change, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(PipelineFileError, match=says("none.yaml'", "path")):
+    with pytest.raises(PipelineFileError, match=says("none.yaml'", "path", "kfp.compiler.Compiler()")):
         load_pipeline(tmp_path / "none.yaml")
     (tmp_path / "some.yml").touch()
     with pytest.raises(PipelineFileError, match=says("some.yaml'", f"Did you mean '{tmp_path}/some.yml'?")):
         load_pipeline(tmp_path / "some.yaml")
-    with pytest.raises(PipelineFileError, match=says("pipeline", "directory")):
+    with pytest.raises(PipelineFileError, match=says("cannot be read as a compiled pipeline", "Is a directory")):
         load_pipeline(tmp_path)
     Path(tmp_path, "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PipelineFileError, match=says("'utf-8'", "pipeline")):
+    with pytest.raises(PipelineFileError, match=says("cannot be read as a compiled pipeline", "'utf-8'", "0xff")):
         load_pipeline(tmp_path / "binary")
-    with pytest.raises(PipelineFileError, match=says("pipeline", "path")):
+    with pytest.raises(PipelineFileError, match=says("3 is not a pipeline", "path", "kfp.dsl.pipeline")):
         load_pipeline(3)
 
 
@@ -139,16 +139,19 @@ def bomb(levels: int) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 100_000, says("100", "levels")),
-        ("a: " + "[" * 101 + "]" * 101, says("100", "levels")),
-        ("{" * 100_000, says("100", "levels")),
-        ('{"a":' * 100_000 + "1" + "}" * 100_000, says("100", "levels")),
-        ('{"a":' + "[" * 200 + "]" * 200 + "}", says("100", "levels")),
-        ("\n".join(" " * n + "a:" for n in range(1000)), says("100", "levels")),
-        ("- " * 5000 + "a", says("100", "levels")),
+        ("[" * 100_000, says("not a compiled pipeline", "nested more than 100 levels")),
+        ("a: " + "[" * 101 + "]" * 101, says("not a compiled pipeline", "nested more than 100 levels")),
+        ("{" * 100_000, says("not a compiled pipeline", "nested more than 100 levels")),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, says("not a compiled pipeline", "nested more than 100 levels")),
+        ('{"a":' + "[" * 200 + "]" * 200 + "}", says("not a compiled pipeline", "nested more than 100 levels")),
+        (
+            "\n".join(" " * n + "a:" for n in range(1000)),
+            says("not a compiled pipeline", "nested more than 100 levels"),
+        ),
+        ("- " * 5000 + "a", says("not a compiled pipeline", "nested more than 100 levels")),
         (bomb(64), says("1,000,000", "aliases", "values")),
-        ("a: &a [*a]", says("alias")),
-        ("a: &a {<<: *a}", says("alias")),
+        ("a: &a [*a]", says("not a compiled pipeline", "alias")),
+        ("a: &a {<<: *a}", says("not a compiled pipeline", "alias")),
         ("a: *b", "is not valid YAML"),
         ("a: 2026-99-99", "is not valid YAML"),
         ("? [a]\n: b", "is not valid YAML"),
@@ -186,9 +189,9 @@ def test_pipelines_in_pipelines_are_counted(tmp_path):
         root = {"dag": {"tasks": {"top": {"componentRef": {"name": f"comp-{levels - 1}"}}}}}
         return {**compiled, "components": {**compiled["components"], **components}, "root": root}
 
-    with pytest.raises(PipelineFileError, match=says("100,000", "tasks")):
+    with pytest.raises(PipelineFileError, match=says("100,000", "tasks", "'p.yaml'", "Compile")):
         pipeline_from_documents([nested(40, 2)], "p.yaml")
-    with pytest.raises(PipelineFileError, match=says("50", "levels")):
+    with pytest.raises(PipelineFileError, match=says("50", "levels", "'p.yaml'", "Compile")):
         pipeline_from_documents([nested(60, 1)], "p.yaml")
     assert pipeline_from_documents([nested(10, 2)], "p.yaml").name == "pipeline"
 

@@ -345,7 +345,9 @@ def test_another_form_is_refused(tmp_path):
     def pipeline():
         odd()
 
-    with pytest.raises(UnsupportedPipelineError, match=says("'odd'", "component")):
+    with pytest.raises(
+        UnsupportedPipelineError, match=says("'odd'", "component", "'pipeline'", "dsl.component", "Run")
+    ):
         run(pipeline, output_dir=tmp_path, watch=Watch())
 
 

@@ -154,7 +154,9 @@ def test_a_killed_runner(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.name != ".cache")
-    with pytest.raises(ArgumentError, match=says(folder.name, runner.pid)):
+    with pytest.raises(
+        ArgumentError, match=says(folder.name, f"(process {runner.pid})", f"torchx-kfp cancel {folder.name}")
+    ):
         go_on(folder)
     os.kill(runner.pid, signal.SIGKILL)
     runner.wait()
@@ -199,9 +201,9 @@ def test_what_cannot_go_on(execute, execute_failing, tmp_path):
         shell(script=f"exit {code}")
 
     done = execute(pipeline)
-    with pytest.raises(ArgumentError, match=says(done.run_id, "succeeded")):
+    with pytest.raises(ArgumentError, match=says(done.run_id, "has succeeded", "nothing left")):
         go_on(done.folder)
-    with pytest.raises(ArgumentError, match=says("events.jsonl", "folder")):
+    with pytest.raises(ArgumentError, match=says("is not the folder of a run", "events.jsonl is missing")):
         go_on(tmp_path)
     failed = execute_failing(pipeline, {"code": 3})
     (failed.folder / "run.json").unlink()

@@ -195,7 +195,7 @@ def test_a_stage_that_waits_for_another_can_be_ended(cache):
             provide_environment([words], {}, lambda *_: 0, lambda: next(checks))
         return 1
 
-    with pytest.raises(InstallError, match=says("exit code 1")):
+    with pytest.raises(InstallError, match=says("(no-such-package)", "pip", "exit code 1")):
         provide_environment([words], {}, install, lambda: False)
 
 

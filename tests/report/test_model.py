@@ -131,8 +131,8 @@ def test_a_moved_folder_has_its_logs_where_it_is_now(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=says("events.jsonl", "folder")):
+    with pytest.raises(ArgumentError, match=says("is not the folder of a run", "events.jsonl is missing")):
         read_model(tmp_path)
     (tmp_path / "events.jsonl").write_text("")
-    with pytest.raises(ArgumentError, match=says("events.jsonl", "yet")):
+    with pytest.raises(ArgumentError, match=says("has not started yet", "events.jsonl has no event")):
         read_model(tmp_path)

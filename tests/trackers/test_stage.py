@@ -155,7 +155,7 @@ def test_both_sides_are_one_store(base: str) -> None:
 
 
 def test_what_cannot_be_stored(tmp_path: Path) -> None:
-    with pytest.raises(ResultRefusedError, match=says("'r'", "metadata", "JSON")):
+    with pytest.raises(ResultRefusedError, match=says("'r'", "metadata", "JSON", "Use")):
         create(str(tmp_path)).add_metadata("r", a=object())
 
 
@@ -205,7 +205,7 @@ def test_a_stage_that_reads_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", ["", None])
 def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(protocol.TRACKER_BASE, raising=False)
-    with pytest.raises(TrackerError, match=says("''", "tracker base", "directory")):
+    with pytest.raises(TrackerError, match=says("''", "tracker base", "directory", "Use")):
         create(config)
     monkeypatch.setenv(protocol.TRACKER_BASE, str(tmp_path))
     assert repr(create(config)) == f"StageTracker({str(tmp_path)!r})"
@@ -289,7 +289,9 @@ class TestImport:
         theirs._persist(RUN, kind, {"x": 1})
         (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
         file.write_text(content)
-        with pytest.raises(CorruptResultError, match=says(file)):
+        with pytest.raises(
+            CorruptResultError, match=says(file, "is not a file of TorchX's tracker", "Remove", "import again")
+        ):
             import_torchx(tmp_path, create(str(tmp_path)).tracker.store)
 
     def test_what_is_no_entry_may_be_left_out(self, tmp_path: Path) -> None:

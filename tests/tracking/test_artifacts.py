@@ -132,7 +132,7 @@ def test_a_local_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
         (5, "x", {}, says("'model'", "5")),
         ("model", None, {}, says("'model'", "None")),
         ("model", b"x", {}, says("'model'", "path", "artifact")),
-        ("model", "x", {"a": {1}}, says("'model'", "metadata", "artifact")),
+        ("model", "x", {"a": {1}}, says("'model'", "metadata", "artifact", "Use")),
     ],
 )
 def test_refused(tmp_path: Path, name: Any, path: Any, metadata: dict[str, Any], text: str) -> None:

@@ -129,7 +129,7 @@ def test_what_is_wrong_for_good_is_not_tried_again(
             tracker.put("run", x=1)
         assert len(proxy.requests) == before + 1
     before = len(proxy.requests)
-    with pytest.raises(TrackerBaseError, match=says("'s3://no-such-bucket/x'", "tracker base")):
+    with pytest.raises(TrackerBaseError, match=says("'s3://no-such-bucket/x'", "tracker base", "Create")):
         FsspecResultTracker("s3://no-such-bucket/x").get("run")
     assert len(proxy.requests) == before + 1
     assert not [record for record in caplog.records if record.name == "torchx_kfp.tracking.stores.calls"]
@@ -226,5 +226,5 @@ def test_waits_grow_and_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 
 @pytest.mark.parametrize("patience", [-1, float("nan"), "5", True, None])
 def test_patience_is_a_number_of_seconds(tmp_path: object, patience: object) -> None:
-    with pytest.raises(ValueError, match=says("patience")):
+    with pytest.raises(ValueError, match=says("patience", "seconds", "0 or more", f"Got: {patience!r}")):
         FsspecResultTracker(str(tmp_path), patience=patience)  # type: ignore[arg-type]

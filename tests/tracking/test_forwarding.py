@@ -223,7 +223,7 @@ def test_a_tracker_that_is_not_there_is_an_error_at_once(tmp_path: Path, package
 
 @pytest.mark.parametrize("name", ["no_such_module:create", ":create", "torchx", "no such:x"])
 def test_names_that_torchx_could_not_load(name: str) -> None:
-    with pytest.raises(TrackerError, match=says("'torchx.tracker'")):
+    with pytest.raises(TrackerError, match=says("'torchx.tracker'", "trackers=", "'module:function'", "'fsspec'")):
         check_tracker(name)
 
 

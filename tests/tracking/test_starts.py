@@ -135,7 +135,7 @@ class TestCannotBeWritten:
 
     def test_in_this_process(self, tmp_path: Path) -> None:
         (tmp_path / "base").touch()
-        with pytest.raises(TrackerError, match=says("results", "tracker base")):
+        with pytest.raises(TrackerError, match=says("results", "tracker base", "'p1/train/1'", "torchx_kfp", "Name")):
             current_run(environ(tmp_path / "base"))
 
 

@@ -179,7 +179,7 @@ class TrackerContract:
             ("s3:///b", "has an empty part"),
             ("s3://", "has an empty part"),
             ("a\0b", "a NUL character"),
-            ("a\ud800b", says("surrogate")),
+            ("a\ud800b", says("'a\\ud800b'", "surrogate", "UTF-8")),
             (".torchx_kfp", "'\\.torchx_kfp'"),
             ("a/.torchx_kfp/b", "'\\.torchx_kfp'"),
         ],
@@ -212,7 +212,7 @@ class TrackerContract:
             assert tracker["a"] == {"x": 2}
         else:
             for action in (lambda: tracker.put("a/b", x=2), lambda: tracker.get("a/b")):
-                with pytest.raises(KeyRefusedError, match=says("'a/b'", "key", "folder")):
+                with pytest.raises(KeyRefusedError, match=says("'a/b'", "key", "folder", "'a/b/results'")):
                     action()
             assert tracker.keys() == ["a/b/c"]
         assert tracker["a/b/c"] == {"x": 1}
@@ -224,7 +224,7 @@ class TrackerContract:
             assert tracker["a/b/c/d"] == {"x": 2}
         else:
             for action in (lambda: tracker.put("a/b/c/d", x=2), lambda: tracker.get("a/b/c/d")):
-                with pytest.raises(KeyRefusedError, match=says("'a/b/c/d'", "'a/b'", "key", "results")):
+                with pytest.raises(KeyRefusedError, match=says("'a/b/c/d'", "'a/b'", "key", "results", "Use")):
                     action()
             assert tracker.keys() == ["a/b"]
         assert tracker["a/b"] == {"x": 1}
@@ -252,11 +252,11 @@ class TrackerContract:
     @pytest.mark.parametrize(
         ("content", "problem"),
         [
-            (b"", says("empty", "result")),
+            (b"", says("empty", "result", "Remove")),
             (b'{"loss": 0.', r"is not valid JSON \("),
             (b"\xff\xfe\xfa", "is not valid JSON"),
-            (b"[1, 2]", says("JSON", "result")),
-            (b"null", says("None", "JSON")),
+            (b"[1, 2]", says("the JSON value [1, 2]", "one JSON object", '"accuracy"', "Remove")),
+            (b"null", says("the JSON value None", "one JSON object", '"accuracy"', "Remove")),
             (b"[" * 100_000, "is not valid JSON"),
             (b'{"x": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
         ],
@@ -304,9 +304,9 @@ class TrackerContract:
         tracker.put("run/1", x=1)
         tracker.put("run/3", x=3)
         self.store(base, "run/2", b"{")
-        with pytest.raises(CorruptResultError, match=says("run/2", "JSON")):
+        with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
             tracker.get_many(["run/1", "run/2", "run/3"])
-        with pytest.raises(CorruptResultError, match=says("run/2", "JSON")):
+        with pytest.raises(CorruptResultError, match=says("run/2", "JSON", "Remove")):
             list(tracker.items())
         errors: list[CorruptResultError] = []
         assert tracker.get_many(["run/1", "run/2", "run/3"], corrupt=errors.append) == {
@@ -438,7 +438,7 @@ class TestMemory(TrackerContract):
     def test_a_base_that_is_a_file(self, base: str) -> None:
         FsspecResultTracker(base)["file"] = {"x": 1}
         tracker = FsspecResultTracker(base + "/file")
-        with pytest.raises(TrackerError, match=says("'memory://results/file'", "tracker base")):
+        with pytest.raises(TrackerError, match=says("'memory://results/file'", "tracker base", "Name")):
             tracker["run"] = {"x": 1}
 
 
@@ -452,7 +452,7 @@ class TestMemoryRoot(TestMemory):
 
     def test_a_base_that_is_a_file(self, base: str) -> None:
         FsspecResultTracker(base)["file"] = {"x": 1}
-        with pytest.raises(TrackerError, match=says("'memory://file'", "tracker base")):
+        with pytest.raises(TrackerError, match=says("'memory://file'", "tracker base", "Name")):
             FsspecResultTracker("memory://file")["run"] = {"x": 1}
 
 

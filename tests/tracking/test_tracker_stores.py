@@ -22,13 +22,13 @@ from torchx_kfp.tracking import FsspecResultTracker
     ("base", "message"),
     [
         ("", says("''", "/tmp/results", "s3://")),
-        ("  ", says("'  '")),
-        ("a\0b", says("'a\\x00b'", "tracker base")),
+        ("  ", says("'  '", "Use")),
+        ("a\0b", says("'a\\x00b'", "tracker base", "Use")),
         (None, says("NoneType", "tracker base", "directory")),
         (b"/tmp", says("b'/tmp'", "tracker base", "directory")),
         (
             "nope://x",
-            says("'nope://x'", "tracker base", "directory"),
+            says("'nope://x'", "tracker base", "directory", "Use"),
         ),
         ("s3:/b/x", says("'s3:/b/x'", "'s3://b/x'", "'./s3:/b/x'")),
         ("s3://", says("'s3://'", "s3://bucket/results")),
@@ -78,7 +78,7 @@ def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
     for key in ("a", "a/b/c"):
         with pytest.raises(KeyRefusedError, match=says(f"'{key}'", "folder", "'dir::")):
             tracker[key] = {"x": 1}
-    with pytest.raises(KeyRefusedError, match=says("too long")):
+    with pytest.raises(KeyRefusedError, match=says("too long", "Shorten")):
         tracker["n" * 300] = {"x": 1}
 
 
@@ -118,7 +118,7 @@ class TestS3:
         tracker["a/b"] = {"x": 2}
         assert (tracker["run"], tracker["a/b"]) == ({"x": 1}, {"x": 2})
         assert tracker.keys() == ["a/b", "run"]
-        with pytest.raises(KeyRefusedError, match=says("1,025", "bytes")):
+        with pytest.raises(KeyRefusedError, match=says("1,025", "bytes", "Shorten")):
             tracker["n" * 1025] = {"x": 1}
         tracker["n" * 1024] = {"x": 1}
 
@@ -146,7 +146,7 @@ class TestS3:
     def test_a_key_that_s3fs_reads_as_a_version(self, s3_base: str) -> None:
         tracker = FsspecResultTracker(s3_base)
         for action in (lambda: tracker.put("a?versionId=1", x=1), lambda: tracker.get("a?versionId=1")):
-            with pytest.raises(KeyRefusedError, match=says("'a?versionId=1'", "key", "tracker base")):
+            with pytest.raises(KeyRefusedError, match=says("'a?versionId=1'", "key", "tracker base", "Use")):
                 action()
         assert tracker.keys() == []
 
@@ -175,7 +175,7 @@ class TestS3:
         )
         s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=bucket, Policy=policy)
         tracker = FsspecResultTracker(s3_base)
-        with pytest.raises(TrackerError, match=says("s3://", "permission", "list")) as caught:
+        with pytest.raises(TrackerError, match=says("s3://", "permission", "list", "Check")) as caught:
             tracker.get("run")
         assert isinstance(caught.value.__cause__, PermissionError)
 
