@@ -111,15 +111,15 @@ def test_untracked_pipelines() -> None:
     ("size", "said"),
     [
         (Size(100, 210_000, 165_000, 39_000, 100), []),
-        (Size(212, 520_000, 424_000, 90_000, 212), ["212 stages, about 0.9 of the 1 MiB that Argo takes for a run."]),
+        (Size(212, 520_000, 424_000, 90_000, 212), ["212 stages, about 0.9 of the 1 MiB that Argo accepts for a run."]),
         (
             Size(320, 700_000, 640_000, 130_000, 320),
-            ["Warning: 320 stages need about 1.3 times the 1 MiB .*: the run fails before its end. Make several "],
+            ["Warning: 320 stages need about 1.3 times the 1 MiB .*: the run fails before its end. Split it into "],
         ),
-        (Size(600, 1_300_000, 990_000, 50_000, 60), ["600 stages need about 2.2 times the 1 MiB .*: KFP refuses it"]),
+        (Size(600, 1_300_000, 990_000, 50_000, 60), ["600 stages need about 2.2 times the 1 MiB .*: KFP rejects it"]),
         (
             Size(1, 140_000, 1_000, 131_072, 350),
-            ["350 tasks stand side by side, which is 131072 bytes.* in one argument, .*put some of them into a nested"],
+            ["one level has 350 tasks, which take 131072 bytes.* in one argument, .*put some of them into a nested"],
         ),
     ],
 )

@@ -39,7 +39,7 @@ def of_the_image():
 def not_here():
     of_the_image()
 """
-LOST = "task 'inner' gives a nested pipeline the input 'text' as text with 'lr' in it, which arrives as {{$.inputs."
+LOST = "task 'inner' passes a nested pipeline the input 'text' as text that contains 'lr', which arrives as {{$.inputs."
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,8 @@ def test_what_fails(call: Call, project: Path) -> None:
 def test_strict(call: Call, project: Path) -> None:
     done = call("compile", "checked.py:differs", "-o", "differs.yaml", "--strict")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "The pipeline 'differs' differs on KFP, so nothing was written:\n- task 'echo' is tried again" in done.stderr
+    said = "The pipeline 'differs' differs on KFP, so nothing was written:\n- task 'echo' is retried here"
+    assert said in done.stderr
     assert not (project / "differs.yaml").exists()
     assert call("check", "checked.py:differs").returncode == 0
     assert call("check", "checked.py:differs", "--strict").returncode == 2
@@ -73,8 +74,8 @@ def test_strict(call: Call, project: Path) -> None:
 def test_what_differs(call: Call) -> None:
     done = call("check", "checked.py:differs")
     retried, argument = done.stdout.splitlines()
-    assert retried.startswith("differs on KFP: task 'echo' is tried again here")
-    assert argument.startswith("differs on KFP: the argument 'note' holds '$$', which arrives as '$': ")
+    assert retried.startswith("differs on KFP: task 'echo' is retried here")
+    assert argument.startswith("differs on KFP: the argument 'note' contains '$$', which arrives as '$': ")
     given = call("check", "checked.py:differs", "-p", "note=a")
     assert (given.stdout.splitlines(), given.stderr) == ([retried], "differs: 1 finding.\n")
     run = call("run", "checked.py:differs")

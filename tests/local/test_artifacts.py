@@ -98,12 +98,12 @@ def test_an_artifact_on_other_storage(execute):
     ("text", "reason"),
     [
         ("{", "is not JSON: "),
-        ('{"artifacts": {}, "more": 1}', "is not what a launcher of KFP takes: it has the unknown field 'more'"),
-        (report(ur1="x"), "is not what a launcher of KFP takes: the artifact 'model' has the unknown field 'ur1'"),
-        (report(metadata={"loss": float("nan")}), "is not JSON: it holds NaN, which JSON does not have"),
+        ('{"artifacts": {}, "more": 1}', "would be rejected by KFP's launcher: it has the unknown field 'more'"),
+        (report(ur1="x"), "would be rejected by KFP's launcher: the artifact 'model' has the unknown field 'ur1'"),
+        (report(metadata={"loss": float("nan")}), "is not JSON: it contains NaN, which JSON does not have"),
         (report(metadata=[1]), "has metadata of the artifact 'model' that is not an object: [1]"),
         (report(metadata={"none": None}), "has null as 'none' in the metadata of the artifact 'model'"),
-        ("[1]", "is not what a launcher of KFP takes: it is [1], and no object"),
+        ("[1]", "would be rejected by KFP's launcher: it is [1], which is not an object"),
         ('{"artifacts": {"other": {}}}', "has the artifact 'other', which the component does not declare"),
     ],
 )

@@ -168,11 +168,11 @@ def large_character():
 @pytest.mark.parametrize(
     ("function", "kind", "place", "words"),
     [
-        (nested_text, Kind.FAILS, "task 'inner'", "'lr' in it, which arrives as {{$.inputs.parameters"),
-        (nested_list, Kind.FAILS, "task 'inner-list'", "'lr' in it, which arrives as {{$.inputs.parameters"),
-        (item_with_a_channel, Kind.FAILS, "task 'for-loop-2'", "holds the channel 'lr' as text"),
-        (collected_from_branches, Kind.FAILS, "task 'text-of-list'", "take different ones"),
-        (collected_from_an_if, Kind.MAY_FAIL, "task 'text-of-list'", "where an iteration has skipped it"),
+        (nested_text, Kind.FAILS, "task 'inner'", "contains 'lr', which arrives as {{$.inputs.parameters"),
+        (nested_list, Kind.FAILS, "task 'inner-list'", "contains 'lr', which arrives as {{$.inputs.parameters"),
+        (item_with_a_channel, Kind.FAILS, "task 'for-loop-2'", "contains the channel 'lr' as text"),
+        (collected_from_branches, Kind.FAILS, "task 'text-of-list'", "take different branches"),
+        (collected_from_an_if, Kind.MAY_FAIL, "task 'text-of-list'", "if an iteration has skipped the branch"),
         (field_of_an_item, Kind.FAILS, "task 'for-loop-1/for-loop-2'", 'loops over parseJson(string_value)["words"]'),
         (concatenated, Kind.FAILS, "task 'concat'", "dsl.ConcatPlaceholder"),
         (default_that_is_not_passed, Kind.MAY_FAIL, "task 'with-args'", "is not given the input 'number'"),
@@ -182,7 +182,7 @@ def large_character():
         (two_that_ignore_a_failure, Kind.CHANGED, "task 'write-2'", "KFP runs only 'write-3'"),
         (after_one_that_ignores, Kind.MAY_FAIL, "task 'write-3'", "waits for 'write-2', which ignores a failure"),
         (metadata_in_a_command, Kind.CHANGED, "task 'metadata-of'", "{{$.inputs.artifacts['data'].metadata['k']}}"),
-        (fact_inside_of_text, Kind.CHANGED, "task 'write'", "{{$.pipeline_job_name}} inside of its input 'x'"),
+        (fact_inside_of_text, Kind.CHANGED, "task 'write'", "{{$.pipeline_job_name}} inside the text of its input 'x'"),
         (pipelines_root, Kind.CHANGED, "task 'write'", "{{$.pipeline_root}}"),
         (dollars, Kind.CHANGED, "task 'shell'", "'echo $$' in its input 'script', which arrives as 'echo $':"),
         (variable_of_each_container, Kind.CHANGED, "task 'shell'", "arrives as 'echo <KFP_POD_NAME>'"),
@@ -262,8 +262,8 @@ def test_a_run_says_what_differs(tmp_path):
     events = []
     run(pipeline, {"text": "a$$b"}, output_dir=tmp_path, watch=Heard(on_event=events.append))
     retried, argument = events[0].differs
-    assert retried.startswith("task 'write' is tried again here")
-    assert argument.startswith("the argument 'text' holds 'a$$b', which arrives as 'a$b'")
+    assert retried.startswith("task 'write' is retried here")
+    assert argument.startswith("the argument 'text' contains 'a$$b', which arrives as 'a$b'")
 
 
 @given(st.text(alphabet=st.sampled_from("$(){}= aé\u4e2d"), max_size=12))

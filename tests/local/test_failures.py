@@ -169,9 +169,7 @@ def test_what_cannot_be_prepared_fails_alone(execute_failing):
         write(x="other")
 
     stages = by_name(execute_failing(pipeline))
-    assert stages["huge"].reason.startswith(
-        "wrote something into its output 'out' that is not an int of 64 bits: '1000"
-    )
+    assert stages["huge"].reason.startswith("wrote something into its output 'out' that is not a 64-bit int: '1000")
     assert stages["text-of-int"].state is State.NOT_RUN
     too_large = "OverflowError: int too large to convert to float"
     assert stages["in-command[0]"].reason == f"could not be prepared: {too_large}"

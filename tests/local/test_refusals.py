@@ -51,22 +51,20 @@ def test_what_kfp_compiles_wrongly(tmp_path):
             write(x="quote")
 
     lost = (
-        "which does not exist where the task stands: KFP has lost it in compiling, as it does with loop "
-        "items and their "
-        "fields inside of text, lists and dicts. Pass the loop item as an argument of its own, and put the "
-        "text together "
-        "in the component."
+        "which does not exist in the task's scope: KFP's compiler has lost it, as it does with loop items and their "
+        "fields inside text, lists and dicts. Pass the loop item as a separate argument, and build the text in the "
+        "component."
     )
     lines = refusal(pipeline, tmp_path)
     assert lines[0] == (
         "task 'condition-4' has the condition \"inputs.parameter_values['pipelinechannel--s'] == 'it's'\", which is "
-        "not an expression of the Common Expression Language. KFP compiles a string with a quote or a backslash in it "
-        "wrongly: compare with one that has none."
+        "not an expression of the Common Expression Language. KFP compiles a string with a quote or a backslash "
+        "wrongly: compare with a string that has neither."
     )
     assert f"task 'for-loop-2' takes 'loop-item-param-1-subvar-a', {lost}" in lines
     assert (
-        "task 'for-loop-2/condition-3/write-2' holds the channel 'loop-item-param-1' as text that KFP has not filled "
-        "in. Pass it as an argument of its own."
+        "task 'for-loop-2/condition-3/write-2' contains the channel 'loop-item-param-1' as text that KFP has not "
+        "filled in. Pass it as a separate argument."
     ) in lines
 
 
@@ -79,7 +77,7 @@ def test_channels_in_variables_and_loop_items(tmp_path):
         with dsl.ParallelFor([{"k": f"{x}-a"}]) as item:
             write(x=item.k)
 
-    lost = "holds the channel 'x' as text that KFP has not filled in. Pass it as an argument of its own."
+    lost = "contains the channel 'x' as text that KFP has not filled in. Pass it as a separate argument."
     assert refusal(pipeline, tmp_path) == [f"task 'for-loop-2' (and 'for-loop-4', 'shell') {lost}"]
 
 
@@ -102,7 +100,7 @@ def test_conditions_across_types(tmp_path, compare, condition):
 
     assert refusal(pipeline, tmp_path) == [
         f"task 'condition-1' has the condition {condition}, which compares values of different types, so KFP has put "
-        "one of them into quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str with "
+        "one of them in quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str with "
         "a str."
     ]
 
@@ -162,8 +160,8 @@ def test_artifacts_of_the_pipeline(tmp_path):
     documents = ir(folder=tmp_path)
     documents[0]["root"]["inputDefinitions"]["artifacts"] = {"data": {}}
     assert refusal(pipeline_from_documents(documents, "p.yaml"), tmp_path) == [
-        "the pipeline takes an artifact ('data'), which no run can be given. Import it by its URI (dsl.importer), or "
-        "use the pipeline inside of another one."
+        "the pipeline takes an artifact ('data'), which cannot be passed to a run. Import it by its URI "
+        "(dsl.importer), or use the pipeline inside another one."
     ]
 
 

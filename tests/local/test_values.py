@@ -99,15 +99,15 @@ def test_output_text_becomes_a_value(text, type_, value):
         ("1_0.5", "NUMBER_DOUBLE", "is not a float: '1_0.5'"),
         ("yes", "BOOLEAN", "is not a bool: 'yes'"),
         ("{}", "LIST", "is not a list: '{}'"),
-        ("9223372036854775808", "NUMBER_INTEGER", "is not an int of 64 bits: '9223372036854775808'"),
-        ("1" + "0" * 5000, "NUMBER_INTEGER", "is not an int of 64 bits: '1" + "0" * 118 + "... (5,003 characters)"),
+        ("9223372036854775808", "NUMBER_INTEGER", "is not a 64-bit int: '9223372036854775808'"),
+        ("1" + "0" * 5000, "NUMBER_INTEGER", "is not a 64-bit int: '1" + "0" * 118 + "... (5,003 characters)"),
         ("1" * 5000, "NUMBER_DOUBLE", "is not a float: '" + "1" * 119 + "... (5,002 characters)"),
-        ("[NaN]", "LIST", "holds the number nan, and KFP passes numbers as finite doubles only"),
-        ("[1e400]", "LIST", "holds the number inf, and KFP passes numbers as finite doubles only"),
+        ("[NaN]", "LIST", "contains the number nan, and KFP passes numbers only as finite doubles"),
+        ("[1e400]", "LIST", "contains the number inf, and KFP passes numbers only as finite doubles"),
         (
             '{"a": [1' + "0" * 400 + "]}",
             "STRUCT",
-            "holds the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers as finite doubles only",
+            "contains the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers only as finite doubles",
         ),
         ("[" + "1" * 5000 + "]", "LIST", "is not a list: '[" + "1" * 118 + "... (5,004 characters)"),
         ("[" * 101 + "]" * 101, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
@@ -115,7 +115,7 @@ def test_output_text_becomes_a_value(text, type_, value):
         (
             '[{"\\ud800": 1}]',
             "LIST",
-            "holds the character '\\ud800', half of a pair (a surrogate), which no UTF-8 text may hold: '\\ud800'",
+            "contains the character '\\ud800', half of a surrogate pair, which UTF-8 cannot encode: '\\ud800'",
         ),
         ("[1", "STRUCT", "is not a dict: '[1'"),
         ("x" * 200, "LIST", "is not a list: '" + "x" * 119 + "... (202 characters)"),
@@ -144,22 +144,22 @@ def test_words_of_a_command_line_are_read_by_type():
         (1, "BOOLEAN", "is not a bool: 1"),
         ("[]", "LIST", "is not a list: '[]'"),
         ([], "STRUCT", "is not a dict: []"),
-        (math.inf, "NUMBER_DOUBLE", "is inf, and KFP passes numbers as finite doubles only"),
+        (math.inf, "NUMBER_DOUBLE", "is inf, and KFP passes numbers only as finite doubles"),
         (
             10**400,
             "NUMBER_DOUBLE",
-            "is 1" + "0" * 119 + "... (401 characters), and KFP passes numbers as finite doubles only",
+            "is 1" + "0" * 119 + "... (401 characters), and KFP passes numbers only as finite doubles",
         ),
         (
             [10**400],
             "LIST",
-            "holds the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers as finite doubles only",
+            "contains the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers only as finite doubles",
         ),
-        ({"a": math.nan}, "STRUCT", "holds the number nan, and KFP passes numbers as finite doubles only"),
+        ({"a": math.nan}, "STRUCT", "contains the number nan, and KFP passes numbers only as finite doubles"),
         (
             "a\ud800",
             "STRING",
-            "holds the character '\\ud800', half of a pair (a surrogate), which no UTF-8 text may hold: 'a\\ud800'",
+            "contains the character '\\ud800', half of a surrogate pair, which UTF-8 cannot encode: 'a\\ud800'",
         ),
         ([{1}], "LIST", "cannot be written as JSON: Object of type set is not JSON serializable"),
     ],
@@ -170,9 +170,9 @@ def test_arguments_of_another_type_are_refused(value, type_, message):
 
 
 def test_arguments_that_python_itself_cannot_write_are_refused():
-    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers as finite doubles only$"):
+    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers only as finite doubles$"):
         check(10**5000, "NUMBER_DOUBLE")
-    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers as doubles, which hold "):
+    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers as doubles, which are "):
         check(10**5000, "NUMBER_INTEGER")
     for depth in (600, 100_000):
         with pytest.raises(ValueError, match=says("nested more than 100 levels")):

@@ -1,6 +1,7 @@
-"""Behaviour of KFP's backend that a pipeline's author may not expect: seen on KFP 2.17.0, or read in its source.
+"""Behavior of KFP's backend that a pipeline's author may not expect: seen on KFP 2.17.0, or read in its source.
 
-The pipelines of ``tests/local/corpus`` were run there; ``docs/why/differences.md`` has the table.
+The pipelines of ``tests/local/corpus`` were run on that version; ``docs/why/differences.md`` has a table of the
+differences.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, P
 from torchx_kfp.pipeline.walk import Place
 from torchx_kfp.text import joined
 
-#: Bytes that KFP's launcher needs within the stage's memory limit.
+#: The part of a stage's memory limit that KFP's launcher needs, in bytes.
 _LAUNCHER = 64 * 10**6
 _CHANNEL = re.compile(r"\{\{channel:task=([^;]*);name=([^;]*);type=.*?;\}\}")
 _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\[(['\"])(.+?)\1\]\}\}")
@@ -27,7 +28,7 @@ _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\[(['\"])(.+?)\1\]\}\}")
 _FACT = re.compile(r"\{\{\$\.(?:pipeline_\w+)\}\}")
 _UNKNOWN_FACT = "{{$.pipeline_root}}"
 _UTF8 = (
-    "which KFP's database refuses ('Incorrect string value': its connection is MySQL's utf8). Use other characters, or "
+    "which KFP's database rejects ('Incorrect string value': its connection is MySQL's utf8). Use other characters, or "
     "escapes that the application decodes"
 )
 
@@ -38,8 +39,8 @@ def of_pipeline(pipeline: Pipeline) -> Iterator[Finding]:
         yield Finding(
             Kind.FAILS,
             "the pipeline",
-            f"takes an artifact ({joined(names)}), which no run can be given. Import it by its URI (dsl.importer), "
-            "or use the pipeline inside of another one",
+            f"takes an artifact ({joined(names)}), which cannot be passed to a run. Import it by its URI "
+            "(dsl.importer), or use the pipeline inside another one",
         )
 
 
@@ -48,9 +49,9 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
     for name, value in arguments.items():
         place, text = f"the argument {name!r}", _as_text(value)
         if large := large_character(text):
-            yield Finding(Kind.MAY_FAIL, place, f"holds {large}, {_UTF8}")
+            yield Finding(Kind.MAY_FAIL, place, f"contains {large}, {_UTF8}")
         if change := find_change(text):
-            yield Finding(Kind.CHANGED, place, f"holds {change[0]!r}, which {_arrives(change[1])}")
+            yield Finding(Kind.CHANGED, place, f"contains {change[0]!r}, which {_arrives(change[1])}")
 
 
 def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:
@@ -71,16 +72,16 @@ def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:
     if task.retry is not None:
         yield finding(
             Kind.CHANGED,
-            "is tried again here when its application fails, and not on KFP 2.17 as it is installed: the controller's "
-            "templateDefaults set the retry policy OnError. A cluster's administrator can remove "
+            "is retried here when its application fails, but not on a standard installation of KFP 2.17: the "
+            "controller's templateDefaults set the retry policy OnError. A cluster's administrator can remove "
             "templateDefaults.retryStrategy from the ConfigMap workflow-controller-configmap",
         )
     optional = [name for name in task.artifacts if name in component.optional_artifacts]
     if optional and component.dag is None:
         yield finding(
             Kind.MAY_FAIL,
-            f"is given an artifact for the optional input {joined(optional)}, with which a stage failed on "
-            "KFP 2.17. Make the input a required one, in a component of its own if need be",
+            f"is given an artifact for the optional input {joined(optional)}, and stages with such an input failed on "
+            "KFP 2.17. Make the input required, in a separate component if necessary",
         )
 
 
@@ -90,9 +91,9 @@ def _inputs(pipeline: Pipeline, place: Place) -> Iterator[tuple[Kind, str]]:
         if isinstance(source, FromInput) and not place.has_input(source.name):
             yield (
                 Kind.FAILS,
-                f"takes {source.name!r}, which does not exist where the task stands: KFP has lost it in compiling, as "
-                "it does with loop items and their fields inside of text, lists and dicts. Pass the loop item as an "
-                "argument of its own, and put the text together in the component",
+                f"takes {source.name!r}, which does not exist in the task's scope: KFP's compiler has lost it, as it "
+                "does with loop items and their fields inside text, lists and dicts. Pass the loop item as a separate "
+                "argument, and build the text in the component",
             )
         elif isinstance(source, Constant):
             yield from _constant(name, source.value, nested)
@@ -108,18 +109,18 @@ def _constant(name: str, value: Any, nested: bool) -> Iterator[tuple[Kind, str]]
         channel = found.group(2).removeprefix("pipelinechannel--")
         yield (
             Kind.FAILS,
-            f"gives a nested pipeline the input {name!r} as text with {channel!r} in it, which arrives as "
-            f"{found.group()}. Pass the value as an argument of its own, and put the text together inside",
+            f"passes a nested pipeline the input {name!r} as text that contains {channel!r}, which arrives as "
+            f"{found.group()}. Pass the value as a separate argument, and build the text in the nested pipeline",
         )
     if text != value or not _FACT.fullmatch(text):
         for fact in dict.fromkeys(_FACT.findall(text)):
             yield (
                 Kind.CHANGED,
-                f"has {fact} inside of its input {name!r}, where KFP leaves it as it is. Pass it as an argument of "
-                "its own",
+                f"has {fact} inside the text of its input {name!r}, where KFP does not fill it in. Pass it as a "
+                "separate argument",
             )
     elif text == _UNKNOWN_FACT:
-        yield Kind.CHANGED, f"has {text} as its input {name!r}, which KFP's backend does not fill in. Pass the place"
+        yield Kind.CHANGED, f"has {text} as its input {name!r}, which KFP's backend does not fill in. Pass the location"
     yield from _text(f"its input {name!r}", text, {})
 
 
@@ -129,15 +130,15 @@ def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
     if task.loop.from_input in task.artifacts:
         yield (
             Kind.FAILS,
-            "loops over artifacts, which KFP's backend refuses ('artifact iterator not implemented'). Loop over a list "
-            "of names or places, and have each stage find its own",
+            "loops over artifacts, which KFP's backend rejects ('artifact iterator not implemented'). Loop over a list "
+            "of names or locations, and have each stage find its own artifact",
         )
     sources = [source for source in task.inputs.values() if isinstance(source, FromInput | FromTask)]
     if selectors := [source.selector for source in sources if source.selector]:
         yield (
             Kind.FAILS,
             f"loops over {selectors[0]} of another loop's item, and KFP's driver fails on each iteration. "
-            "Hand the list on by a stage, and loop over its output",
+            "Have a stage return the list, and loop over its output",
         )
     if task.loop.raw is not None:
         yield from _channels_left(task.loop.raw)
@@ -147,7 +148,7 @@ def _loop(task: Task) -> Iterator[tuple[Kind, str]]:
 def _collected(
     pipeline: Pipeline, scope: Component, name: str, task_name: str, output: str, *, in_loop: bool = False
 ) -> Iterator[tuple[Kind, str]]:
-    """Follow an input through nested pipelines, branches and loops to the stage that makes it."""
+    """Follow an input through nested pipelines, branches and loops to the stage that produces it."""
     task = scope.as_dag().tasks[task_name]
     component = pipeline.component_of(task)
     if component.dag is None:
@@ -158,17 +159,16 @@ def _collected(
     if in_loop and task.condition is not None:
         yield (
             Kind.MAY_FAIL,
-            f"collects as {name!r} what a dsl.If inside of a loop has made, and KFP's driver fails where an iteration "
-            "has skipped it. Have a stage in each iteration that makes something, and collect from that",
+            f"collects {name!r} from a dsl.If inside a loop, and KFP's driver fails if an iteration has skipped the "
+            "branch. Collect from a stage that runs in each iteration",
         )
         return
     in_loop = in_loop or task.loop is not None
     if in_loop and len(selector.sources) > 1:
         yield (
             Kind.FAILS,
-            f"collects as {name!r} what branches (dsl.OneOf) inside of a loop have made, and KFP's driver fails where "
-            "iterations take different ones. End each iteration with a stage that takes the dsl.OneOf, and collect "
-            "from that stage",
+            f"collects {name!r} from branches (dsl.OneOf) inside a loop, and KFP's driver fails if iterations take "
+            "different branches. End each iteration with a stage that takes the dsl.OneOf, and collect from that stage",
         )
         return
     for inner, inner_output in selector.sources:
@@ -181,8 +181,8 @@ def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
     if waited := [name for name in place.task.depends_on if tasks[name].runs_always]:
         yield (
             Kind.MAY_FAIL,
-            f"waits for {joined(waited)}, which ignores a failure: KFP runs that as an exit hook, which nothing "
-            "can wait for. Put both into one stage, or do without ignore_upstream_failure",
+            f"waits for {joined(waited)}, which ignores a failure: KFP runs that task as an exit hook, and no task can "
+            "wait for a hook. Put both into one stage, or remove ignore_upstream_failure",
         )
     if not place.task.runs_always:
         return
@@ -197,8 +197,8 @@ def _hook(place: Place) -> Iterator[tuple[Kind, str]]:
     if len(place.task.depends_on) > 1:
         yield (
             Kind.CHANGED,
-            f"ignores failures of {joined(place.task.depends_on)}: KFP runs it after each of them, here it is run "
-            "once. Wait for one of them",
+            f"ignores failures of {joined(place.task.depends_on)}: KFP runs it after each of them, but it runs only "
+            "once here. Make it wait for one of them",
         )
 
 
@@ -209,13 +209,13 @@ def _condition(condition: str) -> Iterator[tuple[Kind, str]]:
         if compares_types(condition):
             text = (
                 f"has the condition {condition!r}, which compares values of different types, so KFP has put one of "
-                "them into quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str "
-                "with a str"
+                "them in quotes. Compare an int with an int (3 instead of '3'), a bool with True or False, a str with "
+                "a str"
             )
         else:
             text = (
                 f"has the condition {condition!r}, which {error}. KFP compiles a string with a quote or a "
-                "backslash in it wrongly: compare with one that has none"
+                "backslash wrongly: compare with a string that has neither"
             )
         yield Kind.FAILS, text
 
@@ -228,14 +228,14 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
         if '{"Concat":' in text and text.startswith(('{"Concat":', '{"IfPresent":')):
             yield (
                 Kind.FAILS,
-                "holds dsl.ConcatPlaceholder, which KFP's backend hands on as JSON. Write one text with the inputs in "
-                'it, f"--name={name}"',
+                "contains dsl.ConcatPlaceholder, which KFP's backend passes on as JSON. Write one text that contains "
+                'the inputs, such as f"--name={name}"',
             )
         for placeholder in unknown_placeholders(text):
             yield (
                 Kind.CHANGED,
-                f"holds {placeholder}, which KFP's backend leaves as it is in a command. Facts about the run work as "
-                "the argument of a task; an artifact's metadata and the report's path are in the executor input, {{$}}",
+                f"contains {placeholder}, which KFP's backend does not fill in in a command. Facts about the run work "
+                "as a task's argument; an artifact's metadata and the report's path are in the executor input, {{$}}",
             )
         yield from _channels_left(text)
         yield from _text("its command", text, variables)
@@ -247,18 +247,18 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
         if unset and not text.startswith('{"IfPresent":'):
             yield (
                 Kind.MAY_FAIL,
-                f"is not given the input {unset[0]!r}, which is in its args: KFP 2.17's driver finds no value for it, "
-                "whatever its default is. Pass the value",
+                f"is not given the input {unset[0]!r}, which its args contain: KFP 2.17's driver does not find a value "
+                "for it, even if it has a default. Pass the value",
             )
     try:
         memory = read_limits(container.resources, Facts()).memory
-    except ValueError:  # it is known only when the pipeline runs
+    except ValueError:  # the limit is known only when the pipeline runs
         memory = None
     if memory is not None and memory < _LAUNCHER:
         yield (
             Kind.MAY_FAIL,
-            f"may use {memory / 10**6:g} MB of memory, with KFP's launcher, which needs some itself: a stage with "
-            f"32 MB was killed before it began. Give it at least {_LAUNCHER // 10**6} MB",
+            f"may use {memory / 10**6:g} MB of memory, including that of KFP's launcher: a stage with 32 MB was killed "
+            f"before it began. Give it at least {_LAUNCHER // 10**6} MB",
         )
 
 
@@ -271,19 +271,19 @@ def _text(what: str, text: str, variables: Mapping[str, str]) -> Iterator[tuple[
 
 def _arrives(text: str) -> str:
     return (
-        f"arrives as {text!r}: Argo and the kubelet expand what a stage is given. Write it another way (task_from_app "
+        f"arrives as {text!r}: Argo and the kubelet expand the text of a stage. Write it in another way (task_from_app "
         "encodes an AppDef's own arguments and variables), or have the application read it from a file"
     )
 
 
 def _channels_left(text: str) -> Iterator[tuple[Kind, str]]:
-    """Find channels that KFP's compiler has left in a text, as it does in variables and items of loops."""
+    """Find channels that KFP's compiler has left in a text, as it does in variables and loop items."""
     if match := _CHANNEL.search(text):
         producer, name = match.groups()
         channel = f"{producer}.{name}" if producer else name
         yield (
             Kind.FAILS,
-            f"holds the channel {channel!r} as text that KFP has not filled in. Pass it as an argument of its own",
+            f"contains the channel {channel!r} as text that KFP has not filled in. Pass it as a separate argument",
         )
 
 

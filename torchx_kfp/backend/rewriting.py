@@ -1,11 +1,11 @@
 """The changes that Argo and the kubelet make to text on its way to a stage.
 
-All that a stage is given is text of its pod: its command and variables, and its inputs, which KFP's launcher gets as
-an argument. Argo fills its own variables in, and the kubelet expands the container's (``expand``, byte for byte as in
-``k8s.io/kubernetes/third_party/forked/golang/expansion``): ``$(NAME)`` becomes the variable's value, or stays if there
-is no such variable; ``$$`` becomes ``$``. The scan goes over bytes, and takes the byte behind any other ``$`` for a
-character: before a character that is not ASCII, its first byte becomes the character of that number (seen on a
-cluster: ``$é`` arrives as ``$Ã`` and a stray byte).
+Everything that a stage is given is text of its pod: its command and variables, and its inputs, which KFP's launcher
+gets as an argument. Argo fills in its own variables, and the kubelet expands the container's (``expand`` does so byte
+for byte as ``k8s.io/kubernetes/third_party/forked/golang/expansion``): ``$(NAME)`` becomes the variable's value, or
+stays as it is if there is no such variable; ``$$`` becomes ``$``. The kubelet scans bytes, and treats the byte after
+any other ``$`` as a character: if a character that is not ASCII follows, its first byte becomes the character with that
+number (seen on a cluster: ``$é`` arrives as ``$Ã`` and a stray byte).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torchx_kfp.pipeline.spec import Component
 
-#: The characters after a ``$`` with which the kubelet changes it.
+#: The characters after a ``$`` that make the kubelet change it.
 REWRITTEN_AFTER_DOLLAR = r"[$(\x80-\U0010ffff]"
 
 _REWRITTEN = re.compile(rb"\$(?:\$|\(([^)]*)\)|([\x80-\xff]))")
@@ -60,11 +60,11 @@ def variables_of(component: Component) -> dict[str, str]:
 
 
 def find_change(text: str, variables: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """Return the first piece of a text that is changed, with some context, and what arrives in its place.
+    """Return the first piece of a text that is changed, with some context, and the text that arrives in its place.
 
     Args:
-        text: what the pipeline holds.
-        variables: those of the container, beside the ones that every container has.
+        text: the text in the pipeline.
+        variables: the container's variables, besides those that every container has.
     """
     if "$" not in text and "{{" not in text:
         return None
@@ -86,6 +86,6 @@ def _arriving(found: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def large_character(text: str) -> str:
-    """Return the first character above U+FFFF, as a message shows it; empty if there is none."""
+    """Return the first character above U+FFFF in the form for a message; empty if there is none."""
     found = _LARGE.search(text)
     return f"{found.group()!r} (U+{ord(found.group()):X})" if found else ""

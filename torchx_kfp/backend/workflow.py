@@ -1,14 +1,14 @@
-"""The size of the Argo workflow that KFP's backend makes of a compiled pipeline.
+"""The size of the Argo workflow that KFP's backend creates from a compiled pipeline.
 
-Argo takes 1 MiB for a whole run: the pipeline, which KFP compiles into one workflow, and the state of its nodes, which
-grows while it runs. A pipeline that is larger is refused when it starts, or fails half way. This module builds what the
-backend builds (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) and counts its bytes:
+Argo accepts 1 MiB for a whole run: the pipeline, which KFP compiles into one workflow, and the state of its nodes,
+which grows while it runs. A larger pipeline is rejected when it starts, or fails half way. This module builds the same
+parts as the backend (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) and counts their bytes:
 
 - each distinct container, and the component of the first task that has it, as JSON in the JSON of a parameter;
 - the Kubernetes configuration of each component, and each DAG with all of its tasks, likewise;
-- two Argo tasks for each task, a driver and what it drives, one of them with the task once more.
+- two Argo tasks for each task: a driver and the task that it drives. One of them contains KFP's task once more.
 
-The parameters and DAGs of recorded workflows of KFP 2.17 are met to the byte. What a run adds while it works is an
+The sizes of parameters and DAGs equal those of recorded workflows of KFP 2.17 to the byte. The size of the state is an
 estimate.
 """
 
@@ -22,28 +22,28 @@ from typing import Any
 
 import yaml
 
-#: Bytes that Argo takes for a workflow, its state compressed.
+#: The bytes that Argo accepts for a workflow, with its state compressed.
 LIMIT = 1024 * 1024
-#: Bytes of one argument of a process. A DAG with all of its tasks is one of its driver's, and Argo takes longer ones
-#: since 2026 only (argoproj/argo-workflows 15265, with kubeflow/pipelines 12737).
+#: The bytes that one argument of a process may have. A DAG with all of its tasks is an argument of its driver, and
+#: Argo accepts longer ones only since 2026 (argoproj/argo-workflows 15265, with kubeflow/pipelines 12737).
 LEVEL_LIMIT = 128 * 1024
-#: Bytes of state that a stage leaves, compressed: six nodes. Those of a recorded run, two hundred times, are 1,550 to
-#: 1,700 each; small runs take up to 2,000.
+#: The compressed bytes of a stage's state: six nodes. In a recorded run, repeated two hundred times, each stage has
+#: 1,550 to 1,700 bytes; in small runs, up to 2,000.
 STATE = 1_650
-#: The same of a DAG: a loop's iteration, a branch, a nested pipeline.
+#: The same for a DAG: an iteration of a loop, a branch, or a nested pipeline.
 _DAG_STATE = 1_000
-#: Bytes of what every workflow has: metadata, templates of drivers and of the executor, the entry point.
+#: The bytes of the parts that every workflow has: metadata, templates of drivers and of the executor, the entry point.
 _FIXED = 9_470
-#: Bytes of one pod label in these templates, for each number of labels that tasks have.
+#: The bytes of one pod label in these templates, for each number of labels that tasks have.
 _LABEL = 428
 
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a pipeline: the number of stages, and bytes.
+    """The size of a pipeline: the number of its stages, and sizes in bytes.
 
-    ``workflow`` is there when it starts, ``state`` comes on top until it ends. ``level`` is the description of the
-    largest DAG, with ``tasks`` tasks. A loop whose items are known at run time only counts as one iteration.
+    ``workflow`` is the size at the start, and ``state`` is added until the end. ``level`` is the description of the
+    largest DAG, which has ``tasks`` tasks. A loop whose items are known only at run time counts as one iteration.
     """
 
     stages: int
@@ -54,32 +54,33 @@ class Size:
 
     @property
     def share(self) -> float:
-        """The part of Argo's limit that the run needs by its end."""
+        """The share of Argo's limit that the run needs by its end."""
         return (self.workflow + self.state) / LIMIT
 
 
 def describe(size: Size) -> list[str]:
-    """Describe a pipeline's size if it takes half of the limit or more; otherwise nothing."""
+    """Describe a pipeline's size if it takes half of the limit or more; otherwise return nothing."""
     said = []
     stages = f"{size.stages} stage{'s' if size.stages > 1 else ''}"
     if size.share > 1:
-        end = "KFP refuses it" if size.workflow > LIMIT else "the run fails before its end"
+        end = "KFP rejects it" if size.workflow > LIMIT else "the run fails before its end"
         said.append(
-            f"Warning: {stages} need about {size.share:.2g} times the 1 MiB that Argo takes for a run: {end}. Make "
-            "several pipelines of it; a stage reads the results of another run by its run id, reads={'train': run_id}."
+            f"Warning: {stages} need about {size.share:.2g} times the 1 MiB that Argo accepts for a run: {end}. "
+            "Split it into several pipelines; a stage reads the results of another run by its run id, "
+            "reads={'train': run_id}."
         )
     elif size.share >= 0.5:
-        said.append(f"{stages}, about {size.share:.1f} of the 1 MiB that Argo takes for a run.")
+        said.append(f"{stages}, about {size.share:.1f} of the 1 MiB that Argo accepts for a run.")
     if size.level >= LEVEL_LIMIT:
         said.append(
-            f"Warning: {size.tasks} tasks stand side by side, which is {size.level} bytes. Argo before 2026 passes "
-            f"them in one argument, which holds {LEVEL_LIMIT} bytes: put some of them into a nested pipeline."
+            f"Warning: one level has {size.tasks} tasks, which take {size.level} bytes. Argo before 2026 passes them "
+            f"in one argument, which may have {LEVEL_LIMIT} bytes: put some of them into a nested pipeline."
         )
     return said
 
 
 def measure(compiled: str) -> Size:
-    """Measure the workflow that KFP makes from a compiled pipeline, given as the text of a YAML file."""
+    """Measure the workflow that KFP creates from a compiled pipeline, given as the text of a YAML file."""
     documents = [document for document in yaml.load_all(compiled, _LOADER) if document]
     spec = documents[0]
     platform = (documents[1] if len(documents) > 1 else {}).get("platforms", {}).get("kubernetes", {})
@@ -131,7 +132,7 @@ class _Workflow:
         return stages, state
 
     def _visit(self, name: str) -> None:
-        """Add the DAG of this name, and everything that it leads to."""
+        """Add the DAG with this name, and everything that it uses."""
         if f"components-{name}" in self._parameters:
             return
         component = self._components[name]
@@ -144,7 +145,7 @@ class _Workflow:
         self._templates.append(_template(name, inputs, made))
 
     def _tasks(self, name: str, task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Return the Argo tasks of a task."""
+        """Yield the Argo tasks of a KFP task."""
         component = self._components[task["componentRef"]["name"]]
         if "parameterIterator" in task or "artifactIterator" in task:
             yield from self._loop(name, task)

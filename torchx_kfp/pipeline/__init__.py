@@ -1,1 +1,1 @@
-"""The compiled pipeline as data. Nothing here runs a stage."""
+"""The compiled pipeline as data. This package does not run stages."""

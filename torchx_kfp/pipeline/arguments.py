@@ -12,10 +12,11 @@ from torchx_kfp.text import did_you_mean, shown
 
 
 def parse_arguments(pipeline: Pipeline, words: Mapping[str, str]) -> dict[str, Any]:
-    """Read arguments from text, each by its parameter's type; LIST and STRUCT are JSON.
+    """Read arguments from text, each according to its parameter's type; LIST and STRUCT are JSON.
 
     Raises:
-        ArgumentError: names and types that do not fit, all in one message. Missing ones are left to the run.
+        ArgumentError: names or values do not fit the parameters; the message lists all of them. Missing arguments are
+            not checked here but when the run starts.
     """
     return _collect(pipeline, words, from_word)
 
@@ -24,7 +25,7 @@ def complete_arguments(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict
     """Return the values of all parameters: these arguments, and defaults for the rest.
 
     Raises:
-        ArgumentError: unknown, missing and wrong ones, all in one message.
+        ArgumentError: arguments are unknown, missing or wrong; the message lists all of them.
     """
     parameters = pipeline.root.inputs
     given = {
@@ -85,7 +86,7 @@ def _may_be_missing(parameter: Parameter) -> bool:
 def _check_literal(value: Any, parameter: Parameter) -> None:
     if parameter.literals and value not in parameter.literals:
         allowed = ", ".join(repr(convert(literal, parameter.type)) for literal in parameter.literals)
-        raise ValueError(f"is {shown(value)}, and may be one of {allowed}")
+        raise ValueError(f"is {shown(value)}, and must be one of {allowed}")
 
 
 def _default(parameter: Parameter) -> str:

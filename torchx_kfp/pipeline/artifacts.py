@@ -1,4 +1,4 @@
-"""Artifacts, which stages make besides parameters, and the reports in which stages describe them."""
+"""Artifacts, and the reports in which stages describe them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from torchx_kfp.pipeline.spec import ArtifactType
 from torchx_kfp.text import shown
 
-#: Fields of KFP's messages ExecutorOutput and RuntimeArtifact (kubeflow/pipelines, pipeline_spec.proto): a launcher
-#: refuses a report with any other.
+#: Fields of KFP's messages ExecutorOutput and RuntimeArtifact (kubeflow/pipelines, pipeline_spec.proto): KFP's launcher
+#: rejects a report with any other field.
 _REPORT = {"parameters", "artifacts", "parameterValues", "parameter_values"}
 _CUSTOM_PATH = ("customPath", "custom_path")
-#: KFP's launcher uploads to these, and only below the pipeline root.
+#: The stores to which KFP's launcher uploads, and only below the pipeline root.
 _STORES = ("gs://", "minio://", "s3://", "oci://")
 _ARTIFACT = {"name", "type", "uri", "properties", "customProperties", "custom_properties", "metadata", *_CUSTOM_PATH}
 
@@ -35,10 +35,10 @@ class Artifact:
     type: ArtifactType
     uri: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    #: The path of its file on this machine, if that is not at ``uri``: a path that a Python component has set
-    #: (``set_path``), or a copy of a file on other storage.
+    #: The path of its file on this machine, if it differs from ``uri``: a path that a Python component has set
+    #: (``set_path``), or the path of a copy of a file on other storage.
     custom_path: str = ""
-    #: Whether the pipeline has imported it; otherwise a stage has made it.
+    #: Whether the pipeline has imported it; otherwise, a stage has produced it.
     imported: bool = field(default=False, compare=False)
 
     @property
@@ -59,7 +59,7 @@ class Artifact:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The metadata, with numbers that were stored as text because KFP would round them."""
+        """The metadata. Numbers that were stored as text, because KFP would round them, are numbers again."""
         return {name: _number(value) for name, value in self.metadata.items()}
 
     def as_message(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Artifact:
         message = {
             "name": self.name,
             "type": {"schemaTitle": self.type.title, "schemaVersion": self.type.version},
-            # KFP's executor treats other URLs than those of its object stores as paths, including the file://.
+            # KFP's executor treats all URLs except those of its object stores as paths, including a file:// prefix.
             "uri": self.uri.removeprefix("file://"),
             "metadata": {key: _as_kept(value) for key, value in self.metadata.items()},
         }
@@ -75,7 +75,7 @@ class Artifact:
 
 
 def is_remote(url: str) -> bool:
-    """Tell whether a URL certainly leads to other storage: fsspec has schemes for files of this machine as well."""
+    """Tell whether a URL is certain to name other storage: fsspec also has schemes for files of this machine."""
     return "::" not in url and url.partition("://")[0] in _REMOTE
 
 
@@ -84,14 +84,14 @@ def _number(value: Any) -> Any:
         number = float(value) if isinstance(value, str) else math.nan
     except ValueError:
         return value
-    # Other text stays: ``publisher`` writes such numbers in one form.
+    # ``publisher`` writes such numbers in this form only, so other text stays as it is.
     return number if repr(number) == value and abs(number) < _ROUNDED else value
 
 
 def _as_kept(value: Any) -> Any:
-    """Return a value of an artifact's metadata as ML Metadata stores it and a consumer finds it.
+    """Return a value of an artifact's metadata as ML Metadata stores it and consumers find it.
 
-    Lists and objects are in an object of their own, booleans are numbers, and numbers have six decimals.
+    Lists and objects are wrapped in an object, booleans become numbers, and numbers have six decimals.
     """
     if isinstance(value, bool):
         return int(value)
@@ -127,11 +127,11 @@ def read_report(text: str, given: Mapping[str, Artifact]) -> tuple[dict[str, Any
     """Read a stage's report (KFP's ExecutorOutput): its parameters, and all artifacts.
 
     Args:
-        text: the report; empty where there is none.
-        given: the output artifacts as the stage was told them.
+        text: the report; empty if there is none.
+        given: the output artifacts as they were described to the stage.
 
     Raises:
-        ValueError: it is not what a launcher takes.
+        ValueError: KFP's launcher would reject the report.
     """
     if not text.strip():
         return {}, dict(given)
@@ -170,22 +170,22 @@ def check_places(made: Mapping[str, Artifact], given: Mapping[str, Artifact]) ->
 
     Args:
         made: the artifacts that the stage has reported.
-        given: its output artifacts as it was told them.
+        given: the output artifacts as they were described to the stage.
     """
     for name, artifact in made.items():
         if artifact.uri != given[name].uri and artifact.uri.startswith(_STORES):
             raise ValueError(
-                f"puts the artifact {name!r} at {artifact.uri}, outside of the run's own folder: KFP's launcher fails "
-                "a stage that does. Write the file to the artifact's path, or put the place into its metadata"
+                f"puts the artifact {name!r} at {artifact.uri}, outside the run's own folder: KFP's launcher makes "
+                "such a stage fail. Write the file to the artifact's path, or put the location into its metadata"
             )
 
 
 def _check_fields(value: object, known: set[str], what: str) -> None:
     if not isinstance(value, dict):
-        raise ValueError(f"is not what a launcher of KFP takes: {what} is {shown(value)}, and no object")
+        raise ValueError(f"would be rejected by KFP's launcher: {what} is {shown(value)}, which is not an object")
     if unknown := sorted(set(value) - known):
-        raise ValueError(f"is not what a launcher of KFP takes: {what} has the unknown field {unknown[0]!r}")
+        raise ValueError(f"would be rejected by KFP's launcher: {what} has the unknown field {unknown[0]!r}")
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}, which JSON does not have")
+    raise ValueError(f"it contains {name}, which JSON does not have")

@@ -1,9 +1,9 @@
-"""Commands that compilers make: KFP's of Python components (``dsl.component``), and this project's of tracked stages.
+"""Commands in compiled pipelines: KFP's for Python components (``dsl.component``), this project's for tracked stages.
 
-A Python component's command is a chain of shell programs: one that installs packages with pip into the image's own
-environment, KFP among them; one that writes the function's source into a temporary folder and starts KFP's executor on
-it; then the source and the executor's arguments. On this machine pip must not touch the environment that the user works
-in, and the KFP that runs here is the one that executes the function, whatever version has compiled it.
+A Python component's command is a chain of shell programs. The first installs packages, including KFP, with pip into the
+image's own environment. The second writes the function's source into a temporary folder and starts KFP's executor on
+it. The source and the executor's arguments follow. On this machine, pip must not touch the environment that the user
+works in, and the KFP that is installed here executes the function, whatever version compiled it.
 
 A tracked stage's command is a script (``torchx_kfp.adapter.stage.command``) that puts values into the words after it.
 """
@@ -20,11 +20,11 @@ from pathlib import Path
 
 #: The module that reads the executor input, calls the function, and writes the executor output.
 EXECUTOR = "kfp.dsl.executor_main"
-#: ``import kfp`` also loads KFP's client, unless this variable says that a component is running.
+#: ``import kfp`` also loads KFP's client unless this variable says that a component is running.
 RUNTIME_MARK = "_KFP_RUNTIME"
 
-# The executor logs all of its input, which is dozens of lines. It also expects copies from each store at a path such as
-# /s3/bucket, where KFP's launcher mounts them.
+# The executor logs all of its input, which takes dozens of lines; the filter drops them. It also expects copies from
+# each store at a path such as /s3/bucket, where KFP's launcher mounts them.
 _START = f"""
 import json, logging, sys
 from kfp.dsl.types.artifact_types import Artifact
@@ -35,13 +35,13 @@ own = ("executor", "executor_main", "kfp_config")
 logging.getLogger().addFilter(lambda record: record.levelno > logging.INFO or record.module not in own)
 executor_main()
 """
-# The executor has moved in KFP, and compiled pipelines may still name its older places.
+# The executor has moved within KFP, and compiled pipelines may still use its older names.
 _EXECUTOR = re.compile(r"\bkfp(\.v2)?\.(dsl|components)\.executor_main\b")
 _BOOTSTRAP = ("program_path=$(mktemp -d)", '"$program_path/ephemeral_component.py"', '"$@"')
 _REST = re.compile(r'"\$0" "\$@"\s*$')
 _PIP = re.compile(r"\bpython3? -m pip install\b")
 _UNUSED = ("--quiet", "--no-warn-script-location")
-# KFP itself, from a place other than an index (``kfp_package_path``).
+# KFP itself, installed from somewhere other than an index (``kfp_package_path``).
 _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|tar\.gz|zip)$|/sdk/python/?$")
 
 
@@ -51,10 +51,10 @@ _OCTAL = re.compile(rb"\\0([0-7]{1,3})")
 
 @dataclass(frozen=True)
 class PythonComponent:
-    """A Python component, as its command describes it.
+    """A Python component, read from its command.
 
-    ``source`` is None for one whose code is in its image (``target_image``). ``installs`` are the words behind each
-    ``pip install``, without that of KFP itself.
+    ``source`` is None if the code is in the component's image (``target_image``). ``installs`` are the words after each
+    ``pip install``, except for the one that installs KFP itself.
     """
 
     source: str | None
@@ -68,13 +68,13 @@ class PythonComponent:
         return next((value for option, value in pairs if option == "--function_to_execute"), "")
 
     def command(self, source_file: str, copies: Mapping[str, str]) -> list[str]:
-        """Return the command that runs it from a source file; ``copies`` are paths of artifacts by their URIs."""
+        """Return the command that runs it from a source file; ``copies`` has the paths of artifacts by their URIs."""
         module = [] if self.source is None else ["--component_module_path", source_file]
         return ["python3", "-c", _START, json.dumps(copies), *module, *self.arguments]
 
 
 def parse_command(words: Sequence[str]) -> PythonComponent | None:
-    """Return the Python component that a command runs; None if KFP did not compile it from one."""
+    """Return the Python component that a command runs; None if KFP did not compile the command from one."""
     rest = tuple(words)
     installs: tuple[tuple[str, ...], ...] = ()
     if len(rest) > 3 and rest[:2] == ("sh", "-c"):
@@ -93,14 +93,14 @@ def parse_command(words: Sequence[str]) -> PythonComponent | None:
 
 
 def names_executor(words: Sequence[str]) -> bool:
-    """Tell whether the command names KFP's executor, so that it is a Python component in some form."""
+    """Tell whether the command names KFP's executor, and so is some form of Python component."""
     return any(_EXECUTOR.search(word) for word in words)
 
 
 def find_containerized(function: str, folder: Path) -> Path | None:
-    """Find the file of a component whose code is in its image, if this folder has it too.
+    """Return the file of a component whose code is in its image, if this folder has the code, too.
 
-    KFP's executor finds it through the file that ``kfp component build`` writes next to the sources.
+    Like KFP's executor, find it through the file that ``kfp component build`` writes next to the sources.
     """
     config = configparser.ConfigParser()
     config.optionxform = str  # type: ignore[assignment,method-assign]  # names of functions, with their case
@@ -113,7 +113,7 @@ def find_containerized(function: str, folder: Path) -> Path | None:
 
 
 def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
-    """Return the words after each ``pip install`` in a shell program; None if its quotes do not match."""
+    """Return the words after each ``pip install`` in a shell program; None if its quotes are not balanced."""
     installs = []
     for match in _PIP.finditer(script):
         lexer = shlex.shlex(script[match.end() :], posix=True, punctuation_chars=True)
@@ -132,7 +132,7 @@ def _pip_installs(script: str) -> list[tuple[str, ...]] | None:
 
 
 def _is_kfp(words: tuple[str, ...]) -> bool:
-    """Tell whether this installs KFP for the executor; an install that users ask for includes dependencies."""
+    """Tell whether this installs KFP for the executor: an install that users ask for includes dependencies."""
     if "--no-deps" in words and any(re.match(r"kfp\s*==", word) for word in words):
         return True
     packages = [word for before, word in zip(("", *words), words, strict=False) if not before.startswith("--")]
@@ -141,12 +141,12 @@ def _is_kfp(words: tuple[str, ...]) -> bool:
 
 
 def fill_in(words: Sequence[str]) -> list[str]:
-    """Return a command's words as a tracked stage's script makes them, without running it.
+    """Return the words that a tracked stage's script puts together, without running it.
 
-    The values are those that travel in the input ``stage``.
+    The values are those of the input ``stage``.
 
     Args:
-        words: a stage's command, its placeholders filled in; any other command comes back as it is.
+        words: a stage's command, with its placeholders filled in; any other command is returned unchanged.
     """
     filled = list(words)
     start = words.index("-ec") if "-ec" in words else len(words)
@@ -156,7 +156,7 @@ def fill_in(words: Sequence[str]) -> list[str]:
     filled[start + 4], *values = words[start + 4].split(" ")
     at = start + 5
     if "_j=" in script:
-        # Constant text and run ids of the stages that are read, in turn; an empty name stands for the next value.
+        # Constant text alternates with run ids of the stages that are read; an empty name stands for the next value.
         while True:
             del values[: words[at].count('""')]
             if words[at].endswith("}"):

@@ -1,8 +1,8 @@
 """Conditions of ``dsl.If`` and fields of loop items: expressions of the Common Expression Language.
 
-celpy evaluates them, in a process of their own (``evaluator``), which is ended when it takes too long. KFP's backend
-uses cel-go, in which numbers of different types compare by their value and values of different types are unequal,
-while celpy refuses both; the operators below are cel-go's.
+celpy evaluates them in a separate process (``evaluator``), which is ended when it takes too long. KFP's backend uses
+cel-go, which compares numbers of different types by value and treats values of different types as unequal. celpy
+rejects both, so this module has cel-go's operators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELD = re.compile(r'\["((?:[^"\\]|\\.)*)"\]')
 
 
 def verify_condition(expression: str, seconds: float = LONGEST) -> None:
-    """Raise ValueError if the expression is not CEL, or takes longer than that to read."""
+    """Raise ValueError if the expression is not CEL, or takes longer than ``seconds`` to parse."""
     _verified(expression, seconds)
 
 
@@ -38,16 +38,16 @@ def holds(
     seconds: float = LONGEST,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Tell whether the condition holds for a task's inputs.
+    """Tell whether the condition is true for a task's inputs.
 
     Args:
-        expression: CEL.
+        expression: the condition, in CEL.
         parameters: the task's inputs.
-        seconds: for which it may be evaluated.
-        is_wanted: is asked now and then whether the answer is still of use.
+        seconds: how long the evaluation may take.
+        is_wanted: is called now and then, and returns whether the answer is still needed.
 
     Raises:
-        ValueError: the expression is not CEL, has no boolean value, or takes too long; or nobody wants the answer.
+        ValueError: the expression is not CEL, is not a boolean, or takes too long, or the answer is no longer needed.
     """
     return bool(ask(expression, parameters, seconds, is_wanted))
 
@@ -56,7 +56,7 @@ def select_field(value: Any, selector: str) -> Any:
     """Return a field of a loop item. KFP compiles one form: ``parseJson(string_value)["a"]``.
 
     Raises:
-        ValueError: the item has no such field, or the selector has another form.
+        ValueError: the item does not have the field, or the selector has another form.
     """
     match = _FIELDS.fullmatch(selector)
     if match is None:
@@ -77,7 +77,7 @@ def select_field(value: Any, selector: str) -> Any:
 
 
 def compares_types(expression: str) -> bool:
-    """Tell whether KFP compiled the condition from values of different types, which gives a wrong expression."""
+    """Tell whether KFP compiled the condition from values of different types, which yields a wrong expression."""
     return _QUOTED_INPUT.search(expression) is not None
 
 
@@ -88,7 +88,7 @@ def is_field_selector(selector: str) -> bool:
 
 @functools.cache
 def number_operators() -> dict[str, Callable[..., Any]]:
-    """Return comparisons of celpy's values that behave as cel-go's; ``torchx-kfp results --where`` uses them too."""
+    """Return comparisons of celpy's values that behave like cel-go's; ``torchx-kfp results --where`` also uses them."""
     import celpy
     from celpy import celtypes
 

@@ -1,7 +1,7 @@
-"""The process in which conditions are evaluated: one JSON object a line in, one out. See ``conditions``.
+"""The process that evaluates conditions: it reads and writes one JSON object per line. See ``conditions``.
 
-An expression may ask for any amount of time or memory, or nest so deep that the interpreter crashes: this process is
-what is lost then.
+An expression may need any amount of time or memory, or be nested so deeply that the interpreter crashes. Only this
+process is lost then.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Bytes of memory for an expression and the rest of this process.
+#: The memory of this process, including the evaluation of an expression, in bytes.
 _MEMORY = 2 << 30
 
 
 @functools.cache
 def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Return a function that tells whether the condition holds for a task's inputs.
+    """Return a function that tells whether the condition is true for a task's inputs.
 
     Raises:
-        ValueError: the expression is not CEL. The function raises it where the expression has no boolean value.
+        ValueError: the expression is not CEL. The returned function raises it if the expression is not a boolean.
     """
     import celpy
     from celpy.celparser import CELParseError
@@ -34,11 +34,11 @@ def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
     try:
         program = environment.program(environment.compile(expression), functions=number_operators())
     except CELParseError:
-        # The error's own text is a drawing of several lines.
+        # The error's own message is a drawing of several lines.
         raise ValueError("is not an expression of the Common Expression Language") from None
 
     def evaluate(parameters: Mapping[str, Any]) -> bool:
-        # The backend holds numbers as doubles, and the compiler writes int(...) where that matters.
+        # The backend stores numbers as doubles, and the compiler writes int(...) where that matters.
         values = {name: float(v) if type(v) is int else v for name, v in parameters.items() if v is not None}
         activation = {"inputs": celpy.json_to_cel({"parameter_values": values})}
         try:
@@ -66,7 +66,7 @@ def _answer(request: Any) -> dict[str, Any]:
     except ValueError as error:
         return {"error": str(error)}
     except RecursionError:
-        return {"error": "is nested too deep"}
+        return {"error": "is nested too deeply"}
     except MemoryError:
         return {"error": f"takes more than {_MEMORY >> 30} GiB of memory"}
     except Exception as error:  # celpy may raise anything
@@ -74,7 +74,7 @@ def _answer(request: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until there are no more requests, or nobody reads the answers."""
+    """Answer until there are no more requests, or the answers are not read any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     import celpy  # noqa: F401

@@ -1,4 +1,4 @@
-"""The caller's side of ``evaluate``: starts the process that evaluates conditions, asks it, and ends it in time."""
+"""The caller's side of ``evaluate``: it starts the process that evaluates conditions, asks it, and ends it in time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 
 #: Seconds that a condition may take by default.
 LONGEST = 10.0
-#: Characters of a condition. KFP compiles conditions of a few hundred.
+#: The characters that a condition may have. KFP compiles conditions of a few hundred.
 _LONGEST_TEXT = 20_000
 # Seconds between checks whether the answer is still wanted.
 _LOOK_UP = 0.1
-# Seconds for the process to start: it imports celpy.
+# Seconds that the process may take to start: it imports celpy.
 _START = 60.0
 
-#: Held by everybody in this program who starts a process. While a stage is started, its mark is in the limits of this
-#: process (``torchx_kfp.local.engines.process``), and no other process may inherit it.
+#: A lock that each thread of this program must hold while it starts a process. While a stage is started, its mark is in
+#: this process's limits (``torchx_kfp.local.engines.process``), and other processes must not inherit it.
 starting = threading.Lock()
-# It finds modules in the same places as this process.
+# The new process finds modules in the same places as this one.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from torchx_kfp.pipeline.evaluate import main; main()"
 
 
@@ -36,22 +36,22 @@ def ask(
     seconds: float,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> Any:
-    """Return the value of a condition, or True if it is only to be read.
+    """Return the value of a condition, or True if it should only be parsed.
 
     Args:
-        expression: of the Common Expression Language.
-        parameters: the task's inputs; None to read the expression and no more.
-        seconds: for which it may be evaluated.
-        is_wanted: is asked now and then whether the answer is still of use.
+        expression: the condition, in the Common Expression Language.
+        parameters: the task's inputs; None to only parse the expression.
+        seconds: how long the evaluation may take.
+        is_wanted: is called now and then, and returns whether the answer is still needed.
 
     Raises:
-        ValueError: the expression is wrong or takes too long, or nobody wants the answer.
+        ValueError: the expression is wrong or takes too long, or the answer is no longer needed.
     """
     return _evaluator.ask(expression, parameters, seconds, is_wanted)
 
 
 class _Evaluator:
-    """The process, which is started when it is needed, and again when it was ended."""
+    """The process, which is started when it is needed, and started again after it was ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -77,9 +77,9 @@ class _Evaluator:
                 answer = json.loads(self._read(process, seconds, is_wanted))
             except BrokenPipeError:
                 self.close()
-                raise ValueError("cannot be evaluated: it is too deep or too large") from None
+                raise ValueError("cannot be evaluated: it is too large or nested too deeply") from None
             except BaseException:
-                # Its answer would look like the answer to the next question.
+                # A late answer would be taken for the answer to the next question.
                 self.close()
                 raise
         if "error" in answer:
@@ -96,10 +96,10 @@ class _Evaluator:
 
     def _started(self, is_wanted: Callable[[], bool]) -> subprocess.Popen[bytes]:
         if self._process is not None and self._owner != os.getpid():
-            self._process = None  # it belongs to the process from which this one was forked
+            self._process = None  # it belongs to the process that this one was forked from
         if self._process is None:
             self._owner = os.getpid()
-            # In its own session, so that Ctrl-C does not end it while this process still needs it.
+            # It has its own session, so that Ctrl-C does not end it while this process still needs it.
             with starting:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-c", _PROGRAM, *sys.path],
@@ -121,7 +121,7 @@ class _Evaluator:
             if not is_wanted():
                 raise ValueError("was not evaluated: the run was ended")
             if left <= 0:
-                raise ValueError(f"takes longer than {seconds:g} s (give it more with --condition-time)")
+                raise ValueError(f"takes longer than {seconds:g} s (allow more with --condition-time)")
             if select.select([process.stdout], [], [], min(left, _LOOK_UP))[0]:
                 data = os.read(process.stdout.fileno(), 1 << 16)
                 if not data:

@@ -1,7 +1,7 @@
-"""The findings of a check: one fact about a pipeline each, with the way out.
+"""The findings of a check: each is one fact about a pipeline, with the way out.
 
-``run`` refuses a pipeline with findings that are ``REFUSED`` and tells the others; ``compile`` tells what KFP's backend
-would do, and ``check`` tells everything.
+``run`` rejects a pipeline with findings that are ``REFUSED``, and shows the others. ``compile`` shows the findings
+about KFP's backend, and ``check`` shows all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 #: Findings of these kinds prevent a run.
 REFUSED = (Kind.FAILS, Kind.NOT_HERE)
-#: Places of a finding that are named after the first one.
+#: The number of further places that a finding names.
 _SHOWN = 3
 
 
@@ -37,7 +37,7 @@ class Finding:
         kind: what it means.
         place: the subject of the sentence: ``task 'inner/train'``, ``the argument 'text'``.
         text: the rest of it, and the way out.
-        others: further places of which it is true.
+        others: further places for which it is true.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Finding:
 
 
 def merge(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings, with one for all places about which the same is said."""
+    """Return the findings, with those that differ only in their places merged into one."""
     places: dict[tuple[Kind, str], dict[str, None]] = {}
     for finding in findings:
         places.setdefault((finding.kind, finding.text), {})[finding.place] = None
@@ -59,12 +59,12 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def about_backends(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that are true wherever the pipeline is started."""
+    """Return the findings that do not depend on this machine."""
     return [finding for finding in findings if finding.kind is not Kind.NOT_HERE]
 
 
 def refuse(name: str, findings: Iterable[Finding], consequence: str = "nothing was started") -> None:
-    """Raise UnsupportedPipelineError for the pipeline of this name if there are any findings."""
+    """Raise UnsupportedPipelineError for the pipeline with this name if there are any findings."""
     found = list(findings)
     if found:
         why = " and ".join(kind.value for kind in Kind if any(finding.kind is kind for finding in found))

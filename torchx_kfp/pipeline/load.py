@@ -1,4 +1,4 @@
-"""Loads a compiled pipeline from a YAML file, or from a pipeline function, which is compiled first."""
+"""Load a compiled pipeline from a YAML file, or from a pipeline function, which is compiled first."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
 #: The usual suffixes of compiled pipelines, for suggestions.
 SUFFIXES = (".yaml", ".yml", ".json")
 
-#: Bytes of a file, levels of lists and dicts in each other, and values in all. A pipeline that KFP takes has at most
-#: 1.5 MB, and some twenty levels.
+#: The limits of a file: its bytes, the levels of nested lists and dicts, and the number of values. A pipeline that KFP
+#: accepts has at most 1.5 MB, and some twenty levels.
 _LONGEST = 16 << 20
 _DEEPEST = 100
 _LARGEST = 1_000_000
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_TOO_DEEP = f"it holds lists or dicts that are nested more than {_DEEPEST} levels deep"
+_TOO_DEEP = f"it contains lists or dicts that are nested more than {_DEEPEST} levels deep"
 
 
 def load_pipeline(pipeline: PipelineLike) -> Pipeline:
     """Return the pipeline in a compiled file, or of a pipeline function.
 
     Args:
-        pipeline: path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
+        pipeline: the path of a compiled pipeline, a function decorated with ``dsl.pipeline``, or a loaded pipeline.
 
     Raises:
-        PipelineFileError: there is no such file, or it does not hold a compiled KFP v2 pipeline.
+        PipelineFileError: there is no such file, or it is not a compiled KFP v2 pipeline.
     """
     if isinstance(pipeline, Pipeline):
         return pipeline
@@ -68,14 +68,14 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
 
 
 def compile_function(function: Any, name: str = "") -> Pipeline:
-    """Compile a pipeline function; ``text`` of the pipeline is the YAML.
+    """Compile a pipeline function. The ``text`` of the returned pipeline is the YAML.
 
     Args:
-        function: decorated with ``dsl.pipeline``.
-        name: what it is called in messages; its own name where it is empty.
+        function: a function decorated with ``dsl.pipeline``.
+        name: its name in messages; if empty, its own name.
 
     Raises:
-        PipelineFileError: KFP compiles it to no YAML.
+        PipelineFileError: KFP compiles it to text that is not YAML.
     """
     from kfp import compiler
 
@@ -88,7 +88,7 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
     except yaml.YAMLError as error:
         raise PipelineFileError(
             f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
-            f"and descriptions into comments, where a line break does harm: leave it out of them. ({error})"
+            f"and descriptions into comments, which a line break would end: remove line breaks from them. ({error})"
         ) from None
     return pipeline_from_documents(documents, name or repr(function), text)
 
@@ -120,7 +120,7 @@ def _load_file(path: Path) -> Pipeline:
 
 
 def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
-    """Parse YAML or JSON; text that KFP has just compiled needs no limits, and is read faster without them."""
+    """Parse YAML or JSON. Text that KFP has just compiled does not need limits, and is read faster without them."""
     # JSON is not quite YAML: PyYAML reads the number 1e-05 as text.
     if text.lstrip().startswith("{"):
         try:
@@ -150,11 +150,11 @@ def _verify_depth(value: Any) -> None:
 
 
 class _TooMuch(ValueError):
-    """A file holds more than any pipeline; its text follows "is not a compiled pipeline:"."""
+    """A file contains more than any pipeline; the message follows "is not a compiled pipeline:"."""
 
 
 class _Limited:
-    """Composes YAML nodes, and raises _TooMuch if they nest too deep, or are too many with aliases written out."""
+    """Composes YAML nodes, and raises _TooMuch if they are nested too deeply, or too many once aliases are expanded."""
 
     def __init__(self) -> None:
         self._depth = self._total = 0
@@ -170,7 +170,7 @@ class _Limited:
         before = self._total
         if isinstance(event, yaml.AliasEvent):
             if event.anchor in self.anchors and event.anchor not in self._sizes:  # type: ignore[attr-defined]
-                raise _TooMuch(f"the alias *{event.anchor} stands inside of what it names")
+                raise _TooMuch(f"the alias *{event.anchor} is inside the value that it names")
             self._total += self._sizes.get(str(event.anchor), 1)
         else:
             self._total += 1
@@ -178,7 +178,7 @@ class _Limited:
         if self._depth > _DEEPEST:
             raise _TooMuch(_TOO_DEEP)
         if self._total > _LARGEST:
-            raise _TooMuch(f"with its aliases written out it has more than {_LARGEST:,} values")
+            raise _TooMuch(f"with its aliases expanded, it has more than {_LARGEST:,} values")
         node = super().compose_node(parent, index)  # type: ignore[misc]
         if not isinstance(event, yaml.AliasEvent):
             self._depth -= 1
@@ -187,8 +187,8 @@ class _Limited:
         return node
 
 
-# libyaml's parser is many times as fast, but PyYAML may have been built without it. Its loader composes nodes in C,
-# where nothing can be limited or interrupted.
+# libyaml's parser is many times as fast, but PyYAML may have been built without it. libyaml's loader composes nodes in
+# C, where it cannot be limited or interrupted.
 _parser: Any = getattr(getattr(yaml, "cyaml", None), "CParser", None)
 if _parser is not None:
 
@@ -212,9 +212,9 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
     """Return the pipeline in these YAML documents: the PipelineSpec, and the platform spec, if any.
 
     Args:
-        documents: what the file holds.
-        path: named in errors.
-        text: the file's, where there is one.
+        documents: the file's documents.
+        path: the file's path, for messages.
+        text: the file's text, if there is a file.
 
     Raises:
         PipelineFileError: they are not a compiled KFP v2 pipeline.
@@ -233,7 +233,7 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raise PipelineFileError, with this name for the pipeline, if its parts do not have KFP's form."""
+    """Raise PipelineFileError, in which the pipeline has this name, if its parts do not have KFP's form."""
     try:
         yield
     except TorchxKfpError:
@@ -246,7 +246,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def _parts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the document, or the two in it if it is a Kubernetes manifest of a pipeline."""
+    """Return the document, or the two documents in it if it is a Kubernetes manifest of a pipeline."""
     content = document.get("spec")
     if document.get("kind") != "PipelineVersion" or not isinstance(content, dict):
         return [document]
@@ -257,14 +257,14 @@ def _parts(document: dict[str, Any]) -> list[dict[str, Any]]:
 def _what_it_is(documents: list[dict[str, Any]]) -> str:
     kinds = [str(document["kind"]) for document in documents if "kind" in document]
     if "Workflow" in kinds:
-        return "it is an Argo workflow, which KFP v1 compiled to. Compile the pipeline again with kfp 2."
+        return "it is an Argo workflow, compiled by KFP v1. Compile the pipeline again with kfp 2."
     if kinds:
         names = ", ".join(kinds)
         return f"it is a Kubernetes manifest ({names}). Compile the pipeline without Kubernetes manifest format."
     if any("implementation" in document for document in documents):
-        return "it is a component of KFP v1. Compile a pipeline that uses it, with kfp 2."
+        return "it is a component of KFP v1. Use kfp 2 to compile a pipeline that uses it."
     keys = [repr(key) for key in sorted({str(key) for document in documents for key in document})[:8]]
     return (
-        f"it has {', '.join(keys) or 'no mapping'} at its top level, and no pipelineInfo and root. Compile a pipeline "
-        "with kfp.compiler.Compiler().compile(...) and give that file."
+        f"it has {', '.join(keys) or 'no mapping'} at its top level, but not both pipelineInfo and root. Compile "
+        "a pipeline with kfp.compiler.Compiler().compile(...), and give that file."
     )

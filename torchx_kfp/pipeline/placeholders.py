@@ -1,11 +1,11 @@
-"""KFP's placeholders (``{{$.inputs.parameters['x']}}`` and its like) in commands and in constant inputs.
+"""KFP's placeholders (such as ``{{$.inputs.parameters['x']}}``) in commands and in constant inputs.
 
-KFP fills them in at two places. Its driver resolves a task's constant inputs: facts about the run, such as
-``{{$.pipeline_job_name}}``, only where one is the whole value. Its launcher fills in a container's words: inputs, files
-of outputs, and the executor input; it leaves everything else as it is, metadata of artifacts among it.
+KFP fills them in in two places. Its driver resolves a task's constant inputs; it fills in facts about the run, such as
+``{{$.pipeline_job_name}}``, only if the placeholder is the whole value. Its launcher fills in a container's words:
+inputs, files of outputs, and the executor input. It leaves everything else as it is, including artifacts' metadata.
 
-Text is scanned once, so a placeholder in a value stays text. In the executor input, it is filled in: KFP writes the
-values into that JSON first, and fills in the other placeholders afterwards.
+Text is scanned once, so a placeholder inside a value stays text. The executor input is an exception: KFP first writes
+the values into that JSON, and then fills in the other placeholders.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Facts:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     #: The folder that all stages share, if there is one.
     workspace: str = ""
-    #: Inputs of the component without a value: their text is empty.
+    #: The component's inputs that do not have a value: their text is empty.
     unset: frozenset[str] = frozenset()
     output_files: Mapping[str, str] = field(default_factory=dict)
     output_artifacts: Mapping[str, Artifact] = field(default_factory=dict)
@@ -61,9 +61,9 @@ def resolve_constant(value: Any, facts: Facts, constants: Mapping[str, str]) -> 
     """Return the value of a task's constant input.
 
     Args:
-        value: the constant, whose text may hold the task's other inputs.
+        value: the constant, whose text may contain placeholders for the task's other inputs.
         facts: those inputs.
-        constants: what placeholders of facts about the run stand for, by the words after ``{{$.``.
+        constants: the values of placeholders for facts about the run, by the words after ``{{$.``.
     """
     if isinstance(value, str) and (match := _PLACEHOLDER.fullmatch(value)) and match.group(1) in constants:
         return constants[match.group(1)]
@@ -82,7 +82,7 @@ def resolve_value(value: Any, facts: Facts) -> Any:
 
 
 def unknown_placeholders(text: str) -> list[str]:
-    """Return the placeholders in a word of a command that KFP's launcher does not know and leaves alone."""
+    """Return the placeholders in a word of a command that KFP's launcher does not know and leaves as they are."""
     known = (_INPUT, _OUTPUT, _ARTIFACT)
     return [
         match.group()
@@ -106,7 +106,7 @@ def resolve_command(words: Sequence[str], facts: Facts) -> list[str]:
 def _lookup(match: re.Match[str], facts: Facts) -> str:
     body = match.group(1)
     if body is None:
-        # Also in its values: KFP fills in the other placeholders afterwards.
+        # Placeholders in its values are filled in, too: KFP fills in the other placeholders afterwards.
         return _PLACEHOLDER.sub(
             lambda inner: inner.group() if inner.group(1) is None else _lookup(inner, facts), _executor_input(facts)
         )
@@ -121,7 +121,7 @@ def _lookup(match: re.Match[str], facts: Facts) -> str:
         return facts.output_files[found.group(2)]
     if found := _ARTIFACT.fullmatch(body):
         given: Mapping[str, Any] = facts.output_artifacts if found.group(1) == "outputs" else facts.input_artifacts
-        # The backend takes the first of several.
+        # The backend uses the first of several artifacts.
         if artifacts := artifacts_in(given.get(found.group(3))):
             return _artifact_text(artifacts[0], found.group(4))
         return match.group() if found.group(1) == "outputs" or found.group(3) not in facts.unset else ""
@@ -151,7 +151,7 @@ def _artifact_text(artifact: Artifact, what: str) -> str:
     if not artifact.is_here:
         raise ValueError(
             f"takes the file of the artifact {artifact.name!r}, which is at {artifact.uri} and is not copied here. "
-            "Take its URI (.uri), and open that in the application"
+            "Take its URI (.uri), and open it in the application"
         )
     return artifact.path
 
@@ -167,7 +167,7 @@ def _struct(word: str) -> Any:
 
 
 def _is_node(value: Any) -> bool:
-    """Tell whether KFP's compiler could have written this structure; otherwise it is ordinary text."""
+    """Tell whether KFP's compiler could have written this structure; otherwise, it is ordinary text."""
     if isinstance(value, str):
         return True
     if not isinstance(value, dict) or len(value) != 1:

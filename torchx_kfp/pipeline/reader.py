@@ -1,4 +1,4 @@
-"""KFP's intermediate representation (PipelineSpec) as plain data: see ``spec``."""
+"""Read KFP's intermediate representation (PipelineSpec) into plain data: see ``spec``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchx_kfp.pipeline.spec import (
     Task,
 )
 
-# Levels of nested pipelines, and tasks in all of them.
+# The levels of nested pipelines that a pipeline may have, and the tasks in all of them.
 _DEEPEST = 50
 _MOST_TASKS = 100_000
 # The trigger strategy of tasks that run even after failures.
@@ -42,8 +42,8 @@ def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
     """Read the pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
 
     Raises:
-        MalformedError: it does not have the structure of one; KeyError, TypeError, AttributeError and ValueError where
-            something else stands in the place of a part.
+        MalformedError: it does not have the structure of one.
+        KeyError, TypeError, AttributeError, ValueError: a part is missing, or has another type.
     """
     return _Reader(spec, platform).pipeline()
 
@@ -261,7 +261,7 @@ def _seconds(text: str) -> float:
 
 
 def _verify(pipeline: Pipeline) -> None:
-    """Verify that every name in the file leads somewhere, and that nothing waits for itself."""
+    """Verify that all names in the file refer to something, and that nothing waits for itself."""
     uses: dict[str, set[str]] = {}
     for component in (pipeline.root, *pipeline.components.values()):
         dag = component.dag
@@ -284,7 +284,7 @@ def _verify(pipeline: Pipeline) -> None:
 
 
 def _refuse_too_many(pipeline: Pipeline, uses: Mapping[str, set[str]]) -> None:
-    """Verify the number of tasks: a few nested pipelines, each with the next one twice, can have billions."""
+    """Verify the number of tasks: a few nested pipelines can have billions if each contains the next one twice."""
     components = {**pipeline.components, pipeline.root.name: pipeline.root}
     depths: dict[str, int] = {}
     tasks: dict[str, int] = {}
@@ -296,7 +296,7 @@ def _refuse_too_many(pipeline: Pipeline, uses: Mapping[str, set[str]]) -> None:
         if depths[name] > _DEEPEST:
             raise MalformedError(f"its pipelines are nested more than {_DEEPEST} levels deep")
         if tasks[name] > _MOST_TASKS:
-            raise MalformedError(f"it has more than {_MOST_TASKS:,} tasks, with those of nested pipelines")
+            raise MalformedError(f"it has more than {_MOST_TASKS:,} tasks, including those of nested pipelines")
 
 
 def _refuse_circle(graph: Mapping[str, Any], what: str) -> None:

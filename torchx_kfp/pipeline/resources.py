@@ -21,7 +21,7 @@ _GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of CPUs, bytes of memory, and accelerators. None means no limit; 0 accelerators, none requested."""
+    """Limits of CPUs, memory in bytes, and accelerators. None means no limit; 0 means that none are requested."""
 
     cpus: float | None = None
     memory: int | None = None
@@ -55,7 +55,7 @@ def parse_quantity(text: str) -> Decimal:
     """Return the number in a Kubernetes quantity: ``500m``, ``1.5``, ``64M``, ``2Gi``, ``1e3``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a quantity.
     """
     match = _QUANTITY.fullmatch(text.strip())
     try:
@@ -68,5 +68,5 @@ def parse_quantity(text: str) -> Decimal:
 
 
 def _text(values: Mapping[str, Any], name: str, older: str, facts: Facts) -> str:
-    """Return the value under the name that KFP writes today, or else under its older name."""
+    """Return the value under the name that KFP writes today, or otherwise under its older name."""
     return resolve_text(str(values.get(name) or values.get(older) or ""), facts)

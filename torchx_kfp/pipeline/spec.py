@@ -1,7 +1,7 @@
-"""The compiled pipeline as plain data: the part of KFP's PipelineSpec that running it needs.
+"""The compiled pipeline as plain data: the parts of KFP's PipelineSpec that are needed to run it.
 
-Everything that KFP nests (a nested pipeline, a branch of ``dsl.If``, a loop) is a component with a DAG, so one
-kind of scope serves them all. What cannot run on this machine is kept here too: refusing it is ``check``'s part.
+Everything that KFP nests (a nested pipeline, a branch of ``dsl.If``, a loop) is a component with a DAG, so one kind of
+scope is enough for all of them. The data includes parts that cannot run on this machine; ``check`` rejects them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-# KFP's names for the group around the branches of one dsl.If, and around the tasks of a dsl.ExitHandler.
+# KFP's names for the groups around the branches of a dsl.If, and around the tasks of a dsl.ExitHandler.
 _GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
 
 
@@ -38,7 +38,7 @@ class ArtifactType:
 
 @dataclass(frozen=True)
 class Constant:
-    """An input that is fixed in the pipeline; its text may hold placeholders of the task's other inputs."""
+    """An input that is fixed in the pipeline; its text may contain placeholders for the task's other inputs."""
 
     value: Any
 
@@ -62,7 +62,7 @@ class FromTask:
 
 @dataclass(frozen=True)
 class FinalStatus:
-    """An input that says how another task in the scope has ended (``dsl.PipelineTaskFinalStatus``)."""
+    """An input that tells how another task in the scope has ended (``dsl.PipelineTaskFinalStatus``)."""
 
     task: str
 
@@ -79,7 +79,7 @@ Origin: TypeAlias = Constant | FromInput | FromTask | FinalStatus | Other
 
 @dataclass(frozen=True)
 class Loop:
-    """``dsl.ParallelFor``: the items are ``raw`` (JSON text), or the task's input of the name ``from_input``.
+    """``dsl.ParallelFor``: the items are ``raw`` (JSON text), or the task's input with the name ``from_input``.
 
     That input is a parameter, or a list of artifacts.
     """
@@ -92,7 +92,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Retry:
-    """The retry policy of a stage: how often it is started again, and after how many seconds."""
+    """The retry policy of a task: how often it is retried, and after how many seconds."""
 
     count: int
     backoff: float = 0.0
@@ -117,13 +117,13 @@ class Task:
     inputs: Mapping[str, Origin] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     condition: str | None = None
-    #: Whether it runs even after failures: with ``ignore_upstream_failure``, and exit tasks.
+    #: Whether it runs even after failures: true for exit tasks, and with ``ignore_upstream_failure``.
     runs_always: bool = False
     loop: Loop | None = None
     retry: Retry | None = None
-    #: The origins of its input artifacts.
+    #: Where its input artifacts come from.
     artifacts: Mapping[str, Origin] = field(default_factory=dict)
-    #: Whether outputs of an earlier run may be used, and the author's own key for them, if any.
+    #: Whether outputs of an earlier run may be reused, and the key that the author has chosen for them, if any.
     caches: bool = False
     cache_key: str = ""
 
@@ -142,7 +142,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class Dag:
-    """Tasks, and the origins of the parameters and artifacts that are outputs of their scope."""
+    """Tasks, and where the outputs of their scope (parameters and artifacts) come from."""
 
     tasks: Mapping[str, Task]
     outputs: Mapping[str, Selector] = field(default_factory=dict)
@@ -157,14 +157,14 @@ class Container:
     command: tuple[str, ...]
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
-    #: Requests and limits, as they are in the file: see ``resources``.
+    #: Requests and limits, as in the file: see ``resources``.
     resources: Mapping[str, Any] = field(default_factory=dict)
     has_lifecycle: bool = False
 
 
 @dataclass(frozen=True)
 class Importer:
-    """``dsl.importer``: an artifact that is there already, at a URI that is constant or an input of the task."""
+    """``dsl.importer``: an artifact that exists already, at a URI that is a constant or an input of the task."""
 
     uri: Constant | FromInput
     type: ArtifactType
@@ -174,7 +174,7 @@ class Importer:
 
 @dataclass(frozen=True)
 class Component:
-    """A template of tasks: a ``dag``, a ``container``, an ``importer``, or none where ``kind`` is something else."""
+    """A template for tasks: a ``dag``, a ``container``, an ``importer``, or none if ``kind`` is something else."""
 
     name: str
     kind: str
@@ -186,14 +186,14 @@ class Component:
     dag: Dag | None = None
     container: Container | None = None
     importer: Importer | None = None
-    #: The executor's part of the Kubernetes platform spec, as it is in the file.
+    #: The executor's part of the Kubernetes platform spec, as in the file.
     platform: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dag(self) -> Dag:
         """Return the component's DAG.
 
         Raises:
-            TypeError: it has none.
+            TypeError: it does not have one.
         """
         if self.dag is None:
             raise TypeError(f"the component {self.name} has no tasks")

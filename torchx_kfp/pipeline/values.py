@@ -1,6 +1,6 @@
-"""Values of parameters: their types, and their text in commands and files, as KFP's backend has them.
+"""Values of parameters: their types, and their text in commands and files, as on KFP's backend.
 
-Where KFP's backend and its SDK (``kfp.local``) differ, the backend is right:
+If KFP's backend and its SDK (``kfp.local``) differ, this module does the same as the backend:
 
 ====================================  =====================  ==========================================
 value                                 SDK                    backend, and here
@@ -8,17 +8,17 @@ value                                 SDK                    backend, and here
 the double 1.0                        ``1.0``                ``1``
 the double 0.00001                    ``1e-05``              ``0.00001``
 a boolean                             ``true``               ``true``
-an integer above 2**53                exact                  as a double: the nearest one
+an integer above 2**53                exact                  the nearest double
 the list [1, "é"]                     ``[1, "\\u00e9"]``     ``[1,"é"]``
 a struct                              insertion order        sorted keys, no spaces
-``<``, ``>``, ``&`` in those two      as they are            ``\\u003c``, ``\\u003e``, ``\\u0026``
+``<``, ``>``, ``&`` in those two      unchanged              ``\\u003c``, ``\\u003e``, ``\\u0026``
 an optional input that is not set     ``null``               the empty string
-an output file with ``3.0`` (int)     3                      refused
-an output file with 2**63 (int)       2**63                  refused: Go's ParseInt takes 64 bits
-an output file with ``1``, ``t`` ...  refused                true (what Go's ParseBool takes)
+an output file with ``3.0`` (int)     3                      rejected
+an output file with 2**63 (int)       2**63                  rejected: Go's ParseInt has 64 bits
+an output file with ``1``, ``t`` ...  rejected               true (as Go's ParseBool reads it)
 ====================================  =====================  ==========================================
 
-The backend holds every number as a double, which is why an integer and a double have one text.
+The backend stores every number as a double, which is why an integer and an equal double have the same text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TYPE_NAMES = {
 _LARGEST_INTEGER = 2**53
 # Go's ParseInt accepts 64 bits with a sign: 19 digits.
 _INT64 = range(-(2**63), 2**63)
-# Protobuf's own limit for JSON in most languages.
+# Protobuf's own limit on nesting in JSON, in most languages.
 _DEEPEST = 100
 _TOO_DEEP = f"is nested more than {_DEEPEST} levels deep, which KFP cannot pass on"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -100,7 +100,7 @@ def _json_number(value: float) -> str:
 
 
 def convert(value: Any, type_: str) -> Any:
-    """Convert a value from a compiled file, in which the integer 3 is written as ``3.0``."""
+    """Convert a value from a compiled file, which has the integer 3 as ``3.0``."""
     if isinstance(value, bool) or value is None:
         return value
     if type_ == "NUMBER_INTEGER" and isinstance(value, float) and value.is_integer():
@@ -114,15 +114,15 @@ def from_output(text: str, type_: str) -> Any:
     """Read the value in an output file.
 
     Raises:
-        ValueError: the text is not of that type.
+        ValueError: the text is not a value of that type.
     """
     if type_ == "STRING":
         return text
     word = text.strip()
     if type_ == "NUMBER_INTEGER" and (match := re.fullmatch(r"([+-]?)0*([0-9]+)", word)):
-        # Python raises another error for thousands of digits.
+        # Python would raise a different error for thousands of digits.
         if len(match.group(2)) > 19 or (integer := int("".join(match.groups()))) not in _INT64:
-            raise ValueError(f"is not an int of 64 bits: {shown(text)}")
+            raise ValueError(f"is not a 64-bit int: {shown(text)}")
         return integer
     if type_ == "NUMBER_DOUBLE" and (number := _double(word)) is not None:
         return number
@@ -136,15 +136,15 @@ def from_output(text: str, type_: str) -> Any:
     raise ValueError(f"is not {_article(type_)}: {shown(text)}")
 
 
-#: Examples of values of types whose text is not obvious.
+#: Examples of values, for types whose text is not obvious.
 _EXAMPLES = {"BOOLEAN": "true or false", "LIST": "JSON, such as [0.1, 0.5]", "STRUCT": 'JSON, such as {"lr": 0.1}'}
 
 
 def from_word(text: str, type_: str) -> Any:
-    """Read the value that somebody wrote as ``name=text`` for a parameter of this type.
+    """Read the value that a user wrote as ``name=text`` for a parameter of this type.
 
     Raises:
-        ValueError: the text is not of that type.
+        ValueError: the text is not a value of that type.
     """
     if type_ == "BOOLEAN" and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
@@ -161,7 +161,7 @@ def check(value: Any, type_: str) -> Any:
     """Return a Python value as a parameter of this type.
 
     Raises:
-        ValueError: it is of another type, or one that KFP cannot pass on.
+        ValueError: the value has another type, or KFP cannot pass it on.
     """
     if type_ == "STRING" and isinstance(value, str):
         _verify_text(value)
@@ -171,12 +171,12 @@ def check(value: Any, type_: str) -> Any:
     if type_ == "NUMBER_INTEGER" and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > _LARGEST_INTEGER:
             raise ValueError(
-                f"is {shown(value)}, and KFP passes numbers as doubles, which hold integers up to 2**53 exactly"
+                f"is {shown(value)}, and KFP passes numbers as doubles, which are exact for integers up to 2**53"
             )
         return value
     if type_ == "NUMBER_DOUBLE" and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not _is_finite(value):
-            raise ValueError(f"is {shown(value)}, and KFP passes numbers as finite doubles only")
+            raise ValueError(f"is {shown(value)}, and KFP passes numbers only as finite doubles")
         return float(value)
     if type_ in ("LIST", "STRUCT"):
         wanted = (list, tuple) if type_ == "LIST" else (dict,)
@@ -202,7 +202,7 @@ def _double(word: str) -> float | None:
         number = float(word)
     except ValueError:
         return None
-    # The backend passes outputs on as JSON, which has no NaN and no infinities.
+    # The backend passes outputs on as JSON, which has neither NaN nor infinities.
     return number if math.isfinite(number) and "_" not in word else None
 
 
@@ -228,7 +228,7 @@ def _verify_json(value: Any, depth: int = 1) -> None:
         _verify_text(value)
     elif isinstance(value, (int, float)):
         if not _is_finite(value):
-            raise ValueError(f"holds the number {shown(value)}, and KFP passes numbers as finite doubles only")
+            raise ValueError(f"contains the number {shown(value)}, and KFP passes numbers only as finite doubles")
     elif isinstance(value, (list, dict)):
         if depth > _DEEPEST:
             raise ValueError(_TOO_DEEP)
@@ -242,6 +242,6 @@ def _verify_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"holds the character {text[error.start]!r}, half of a pair (a surrogate), which no UTF-8 text may hold: "
+            f"contains the character {text[error.start]!r}, half of a surrogate pair, which UTF-8 cannot encode: "
             f"{shown(text)}"
         ) from None

@@ -1,4 +1,4 @@
-"""The walk over a compiled pipeline: every task, where it stands, in an order in which they could run."""
+"""The walk over a compiled pipeline: every task with its place, in an order in which they could run."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class StageNames:
 
 @dataclass(frozen=True)
 class Place:
-    """A task where it stands in a pipeline.
+    """A task and its place in a pipeline.
 
     Attributes:
-        path: the names of the tasks that lead to it, groups included: ``condition-1/train``.
+        path: the names of the tasks that lead to it, including groups: ``condition-1/train``.
         name: the name of its stages, without the indices of the loops that the walk has entered.
         task: the task.
-        component: what it runs.
-        scope: the component whose DAG it is in.
+        component: the component that it runs.
+        scope: the component whose DAG contains it.
         inside: the loop, branch or nested pipeline around it; None in the scope that the walk began with.
-        looped: whether it is a loop, or in one that the walk has entered: it may run several times, or never.
+        looped: whether it is a loop, or in one that the walk has entered. Such a task may run several times, or never.
     """
 
     path: str
@@ -59,11 +59,11 @@ class Place:
 
     @property
     def is_stage(self) -> bool:
-        """Whether it is one stage, and not a group of tasks."""
+        """Whether it is a single stage rather than a group of tasks."""
         return self.component.dag is None
 
     def has_input(self, name: str) -> bool:
-        """Tell whether the scope has an input of this name, so that the task can take it."""
+        """Tell whether the scope has an input with this name, so that the task can take it."""
         around = self.inside
         if around is None:
             return name in self.scope.inputs

@@ -38,7 +38,7 @@ def concat(name: str, out: dsl.OutputPath(str), number: int = 3):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", ARGUMENTS, "sh", out], args=words)
 
 
-@case(refused="holds dsl.ConcatPlaceholder")
+@case(refused="contains dsl.ConcatPlaceholder")
 def concatenated() -> str:
     return concat(name="a b").outputs["out"]
 
@@ -54,7 +54,7 @@ def if_present(out: dsl.OutputPath(str), name: Optional[str] = None):
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c", ARGUMENTS, "sh", out], args=words)
 
 
-@case(refused="holds dsl.ConcatPlaceholder")
+@case(refused="contains dsl.ConcatPlaceholder")
 def present_or_not() -> str:
     if_present(name="x")
     return if_present().outputs["out"]

@@ -53,7 +53,7 @@ def over_fields_in_containers():
         write(text=item.label)
 
 
-@case(refused="KFP has lost it in compiling")
+@case(refused="KFP's compiler has lost it")
 def over_fields_in_text():
     with dsl.ParallelFor([{"label": "a", "n": 1}, {"label": "b", "n": 2}]) as item:
         write(text=f"{item.label} {item.n}")
@@ -184,7 +184,7 @@ def make_several() -> List[dsl.Dataset]:
     return dsl.Collected(made.outputs["out"])
 
 
-@case(refused="loops over artifacts, which KFP's backend refuses")
+@case(refused="loops over artifacts, which KFP's backend rejects")
 def over_artifacts() -> str:
     with dsl.ParallelFor(make_several().output) as data:
         seen = read(data=data)

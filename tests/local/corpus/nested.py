@@ -101,7 +101,7 @@ def choose(side: str) -> str:
     return dsl.OneOf(heads.output, tails.output)
 
 
-@case(refused="collects as 'words' what branches")
+@case(refused="collects 'words' from branches")
 def with_branches_inside_a_loop() -> str:
     with dsl.ParallelFor(["heads", "tails"]) as side:
         chosen = choose(side=side)
