@@ -130,7 +130,7 @@ class Proxy:
         state["open"] = True
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        return state["fault"]  # type: ignore[no-any-return]
+        return state["fault"]
 
     def _finish(self, state: dict[str, Any]) -> None:
         if state["open"]:

@@ -381,7 +381,7 @@ def test_links_in_the_base_lose_nothing_behind_them(local: Store, tmp_path: Path
 def test_few_requests(s3_base: str, s3_server: object) -> None:
     store = FsspecResultTracker(s3_base).store
     put(store, *(f"run-{number}/train/{execution}" for number in range(5) for execution in range(4)))
-    requests: Callable[[Callable[[], object]], list[str]] = s3_server.requests  # type: ignore[attr-defined]
+    requests: Callable[[Callable[[], object]], list[str]] = s3_server.requests
     # Listings of files and of sources, and one request for each file's content.
     assert len(requests(lambda: Cleanup(store, later()).look())) <= 20 + 6
     assert len(requests(lambda: Cleanup(store, time.time() - DAY).look())) <= 2

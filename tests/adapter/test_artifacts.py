@@ -102,7 +102,7 @@ def test_metadata_with_a_channel_is_refused() -> None:
 
 def test_another_class_or_no_pipeline() -> None:
     def pipeline() -> None:
-        artifact_from_uri("s3://m/1", str)  # type: ignore[arg-type]
+        artifact_from_uri("s3://m/1", str)
 
     with pytest.raises(OutputsError, match=says("dsl.Model", "'str'", "kfp.dsl")):
         compile_pipeline(pipeline)

@@ -525,7 +525,7 @@ def test_an_image_in_text(tmp_path: Path) -> None:
 
 
 def test_types_come_from_defaults_too() -> None:
-    def untyped(a, b=3, c=0.5, d=True, e="x"):  # type: ignore[no-untyped-def]
+    def untyped(a, b=3, c=0.5, d=True, e="x"):
         return show(f"{a}{b}{c}{d}{e}")
 
     assert {name: kind for name, (kind, _) in inputs_of(component_from_function(untyped)).items()} == {

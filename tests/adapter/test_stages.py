@@ -102,7 +102,7 @@ def test_stages_do_not_change() -> None:
     stages = Stages(secrets=secrets)
     secrets["s3"]["id"] = "OTHER"
     with pytest.raises(AttributeError, match=r"with_options\(cache=\.\.\.\)"):
-        stages.cache = False  # type: ignore[attr-defined]
+        stages.cache = False
     with pytest.raises(AttributeError, match="with_options"):
         del stages._options
     others = stages.with_options(cache=False)
@@ -111,22 +111,22 @@ def test_stages_do_not_change() -> None:
 
 
 MISTAKES: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: Stages(tracker="mlflow"), TypeError, r"Stages\(\).*'tracker'\. Did you mean 'tracker"),  # type: ignore[call-arg]
-    (lambda: Stages("s3://bucket"), TypeError, "positional"),  # type: ignore[misc]
-    (lambda: Stages(reads=[]), TypeError, r"'reads'.*tracker_base"),  # type: ignore[call-arg]
-    (lambda: Stages().with_options(cach=1), TypeError, "Did you mean 'cache'"),  # type: ignore[call-arg]
-    (lambda: Stages().task(make_app(), result={}), TypeError, "Did you mean 'results'"),  # type: ignore[call-arg]
-    (lambda: Stages().publish("a/b/c", labels=True), TypeError, "image"),  # type: ignore[call-arg]
+    (lambda: Stages(tracker="mlflow"), TypeError, r"Stages\(\).*'tracker'\. Did you mean 'tracker"),
+    (lambda: Stages("s3://bucket"), TypeError, "positional"),
+    (lambda: Stages(reads=[]), TypeError, r"'reads'.*tracker_base"),
+    (lambda: Stages().with_options(cach=1), TypeError, "Did you mean 'cache'"),
+    (lambda: Stages().task(make_app(), result={}), TypeError, "Did you mean 'results'"),
+    (lambda: Stages().publish("a/b/c", labels=True), TypeError, "image"),
     (
-        lambda: Stages().publish("a/b/c", image="i", labels=True),  # type: ignore[call-arg]
+        lambda: Stages().publish("a/b/c", image="i", labels=True),
         TypeError,
         r"Stages\.publish\(\).*'labels'",
     ),
-    (lambda: Stages().component(make_app(), tracker_base="x"), TypeError, "'tracker_base'"),  # type: ignore[call-arg]
+    (lambda: Stages().component(make_app(), tracker_base="x"), TypeError, "'tracker_base'"),
     (lambda: Stages().component_from_function(utils.booth, no=1), AppDefError, "no parameter 'no'"),
-    (lambda: Stages(tracker_base=5), ReadsError, "tracker_base is 5"),  # type: ignore[arg-type]
-    (lambda: Stages(secrets={"s3": "key"}), AppDefError, r"secrets\['s3'\] is 'key'"),  # type: ignore[dict-item]
-    (lambda: Stages(trackers=["mlflow"]), AppDefError, r"trackers is \['mlflow'\]"),  # type: ignore[arg-type]
+    (lambda: Stages(tracker_base=5), ReadsError, "tracker_base is 5"),
+    (lambda: Stages(secrets={"s3": "key"}), AppDefError, r"secrets\['s3'\] is 'key'"),
+    (lambda: Stages(trackers=["mlflow"]), AppDefError, r"trackers is \['mlflow'\]"),
 ]
 
 
@@ -186,9 +186,9 @@ def test_component_from_function_lists_the_options_of_components() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: component_from_app(make_app(), result={}), r"component_from_app\(\).*'result'.*'results'"),  # type: ignore[call-arg]
-        (lambda: component_spec_from_app(make_app(), nam=""), r"component_spec_from_app\(\).*'nam'.*'name'"),  # type: ignore[call-arg]
-        (lambda: publish_results("a/b", image="i", cach=1), r"publish_results\(\).*'cach'"),  # type: ignore[call-arg]
+        (lambda: component_from_app(make_app(), result={}), r"component_from_app\(\).*'result'.*'results'"),
+        (lambda: component_spec_from_app(make_app(), nam=""), r"component_spec_from_app\(\).*'nam'.*'name'"),
+        (lambda: publish_results("a/b", image="i", cach=1), r"publish_results\(\).*'cach'"),
     ],
 )
 def test_unknown_options(call: Any, message: str) -> None:

@@ -123,7 +123,7 @@ def serve() -> None:
             connection.close()
 
 
-def _end(main, words, folder, environ) -> None:  # type: ignore[no-untyped-def]
+def _end(main, words, folder, environ) -> None:
     """Run the program and end this process as the interpreter ends it."""
     code = 1
     try:
@@ -139,7 +139,7 @@ def _end(main, words, folder, environ) -> None:  # type: ignore[no-untyped-def]
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
         except BaseException:
             traceback.print_exc()
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

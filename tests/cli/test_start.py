@@ -17,7 +17,7 @@ atexit.register(lambda: print(*sorted(sys.modules.keys() - before), file=sys.std
 from torchx_kfp.cli import main
 main()
 """
-COMMANDS = cli.list_commands(None)  # type: ignore[arg-type]  # it asks no context
+COMMANDS = cli.list_commands(None)  # it does not use the context
 
 
 def loaded(*words: str) -> set[str]:

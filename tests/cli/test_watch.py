@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     awkward = r"os.write(1, b'\x1b[2J\x1b[9A \x1b[31mred ' + 'wide \u65e5\u672c '.encode() * 40 + b'\n')" + "\n"
 
     @dsl.pipeline(name="waits")
-    def waits():  # type: ignore[no-untyped-def]
+    def waits():
         with dsl.ParallelFor(list(range(30))) as item:
             del item
             python(code=f"import os\n{awkward}print('looping', flush=True)\n{wait}")
@@ -53,18 +53,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shell(script="echo never").after(first)
 
     @dsl.pipeline(name="sleeps")
-    def sleeps():  # type: ignore[no-untyped-def]
+    def sleeps():
         shell(script="echo quick")
         asleep = python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
         shell(script="echo never").after(asleep)
 
     @dsl.pipeline(name="fails")
-    def fails():  # type: ignore[no-untyped-def]
+    def fails():
         first = shell(script="printf '\\033[31mred\\n'; exit 3")
         shell(script="echo never").after(first)
 
     @dsl.pipeline(name="fails-beside")
-    def fails_beside():  # type: ignore[no-untyped-def]
+    def fails_beside():
         asleep = python(code="import time\nprint('asleep', flush=True)\ntime.sleep(60)")
         shell(script="sleep 0.3; exit 3")
         shell(script="echo never").after(asleep)
@@ -267,7 +267,7 @@ def test_verbose_lines_in_a_terminal(start: Callable[..., Terminal]) -> None:
 
 
 def call(folder: Path, *words: str, **options: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run([PROGRAM, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE, **options)
 
 
 def test_the_first_failure_ends_a_run(folder: Path) -> None:

@@ -51,7 +51,7 @@ def unfinished(folder: Path, *further: object) -> Path:
         StageStarted("b", "b-1", 2, "b", inputs={"x": 1}, time=104.0),
         StageWaiting("c", "c", time=104.5),
     ]
-    write_events(folder, [*events, *further])  # type: ignore[list-item]
+    write_events(folder, [*events, *further])
     return folder
 
 

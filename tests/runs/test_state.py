@@ -20,7 +20,7 @@ from torchx_kfp.runs.vocabulary import State
 
 def finished(name: str, state: State = State.SUCCEEDED, **fields: object) -> StageFinished:
     attempts = 0 if state in (State.SKIPPED, State.NOT_RUN, State.CACHED) else 1
-    return StageFinished(StageResult(name, name, state, **{"attempts": attempts, **fields}), time=20.0)  # type: ignore[arg-type]
+    return StageFinished(StageResult(name, name, state, **{"attempts": attempts, **fields}), time=20.0)
 
 
 @pytest.fixture

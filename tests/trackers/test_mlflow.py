@@ -90,7 +90,7 @@ def test_numbers_are_metrics_and_the_rest_tags(
 def test_nan_and_infinities(tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str) -> None:
     tracker.add_metadata(RUN, nan=math.nan, up=math.inf, down=-math.inf, large=10**400)
     found = tracker.metadata(RUN)
-    assert math.isnan(found.pop("nan"))  # type: ignore[arg-type]
+    assert math.isnan(found.pop("nan"))
     assert found == {"up": math.inf, "down": -math.inf, "large": str(10**400)}
     # What the server keeps of them.
     metrics = the_run(client, experiment).data.metrics

@@ -227,4 +227,4 @@ def test_waits_grow_and_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
 @pytest.mark.parametrize("patience", [-1, float("nan"), "5", True, None])
 def test_patience_is_a_number_of_seconds(tmp_path: object, patience: object) -> None:
     with pytest.raises(ValueError, match=says("patience", "seconds", "0 or more", f"Got: {patience!r}")):
-        FsspecResultTracker(str(tmp_path), patience=patience)  # type: ignore[arg-type]
+        FsspecResultTracker(str(tmp_path), patience=patience)

@@ -161,7 +161,7 @@ class TestLineage:
             run.add_artifact("model", f"s3://models/{trial}")
             run.add_artifact("log", "s3://logs")
         best = stage(base, "p1/best/1", {"trials": tuple(trials)})
-        best.parents["trials"][1].artifact("model")  # type: ignore[index]
+        best.parents["trials"][1].artifact("model")
         stage(base, "p2/deploy/1", {"model": "p1/best/1"})
         stage(base, "p2/monitor/1", {"deployed": "p2/deploy/1", "other": "p3/else/1"})
         stage(base, "p4/unrelated/1", {"x": "p4/other/1"})

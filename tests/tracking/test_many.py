@@ -118,7 +118,7 @@ def test_each_works_a_little_ahead_only() -> None:
     next(found)
     time.sleep(0.2)
     assert len(done) < 100
-    found.close()  # type: ignore[attr-defined]
+    found.close()
 
 
 @pytest.mark.s3
@@ -199,5 +199,5 @@ tracker.get_many([f"run/{number}" for number in range(200)])
         for base in (s3_base, s3_base.replace("s3://", "s3a://")):
             tracker = FsspecResultTracker(base)
             tracker.put("run", x=1)
-            config = tracker.store._fs.config_kwargs  # type: ignore[attr-defined]
+            config = tracker.store._fs.config_kwargs
             assert (config["read_timeout"], config["max_pool_connections"]) == (77, 64)

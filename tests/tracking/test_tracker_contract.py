@@ -298,7 +298,7 @@ class TrackerContract:
         assert list(tracker.items("none")) == []
         items = tracker.items()
         assert next(items)[0] == "p1/prepare/1", "one by one"
-        items.close()  # type: ignore[attr-defined]  # a generator; or its threads wait for somebody to go on
+        items.close()  # a generator, whose threads would otherwise wait for its reader
 
     def test_what_is_no_result_among_many(self, tracker: FsspecResultTracker, base: str) -> None:
         tracker.put("run/1", x=1)
