@@ -9,13 +9,14 @@ import pytest
 from tools.drawing import DRAWING, draw, reduced
 from tools.imports import PACKAGE, REPOSITORY, Source, cycle
 
-_FOUNDATION = {"errors", "extras", "files", "text"}
+_FOUNDATION = {"errors", "extras", "files", "named", "text"}
 #: Each package, and each module beside the packages -> the ones among them that it may import.
 MAY_IMPORT: Mapping[str, set[str]] = {
     "text": set(),
     "files": set(),
     "errors": {"text"},
     "extras": {"errors", "text"},
+    "named": {"errors", "text"},
     "protocol": _FOUNDATION,
     # A stage's command carries this module alone.
     "publisher": set(),

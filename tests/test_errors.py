@@ -74,6 +74,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "LocalRunError",
         "StageFailedError",
         "StageNotFoundError",
+        "UnknownNameError",
     }
 
 

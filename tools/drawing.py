@@ -19,7 +19,7 @@ DRAWING = REPOSITORY / "docs" / "architecture.svg"
 _LETTERS, _LETTER, _LINE, _MARGIN = 31, 7.0, 16.0, 12.0
 _ROOM_HEIGHT = 26.0
 #: Modules that all packages may use: arrows to them would say nothing.
-_EVERYWHERE = {"errors", "extras", "files", "text"}
+_EVERYWHERE = {"errors", "extras", "files", "named", "text"}
 
 _STYLE = """
 text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }

@@ -8,6 +8,7 @@
     ├── OutputsError         declared results or artifacts cannot become KFP outputs
     │   └── UnknownOutputError   a stage has no output of this name
     ├── ProtocolError        the stage protocol's environment variables are malformed
+    ├── UnknownNameError     there is no result, output, input or artifact of this name
     ├── NotInStageError      the process was not started as a tracked stage
     ├── TrackerError         the tracker cannot read or write
     │   ├── TrackerBaseError     the tracker base cannot be used
@@ -59,6 +60,7 @@ __all__ = [
     "TrackerBaseError",
     "TrackerError",
     "UnknownAliasError",
+    "UnknownNameError",
     "UnknownOutputError",
     "UnknownRunError",
     "UnsupportedPipelineError",
@@ -114,6 +116,12 @@ class UnknownOutputError(OutputsError, KeyError):
 
 class ProtocolError(TorchxKfpError, ValueError):
     """The stage protocol's environment variables are malformed."""
+
+
+class UnknownNameError(TorchxKfpError, KeyError):
+    """There is no result, output, input or artifact of this name. The message names those that exist."""
+
+    __str__ = Exception.__str__
 
 
 class NotInStageError(TorchxKfpError, RuntimeError):

@@ -1,5 +1,6 @@
 """What ``run`` returns: stages by their names, and the table that a notebook shows."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,7 @@ from kfp import dsl
 
 from tests.facts import says
 from tests.local.components import shell, shell_out
-from torchx_kfp.errors import StageNotFoundError
+from torchx_kfp.errors import StageNotFoundError, UnknownNameError
 
 
 @pytest.fixture
@@ -37,6 +38,27 @@ def test_a_stage_that_is_not_there(result):
         result["shel"]
     with pytest.raises(KeyError, match=says("result.all('inner/shell-out')")):
         result["inner/shell-out"]
+
+
+def test_values_that_are_not_there(execute):
+    @dsl.pipeline
+    def pipeline(rate: float = 0.1) -> str:
+        return shell_out(script="printf done >$0").output
+
+    result = execute(pipeline)
+    stage = result["shell-out"]
+    with pytest.raises(KeyError, match=says("The stage 'shell-out' has no output 'oout'. Did you mean 'out'? Its")):
+        stage.outputs["oout"]
+    with pytest.raises(UnknownNameError, match=says("The stage 'shell-out' has no input 'scrpt'.", "'script'")):
+        stage.inputs["scrpt"]
+    with pytest.raises(UnknownNameError, match=says("The stage 'shell-out' has no artifact 'model'.", "none")):
+        stage.artifacts["model"]
+    with pytest.raises(UnknownNameError, match=says(f"The run {result.run_id} has no output 'x'.", "'Output'")):
+        result.outputs["x"]
+    assert stage.results is None
+    tracked = dataclasses.replace(stage, results={"loss": 0.1})
+    with pytest.raises(UnknownNameError, match=says("The stage 'shell-out' has no result 'los'.", "'loss'")):
+        tracked.results["los"]
 
 
 def test_a_loop_of_one_iteration_needs_no_index(execute):

@@ -18,6 +18,7 @@ from tests.facts import says
 from torchx_kfp import protocol
 from torchx_kfp.errors import (
     CorruptResultError,
+    MissingArtifactError,
     MissingResultsError,
     NotInStageError,
     ProtocolError,
@@ -25,6 +26,7 @@ from torchx_kfp.errors import (
     ResultRefusedError,
     TrackerError,
     UnknownAliasError,
+    UnknownNameError,
 )
 from torchx_kfp.tracking import FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.stores.objects import survives_fork
@@ -114,6 +116,36 @@ class TestOwnResults:
         run.put({"l2norm/mean": 1.2, "a": 1}, a=2, self=3, results=4, key=5, named=6)
         assert run.results() == {"l2norm/mean": 1.2, "a": 2, "self": 3, "results": 4, "key": 5, "named": 6}
 
+    def test_a_name_that_was_not_recorded(self, base: str) -> None:
+        run = stage(base)
+        with pytest.raises(KeyError, match=says("The run 'p1/eval/e1' has no result 'loss'.", "none")):
+            run.results()["loss"]
+        run.put(loss=0.1)
+        run.add_metadata(epochs=3)
+        run.add_artifact("model", "s3://models/1")
+        parents: Mapping[str, protocol.RunIds] = {"one": run.id, "all": [run.id]}
+        reader = stage(base, "p1/judge/j1", parents).parents
+        one, (of_many,) = reader["one"], reader["all"]
+        assert isinstance(one, Run)
+        tracker = FsspecResultTracker(base)
+        for results in (
+            run.results(),
+            one.results(),
+            of_many.results(),
+            tracker.get(run.id),
+            tracker.get_many([run.id])[run.id],
+            dict(tracker.items())[run.id],
+        ):
+            assert results == {"loss": 0.1}
+            with pytest.raises(UnknownNameError, match=says(f"The run '{run.id}' has no result 'los'.", "'loss'?")):
+                results["los"]
+        with pytest.raises(UnknownNameError, match=says("has no metadata key 'epoch'.", "'epochs'?")):
+            one.metadata()["epoch"]
+        with pytest.raises(UnknownNameError, match=says("has no artifact 'modle'.", "'model'?")):
+            one.artifacts()["modle"]
+        with pytest.raises(MissingArtifactError, match=says("has no artifact 'modle'.", "'model'?", "add_artifact(")):
+            one.artifact("modle")
+
     @pytest.mark.parametrize("results", [{"loss": None}, {"": 1}, {1: 1}, [("a", 1)], "text"])
     def test_refuses_and_writes_nothing(self, tmp_path: Path, results: Any) -> None:
         run = stage(tmp_path)
@@ -160,8 +192,8 @@ class TestParents:
             parents["trian"]
         assert isinstance(caught.value, UnknownAliasError)
         assert str(caught.value) == (
-            "The stage 'p1/eval/e1' does not read anything under the alias 'trian'. It reads 'train', 'prepare'. "
-            "Aliases are declared in the pipeline: task_from_app(..., reads={alias: task})."
+            "The stage 'p1/eval/e1' does not read anything under the alias 'trian'. Did you mean 'train'? It reads "
+            "'train', 'prepare'. Aliases are declared in the pipeline: task_from_app(..., reads={alias: task})."
         )
         assert "trian" not in parents
         assert parents.get("trian") is None

@@ -23,6 +23,7 @@ ALLOWED = {
     "torchx_kfp.errors",
     "torchx_kfp.extras",
     "torchx_kfp.files",
+    "torchx_kfp.named",
     "torchx_kfp.protocol",
     "torchx_kfp.text",
     "torchx_kfp.tracking",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import StageFailedError, StageNotFoundError
+from torchx_kfp.named import Named
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.runs.vocabulary import State
@@ -61,6 +62,13 @@ class StageResult:
     #: The run from which a cached stage's outputs are taken.
     cached_from: str = ""
 
+    def __post_init__(self) -> None:
+        """Make a name that does not exist an error which suggests one that does."""
+        for kind in ("output", "artifact", "result", "input"):
+            values = getattr(self, f"{kind}s")
+            if values is not None:
+                object.__setattr__(self, f"{kind}s", Named(values, f"The stage {self.name!r}", kind))
+
     @property
     def measures(self) -> dict[str, Any]:
         """The values that describe the stage's work.
@@ -106,6 +114,12 @@ class RunResult:
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
     #: Why the run failed although no stage did, such as ``the time limit of 60 s is over``.
     reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Make a name that does not exist an error which suggests one that does."""
+        for kind in ("output", "artifact"):
+            values = Named(getattr(self, f"{kind}s"), f"The run {self.run_id}", kind)
+            object.__setattr__(self, f"{kind}s", values)
 
     def __getitem__(self, name: str) -> StageResult:
         """Return the stage of this name: ``result["train"]``, ``result["inner/train[2]"]``.

@@ -16,7 +16,8 @@ from torchx_kfp.errors import (
     ResultRefusedError,
     UnknownAliasError,
 )
-from torchx_kfp.text import listed, shown
+from torchx_kfp.named import Named, describe_unknown
+from torchx_kfp.text import did_you_mean, shown
 from torchx_kfp.tracking.announcing import announce_start, announce_use
 from torchx_kfp.tracking.forwarding import FurtherTracker, further_trackers
 from torchx_kfp.tracking.lineage import Lineage, read_lineage
@@ -95,7 +96,8 @@ class Run:
             timeout: seconds to wait for results, for stores that are slow to show them.
 
         Returns:
-            The results by name. The run of this process may not have recorded any yet; then this is ``{}``.
+            The results by name. The run of this process may not have recorded any yet; then this is ``{}``. A name that
+            they do not have is an ``UnknownNameError``, which is a KeyError and lists the names that they have.
 
         Raises:
             MissingResultsError: this is a run that the stage reads, and it has not recorded any results.
@@ -181,7 +183,7 @@ class Run:
             CorruptResultError: a stored file does not hold metadata.
             TrackerError: the store failed.
         """
-        return METADATA.read(self._tracker.store, self.id)
+        return Named(METADATA.read(self._tracker.store, self.id), f"The run {self.id!r}", "metadata key")
 
     def add_artifact(self, name: str, path: str | os.PathLike[str], /, **metadata: object) -> None:
         """Register a file or folder that this run has made.
@@ -212,7 +214,7 @@ class Run:
             CorruptResultError: a stored file does not hold an artifact.
             TrackerError: the store failed.
         """
-        return ARTIFACTS.read(self._tracker.store, self.id)
+        return Named(ARTIFACTS.read(self._tracker.store, self.id), f"The run {self.id!r}", "artifact")
 
     def artifact(self, name: str) -> Artifact:
         """Return one artifact. If this is a run that the stage reads, the lineage then shows that it was used.
@@ -224,10 +226,9 @@ class Run:
         """
         there = self.artifacts()
         if name not in there:
-            others = f"It has {listed(map(repr, list(there)))}." if there else "It has none."
             raise MissingArtifactError(
-                f"The run {self.id!r} has not registered an artifact {shown(name)}. {others} A stage registers "
-                "artifacts with current_run().add_artifact(name, path)."
+                f"{describe_unknown(f'The run {self.id!r}', 'artifact', name, there)} A stage registers artifacts with "
+                "current_run().add_artifact(name, path)."
             )
         if self._reader is not None:
             announce_use(self._tracker, self._reader, Source(self.id, name))
@@ -352,8 +353,9 @@ class Parents(Mapping[str, Run | FanIn]):
                 f"It reads {', '.join(map(repr, self._reads))}." if self._reads else "It does not read another stage."
             )
             raise UnknownAliasError(
-                f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}. {there} Aliases "
-                "are declared in the pipeline: task_from_app(..., reads={alias: task})."
+                f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}."
+                f"{did_you_mean(alias, self._reads)} {there} Aliases are declared in the pipeline: "
+                "task_from_app(..., reads={alias: task})."
             )
         if isinstance(ids, str):
             return Run(ids, self._tracker, reader=self._run_id)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError
+from torchx_kfp.named import Named
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.results import Result, check_results, decode_results, encode_results, results_frame
 from torchx_kfp.tracking.statements.steps import STEPS, History
@@ -98,13 +99,18 @@ class FsspecResultTracker(ResultTracker):
     def get(self, key: Key) -> dict[str, Result]:
         """Return the results recorded under the key, or ``{}`` if there are none.
 
+        A name that the results do not have is an ``UnknownNameError``, which is a KeyError.
+
         Raises:
             KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
             CorruptResultError: the key's file is not a JSON object.
         """
         text = key_text(key)
-        content = self._store.read(text)
-        return {} if content is None else decode_results(content, self._store.location(text))
+        return self._decode(text, self._store.read(text))
+
+    def _decode(self, key: str, content: bytes | None) -> dict[str, Result]:
+        results = {} if content is None else decode_results(content, self._store.location(key))
+        return Named(results, f"The run {key!r}", "result")
 
     def update(self, key: Key, /, **results: Result) -> None:
         """Record these results under the key. Earlier results under other names stay, even those of other programs.
@@ -219,7 +225,7 @@ class FsspecResultTracker(ResultTracker):
             try:
                 if isinstance(content, CorruptResultError):
                     raise content
-                yield key, {} if content is None else decode_results(content, self._store.location(key))
+                yield key, self._decode(key, content)
             except CorruptResultError as error:
                 if corrupt is None:
                     raise

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchx_kfp.errors import MissingMetricError, ResultRefusedError
 from torchx_kfp.extras import require
-from torchx_kfp.text import did_you_mean, listed, shown
+from torchx_kfp.named import describe_unknown
+from torchx_kfp.text import shown
 from torchx_kfp.tracking.results import check_results
 from torchx_kfp.tracking.statements.kinds import Kind
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 MAX_POINTS, _ALL_POINTS = 1000, 50_000
 #: Names that a process may use.
 MAX_NAMES = 500
-#: Names that a message lists.
-_LISTED = 20
 #: Bits of a step, as in MLflow.
 _STEP_BITS = 63
 
@@ -62,10 +61,9 @@ class History(dict[str, Curve]):
     """The curves of a run by name. A name that does not exist raises ``MissingMetricError``."""
 
     def __missing__(self, name: str) -> Curve:
-        names = sorted(self)
-        there = f"There are: {listed(names, _LISTED)}." if names else "It has logged none."
         raise MissingMetricError(
-            f"The run has no metric of steps named {shown(name)}.{did_you_mean(name, names)} {there}"
+            f"{describe_unknown('The run', 'metric', name, sorted(self))} A stage logs metrics with "
+            "current_run().log(step, loss=0.3)."
         )
 
     def to_frame(self) -> pandas.DataFrame:
