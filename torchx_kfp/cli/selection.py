@@ -22,7 +22,6 @@ from torchx_kfp.errors import (
     TrackerBaseError,
     UnknownRunError,
 )
-from torchx_kfp.pipeline.names import LATEST, fitting
 from torchx_kfp.text import LISTED, counted, did_you_mean_path, listed, most_similar, nearest, printable
 
 if TYPE_CHECKING:
@@ -138,6 +137,8 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
     Raises:
         UnknownRunError: no run fits, or several do.
     """
+    from torchx_kfp.pipeline.names import LATEST, fitting
+
     base = tracker.tracker_base
     here = RunsHere(output_dir, base, frozenset(known))
     words = (run.rstrip("/") or run).split("/")
@@ -271,6 +272,8 @@ def _unknown(run: str, word: str, done: str, found: Iterable[str], here: RunsHer
         here: the runs on this machine.
         base: the tracker base.
     """
+    from torchx_kfp.pipeline.names import LATEST
+
     if done:
         # The pipeline run exists: its own stages help more than other runs.
         there = sorted(found)
