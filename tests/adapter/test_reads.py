@@ -194,6 +194,38 @@ def channel_without_alias(run: str) -> None:
     stage(make_app("read"), reads=run)
 
 
+def channel_as_text_without_alias(run: str) -> None:
+    stage(make_app("read"), reads=f"{run}")
+
+
+def run_id_of_task() -> None:
+    stage(make_app("read"), reads=stage(make_app("train")).output)
+
+
+def run_ids_of_tasks() -> None:
+    stage(make_app("read"), reads=[stage(make_app("train")).output])
+
+
+def outputs_of_task() -> None:
+    stage(make_app("read"), reads=stage(make_app("train"), results={"loss": float}).outputs)
+
+
+def result_of_task() -> None:
+    stage(make_app("read"), reads=stage(make_app("train"), results={"loss": float}).outputs["loss"])
+
+
+def output_of_foreign_task() -> None:
+    stage(make_app("read"), reads=foreign().outputs["accuracy"])
+
+
+def number_without_alias() -> None:
+    stage(make_app("read"), reads=[3])
+
+
+def text_with_channel_without_alias(run: str) -> None:
+    stage(make_app("read"), reads=f"{run}/train/1")
+
+
 def text_without_alias() -> None:
     stage(make_app("read"), reads=["run/train/1"])
 
@@ -263,7 +295,18 @@ def hostile_base() -> None:
         (foreign_task, says("reads['x']", "'foreign'", "'run_id'", "tracker_base", "task_from_app", "Pass")),
         (number, says("reads['x']", "'foreign-accuracy'", "NUMBER_DOUBLE")),
         (collected_number, says("'foreign-accuracy'", "NUMBER_DOUBLE", "dsl.Collected", "task.outputs", "'x'")),
-        (channel_without_alias, says("'run'", "channel", "alias", "reads=", "'train'", "Give")),
+        (channel_without_alias, says("the channel 'run'", "alias", "reads={'run': ...}", "run id")),
+        (channel_as_text_without_alias, says("the channel 'run'", "alias", "reads={'run': ...}", "run id")),
+        (run_id_of_task, r"reads has the output 'run_id' of the task 'train'\. Pass the task itself: reads=task\.$"),
+        (run_ids_of_tasks, says("the output 'run_id' of the task 'train'", "Pass the task itself: reads=task.")),
+        (outputs_of_task, says("outputs of a task", "Pass the task itself: reads=task.")),
+        (
+            result_of_task,
+            says("the output 'loss' of the task 'train'", "the task itself: reads=task", "{'train': ...}"),
+        ),
+        (output_of_foreign_task, r"output 'accuracy' of the task 'foreign'\. If this is a run id, .*{'foreign': "),
+        (number_without_alias, says("3 (int)", "Give a task", "dsl.Collected")),
+        (text_with_channel_without_alias, says("text with a pipeline channel inside", "Pass the task")),
         (text_without_alias, says("'run/train/1'", "reads={'train'")),
         (nothing_known, says("reads['x']", "(int)", "dsl.Collected")),
         (text_with_channel, says("channel", "'x'", "Pass")),

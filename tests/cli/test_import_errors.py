@@ -39,6 +39,13 @@ MISTAKES = {
     ),
     't.outputs["loss"]': "The stage 'train' has no output 'loss'. Its outputs: 'run_id', 'accuracy'",
     'x = own(text="a")\n    x.outputs["ouT"]': "The task 'x' has no output 'ouT'. Did you mean 'out'? Its outputs: 'out'.",
+    "tracked(app('next'), reads=t.output)": (
+        "The task 't' has 3 outputs, so t.output does not exist. Name one of them: t.outputs['accuracy']. Its outputs: "
+        "'run_id', 'accuracy', 'metrics'. To read the results of a stage, pass the task itself: reads=t."
+    ),
+    "tracked(app('next'), reads=tracked(app()).output)": (
+        "reads has the output 'run_id' of the task 'train-2'. Pass the task itself: reads=task."
+    ),
     "task_from_app(app(), tracker_bas=tracker_base)": (
         "task_from_app() has no argument 'tracker_bas'. Did you mean 'tracker_base'? Its arguments: app, tracker_base,"
     ),

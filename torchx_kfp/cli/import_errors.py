@@ -14,13 +14,14 @@ from typing import Any
 
 import torchx_kfp
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.text import did_you_mean
+from torchx_kfp.text import counted, did_you_mean
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
 #: The names of channels in Python's own messages.
 _CHANNEL_TYPES = re.compile(r"Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation")
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ['\"](\w+)['\"]")
 _OUTPUT_OF = re.compile(r"(\w+)\.outputs\[")
+_ONLY_OUTPUT_OF = re.compile(r"(\w+)\.output\b")
 _NOT_THE_USERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _NOT_THE_USERS.append(str(Path(torchx_kfp.__file__).parent))
 
@@ -154,11 +155,28 @@ def _braces(found: re.Match[str]) -> str:
 
 
 def _output(frame: FrameType, line: int, error: BaseException) -> str | None:
-    """Explain the name of an output that a task does not have."""
-    found = _OUTPUT_OF.search(linecache.getline(frame.f_code.co_filename, line))
+    """Explain the name of an output that a task does not have, and ``output`` of a task that does not have just one."""
+    code = linecache.getline(frame.f_code.co_filename, line)
+    if isinstance(error, AttributeError) and "has multiple outputs" in str(error):
+        return _only_output(frame, code)
+    found = _OUTPUT_OF.search(code)
     if not isinstance(error, KeyError) or not found or not error.args:
         return None
     outputs: Iterable[str] = getattr(frame.f_locals.get(found[1]), "outputs", {})
     key = str(error.args[0])
     has = ", ".join(map(repr, outputs)) or "none"
     return f"The task {found[1]!r} has no output {key!r}.{did_you_mean(key, outputs)} Its outputs: {has}."
+
+
+def _only_output(frame: FrameType, code: str) -> str | None:
+    """Explain that ``output`` is for tasks with one output; None if the line does not show whose it is."""
+    found = _ONLY_OUTPUT_OF.search(code)
+    outputs = list(getattr(frame.f_locals.get(found[1]), "outputs", ())) if found else []
+    if not found or len(outputs) < 2:
+        return None
+    task = found[1]
+    return (
+        f"The task {task!r} has {counted(len(outputs), 'output')}, so {task}.output does not exist. Name one of them: "
+        f"{task}.outputs[{outputs[1]!r}]. Its outputs: {', '.join(map(repr, outputs))}. To read the results of a "
+        f"stage, pass the task itself: reads={task}."
+    )

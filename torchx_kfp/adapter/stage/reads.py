@@ -76,6 +76,8 @@ def read_sources(reads: object) -> dict[str, Source]:
     if reads is None:
         return {}
     if isinstance(reads, Mapping):
+        if _are_outputs(reads):
+            raise ReadsError("reads has the outputs of a task. Pass the task itself: reads=task.")
         for alias in reads:
             check_alias(alias)
         return {alias: _source(what, f"reads[{alias!r}]") for alias, what in reads.items()}
@@ -170,7 +172,39 @@ def _default_alias(what: object) -> str:
             f"reads has the text {what!r}. Pass the task: reads=task. If this is a run id, give it an alias: "
             f"reads={{'train': {what!r}}}."
         )
-    raise ReadsError(f"reads has {_show(what)}, which has no name. Give it an alias: reads={{'train': ...}}.")
+    parts = parse(what, "reads") if isinstance(what, str) else (what,)
+    if len(parts) > 1:
+        raise _mixed_text(what, "reads")
+    channel = parts[0].argument if isinstance(parts[0], Reference) else what
+    if isinstance(channel, pipeline_channel.PipelineChannel):
+        raise _without_alias(channel)
+    raise _not_readable(what, "reads")
+
+
+def _are_outputs(reads: Mapping[Any, Any]) -> bool:
+    """Return whether the author passed ``task.outputs``, whose names are not aliases."""
+    tasks = (what.task for what in reads.values() if isinstance(what, pipeline_channel.PipelineChannel))
+    return any(isinstance(task, dsl.PipelineTask) and task.outputs is reads for task in tasks)
+
+
+def _without_alias(channel: pipeline_channel.PipelineChannel) -> ReadsError:
+    """Return the error for a channel that reads has in place of a task."""
+    made_by = channel.task if channel.task_name else None
+    what = f"the output {channel.name!r} of the task {channel.task_name!r}" if made_by else _show(channel)
+    if stage_of(made_by) and channel.name == RUN_ID:
+        return ReadsError(f"reads has {what}. Pass the task itself: reads=task.")
+    way_out = " To read the results of that task, pass the task itself: reads=task." if stage_of(made_by) else ""
+    return ReadsError(
+        f"reads has {what}.{way_out} If this is a run id, give it an alias: "
+        f"reads={{{channel.task_name or channel.name!r}: ...}}."
+    )
+
+
+def _not_readable(what: object, where: str) -> ReadsError:
+    return ReadsError(
+        f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a channel "
+        "or a string)."
+    )
 
 
 def _source(what: object, where: str) -> Source:
@@ -190,10 +224,11 @@ def _source(what: object, where: str) -> Source:
         if any(isinstance(source, FanIn) for source in sources):
             raise ReadsError(f"{where} is a list with a fan-in inside. Give each fan-in its own alias.")
         return FanIn(tuple(source for source in sources if not isinstance(source, FanIn)))
-    raise ReadsError(
-        f"{where} is {what!r} ({type(what).__name__}). Give a task, dsl.Collected of run ids, or a run id (a channel "
-        "or a string)."
-    )
+    raise _not_readable(what, where)
+
+
+def _mixed_text(text: object, where: str) -> ReadsError:
+    return ReadsError(f"{where} is {text!r}, text with a pipeline channel inside. Pass the task or the channel itself.")
 
 
 def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> Source:
@@ -223,9 +258,7 @@ def _channel_source(channel: pipeline_channel.PipelineChannel, where: str) -> So
 def _text_source(run_id: str, where: str) -> Source:
     parts = parse(run_id, where)
     if len(parts) > 1:
-        raise ReadsError(
-            f"{where} is {run_id!r}, text with a pipeline channel inside. Pass the task or the channel itself."
-        )
+        raise _mixed_text(run_id, where)
     if isinstance(parts[0], Reference) and isinstance(parts[0].argument, pipeline_channel.PipelineChannel):
         return _channel_source(parts[0].argument, where)
     # ASCII, as in the run ids that a stage's script makes, and text that is the same in JSON.
