@@ -84,7 +84,7 @@ class Commands(Generated):
 
 
 class Fields(Generated):
-    """Every field of AppDef, Role and Resource, and what becomes of it."""
+    """Every field of AppDef, Role and Resource, and how it is treated."""
 
     required_arguments = 1  # the module
 
@@ -94,7 +94,7 @@ class Fields(Generated):
         for kind, of_kind in fields.items():
             rows = []
             for name, said in of_kind.items():
-                # "mapped: the task's retries", "refused unless it is 1: a KFP task is one pod"
+                # "mapped: the task's retries", "rejected unless it is 1: a KFP task is one pod"
                 what, _, why = said.partition(":")
                 rows.append([f"`{name}`", what, why.strip()])
             content = table(["field", "treatment", "how or why"], rows, [20, 25, 55])

@@ -1,4 +1,4 @@
-"""Every field of AppDef, Role and Resource is mapped, refused or ignored on purpose."""
+"""Every field of AppDef, Role and Resource is mapped, rejected or ignored on purpose."""
 
 import dataclasses
 from typing import Any
@@ -37,8 +37,8 @@ def compile_app(app: AppDef, **options: Any) -> tuple[dict[str, Any], dict[str, 
 def test_every_field_of_the_installed_torchx_is_accounted_for(kind: type) -> None:
     known = FIELDS[kind.__name__]
     assert {field.name for field in dataclasses.fields(kind)} <= set(known)
-    assert all(reason.startswith(("mapped", "refused", "ignored")) for reason in known.values())
-    # What is ignored or refused says why.
+    assert all(reason.startswith(("mapped", "rejected", "ignored")) for reason in known.values())
+    # The reason for ignoring or rejecting a field is given.
     assert all(": " in reason for reason in known.values() if not reason.startswith("mapped"))
 
 

@@ -497,7 +497,7 @@ def test_a_function_that_builds_something_else_each_time_is_refused() -> None:
     def counts(x: str) -> specs.AppDef:
         return show(x, str(next(count)))
 
-    with pytest.raises(AppDefError, match=r"'counts' builds another AppDef each time|- 'x': its text is not all"):
+    with pytest.raises(AppDefError, match=r"'counts' builds a different AppDef each time|- 'x': its text is not all"):
         component_from_function(counts)
 
 

@@ -115,7 +115,7 @@ def test_components(tmp_path: Path) -> None:
             says("'a'", "'A'", "variable", "TORCHX_TRACKER_A_CONFIG", "Use"),
         ),
         ({"a": 5}, says("trackers['a']", "(int)", "'5'", "string")),
-        ({"a": "x\0"}, r"^trackers\['a'\] holds a NUL character"),
+        ({"a": "x\0"}, r"^trackers\['a'\] contains a NUL character"),
         (
             {"my-tracker": "x"},
             says(

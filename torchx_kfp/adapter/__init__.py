@@ -1,8 +1,9 @@
 """The adapter: turns an AppDef into a stage plan (pure data), and the plan into a KFP component or task.
 
-``values``     what is known at run time only: channels, references, shell programs, text that engines change, names
+``values``     values that are known only at run time: channels, references, shell programs, text that engines change,
+               names
 ``stage``      AppDef and options -> plan: fields, application, inputs, outputs, command
-``functions``  calls TorchX component functions to see what they build of their inputs
+``functions``  calls TorchX component functions to see which AppDef they build from their inputs
 ``emit``       plan -> KFP component and task
 ``tasks``      the public functions that are called in a pipeline
 ``components`` the public functions that make components

@@ -35,21 +35,21 @@ def component_from_app(
     reads: Iterable[str] = (),
     **options: Unpack[ComponentOptions],
 ) -> emit.StageComponent:
-    """Make the AppDef a KFP component, to be called in pipelines.
+    """Make a KFP component from the AppDef, to be called in pipelines.
 
     Args:
         app: a static AppDef, without pipeline channels.
         ui_metadata: see ``task_from_app``. It is the second argument, as in TorchX's own adapter.
         tracked: whether the stage records results. The component then has the input ``tracker_base`` and the output
             ``run_id``.
-        reads: aliases of the stages that it reads. Each becomes an input that takes another stage's ``run_id``.
-            Implies ``tracked``.
+        reads: aliases of the stages that the component reads. Each becomes an input that takes another stage's
+            ``run_id``. Implies ``tracked``.
         options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels`` and ``name``:
             see ``task_from_app``. Results and artifacts imply ``tracked``; the values of trackers are constants.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
-        ChannelError: the app or a tracker's configuration holds a pipeline channel.
+        ChannelError: the app or a tracker's configuration contains a pipeline channel.
         ReadsError: an alias cannot be the name of an input.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
@@ -67,8 +67,8 @@ def component_spec_from_app(
 ) -> str:
     """Return the AppDef as the text of a KFP v2 component file, for ``kfp.components.load_component_from_text``.
 
-    The file holds the whole AppDef. It is a pipeline of one task, because a single component has no place for resources
-    and pod settings. Arguments and errors are those of ``component_from_app``.
+    The file contains the whole AppDef. It is a pipeline with one task, because the file of a single component has no
+    place for resources and pod settings. Arguments and errors are those of ``component_from_app``.
     """
     check_names("component_spec_from_app", options, ComponentOptions)
     if pipeline_context.Pipeline.get_default_pipeline():
@@ -94,19 +94,19 @@ def component_from_function(
     labels: bool = False,
     **constants: Any,
 ) -> emit.StageComponent:
-    """Make a KFP component of a TorchX component, a function that returns an AppDef.
+    """Make a KFP component from a TorchX component, which is a function that returns an AppDef.
 
     The function's parameters become inputs with the same names, types, defaults and descriptions (from the docstring),
-    except those that are given as constants. To the function an input is text. It may go into the entrypoint, the args,
-    the values of env and the image, also inside other text; when the component runs, its value is filled in as KFP
-    writes it (``true``, ``0.1``, JSON). If the function needs a parameter's value (arithmetic, a comparison, a number
-    of replicas), that parameter must be a constant. A parameter with the default None stays None unless it is given.
-    The function is called several times.
+    except those that are given as constants. The function sees an input as text. It may put it into the entrypoint, the
+    args, the values of env and the image, also inside other text; when the component runs, the value is filled in as
+    KFP writes it (``true``, ``0.1``, JSON). If the function needs a parameter's value (arithmetic, a comparison, a
+    number of replicas), that parameter must be a constant. A parameter with the default None stays None unless it is
+    given. The function is called several times.
 
     Args:
         fn: the function, such as ``torchx.components.utils.echo``.
-        tracked: see ``component_from_app``, also for ``reads``. For the other options see ``task_from_app``. If the
-            function has a parameter with the name of an option, the value is that parameter's.
+        tracked: see ``component_from_app``, also for ``reads``. For the other options, see ``task_from_app``. If the
+            function has a parameter with the name of an option, the value is passed to that parameter.
         constants: values of parameters; for ``*args``, a list under that name.
 
     Raises:
@@ -133,12 +133,12 @@ def component_from_function(
 def make_function_component(
     fn: Callable[..., specs.AppDef], shared: Mapping[str, Any], given: Mapping[str, Any]
 ) -> emit.StageComponent:
-    """Make the component of a TorchX component.
+    """Make a KFP component from a TorchX component function.
 
     Args:
         fn: a function that returns an AppDef.
-        shared: options of the stage, also if the function has a parameter of that name.
-        given: constants, and options if the function has no parameter of that name.
+        shared: options of the stage, even if the function has a parameter with such a name.
+        given: constants, and options if the function does not have a parameter with such a name.
     """
     known = {"tracked", "reads", *ComponentOptions.__annotations__} - {"name"} - set(inspect.signature(fn).parameters)
     constants = {name: value for name, value in given.items() if name not in known}
@@ -159,7 +159,7 @@ def _plan_component(
     parameters: Mapping[Reference, object] | None = None,
     description: str | None = None,
 ) -> StagePlan:
-    """Plan a component. The tracker base and what it reads are inputs, which its caller passes.
+    """Plan a component. The tracker base and the run ids of stages that it reads are inputs, which its caller passes.
 
     Args:
         app: an AppDef without pipeline channels.
@@ -199,7 +199,7 @@ def _plan_component(
 
 
 def _read_aliases(reads: object, own: Collection[str]) -> dict[str, Source]:
-    """Return an input for each alias of a stage that is read; ``own`` are names of other inputs."""
+    """Return an input for each alias of a stage that is read; ``own`` are the names of other inputs."""
     if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
         raise ReadsError(f"reads of a component is a list of aliases, got {reads!r}. Write reads=['train'].")
     sources: dict[str, Source] = {}

@@ -25,8 +25,8 @@ from torchx_kfp.text import did_you_mean
 class StageComponent(container_component_class.ContainerComponent):  # type: ignore[misc]
     """A stage as a KFP component. Its tasks have everything that the AppDef asks for.
 
-    The file of a KFP component has no place for resources, labels or retries, but that of a pipeline has. Compiled by
-    itself, this component is a pipeline of one task; loaded from that file, it is used like any other component.
+    A KFP component's file has no place for resources, labels or retries, but a pipeline's file does. Compiled by
+    itself, this component is a pipeline with one task; loaded from that file, it is used like any other component.
     """
 
     def __init__(self, plan: StagePlan) -> None:
@@ -39,13 +39,13 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         return _pipeline_of(self._plan)
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
-        # The backend of KFP 2.17 does not fill placeholders of inputs that are left to their defaults.
+        # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
         task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
         return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))
 
     @property
     def pipeline_spec(self) -> Any:
-        """The compiled pipeline, of this one stage."""
+        """The compiled pipeline, which has only this stage."""
         return self._pipeline.pipeline_spec
 
     @property
@@ -55,7 +55,7 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
 
 
 class Outputs(dict[str, Any]):
-    """The outputs of a stage, by KFP's names or by the names under which results are recorded."""
+    """The outputs of a stage, by KFP's names or by the names with which results are recorded."""
 
     def __init__(self, outputs: Mapping[str, Any], stage: str) -> None:
         super().__init__(outputs)
@@ -72,7 +72,7 @@ class Outputs(dict[str, Any]):
 
 
 def make_task(plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.PipelineTask:
-    """Make the stage a task of the pipeline that is being defined."""
+    """Make a task from the stage, in the pipeline that is being defined."""
     arguments = {name: planned.argument for name, planned in plan.inputs.items()}
     return _configure(_container_component(plan)(**arguments), plan, tracker_base)
 
@@ -80,8 +80,8 @@ def make_task(plan: StagePlan, tracker_base: TrackerBase | None = None) -> dsl.P
 def import_artifact(uri: object, artifact_class: type[dsl.Artifact], metadata: dict[str, Any]) -> Any:
     """Import the artifact at this URI.
 
-    On a backend, KFP's importer takes a parameter of its pipeline, but no output of a task. So it stands in a nested
-    pipeline, whose parameter can be either.
+    On a backend, KFP's importer accepts a parameter of its pipeline, but not an output of a task. So it is put into a
+    nested pipeline, whose parameter can be either.
     """
 
     def body(uri: Any) -> Any:
@@ -89,7 +89,7 @@ def import_artifact(uri: object, artifact_class: type[dsl.Artifact], metadata: d
 
     name = "artifact-from-uri"
     function = _function(name, "An artifact by its URI", [_parameter("uri", str)], body, artifact_class)
-    # KFP refuses to define a pipeline while another one is being defined.
+    # KFP does not allow defining a pipeline while another one is being defined.
     around, pipeline_context.Pipeline._default_pipeline = pipeline_context.Pipeline._default_pipeline, None
     try:
         component = dsl.pipeline(name=name)(function)
@@ -107,7 +107,7 @@ def component_yaml(plan: StagePlan) -> str:
 
 
 def _container_component(plan: StagePlan, name: str | None = None) -> Any:
-    """Make the container component. KFP takes name, description, inputs and outputs from a function's signature."""
+    """Make the container component. KFP reads name, description, inputs and outputs from a function's signature."""
     outputs = [_parameter(output, _output_annotation(kind)) for output, kind in plan.outputs.items()]
     return dsl.container_component(
         _function(
@@ -136,7 +136,7 @@ def _pipeline_of(plan: StagePlan) -> Any:
 
 
 def _fixed(plan: StagePlan) -> dict[str, str]:
-    """Return the inputs that every task of the component passes: text made of its other inputs."""
+    """Return the inputs that every task of the component passes itself: text that contains its other inputs."""
     return {key: planned.argument for key, planned in plan.inputs.items() if isinstance(planned.argument, str)}
 
 
@@ -153,7 +153,7 @@ def _inputs(plan: StagePlan) -> list[inspect.Parameter]:
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    # Keyword only: Python wants positional parameters without a default to come first.
+    # Keyword-only, since positional parameters without a default would have to come first.
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
@@ -184,7 +184,7 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
     """Set the task's resources, retries and settings for Kubernetes, and return the task."""
     remember_stage(task, Stage(plan.alias, tracker_base))
     if task.state.name == "FINAL":
-        # Called outside a pipeline, under kfp.local: the task has run already, and nothing below applies.
+        # This was called outside a pipeline, with kfp.local: the task has already run, and nothing below applies.
         return task
     task._outputs = Outputs(task._outputs, plan.alias)
     if plan.resources.cpu:
@@ -193,7 +193,7 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         task.set_memory_request(plan.resources.memory).set_memory_limit(plan.resources.memory)
     if plan.resources.accelerator:
         task.set_accelerator_type(plan.resources.accelerator.type)
-        # Not the setter: in kfp 2.14 it takes 0, 1, 2, 4, 8 and 16 only.
+        # The count is assigned directly, because kfp 2.14's setter accepts only 0, 1, 2, 4, 8 and 16.
         task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(plan.resources.accelerator.count)
     if not plan.cache:
         task.set_caching_options(False)
@@ -204,8 +204,8 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
 
 
 def _configure_pod(task: dsl.PipelineTask, plan: StagePlan) -> None:
-    # What every stage has is written in the form of kfp.kubernetes' functions. They convert the whole configuration at
-    # each call, which took a fifth of the time to compile 300 stages.
+    # Settings that every stage has are written directly, in the form that kfp.kubernetes' functions use. The functions
+    # convert the whole configuration at each call, which took a fifth of the time to compile 300 stages.
     config: dict[str, Any] = {"podMetadata": {"labels": dict(plan.labels)}} if plan.labels else {}
     if plan.field_paths:
         config["fieldPathAsEnv"] = [{"name": name, "fieldPath": path} for name, path in plan.field_paths.items()]

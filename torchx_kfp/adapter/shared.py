@@ -1,4 +1,4 @@
-"""``Stages``: options that several stages share."""
+"""``Stages``, the options that several stages share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Stages:
         def pipeline(tracker_base: str):
             stages = STAGES.with_options(tracker_base=tracker_base)
 
-    An option that is passed to a method replaces the shared one. ``Stages`` are immutable: ``with_options`` returns new
+    An option that is passed to a method replaces the shared one. ``Stages`` are immutable; ``with_options`` returns new
     ones.
     """
 
@@ -62,13 +62,14 @@ class Stages:
                 ``task_from_app``.
 
         Raises:
-            ReadsError: the tracker base is neither text nor a channel that holds text.
+            ReadsError: the tracker base is neither text nor a channel for text.
             AppDefError: the secrets or the trackers are malformed.
-            ChannelError: a pipeline channel stands where its value cannot be filled in.
+            ChannelError: a pipeline channel is used where its value cannot be filled in.
         """
         check_names("Stages", options, SharedOptions)
         kept: dict[str, Any] = dict(options)
-        # Checks point to the line that passes the options. Copies: a change of the caller's dicts has no effect later.
+        # Check the options now, so that errors point to the line that passes them. Keep copies, so that later changes
+        # to the caller's dicts have no effect.
         if kept.get("tracker_base") is not None:
             read_tracker_base(kept["tracker_base"])
         if kept.get("secrets") is not None:
@@ -79,7 +80,7 @@ class Stages:
         object.__setattr__(self, "_options", MappingProxyType(kept))
 
     def with_options(self, **options: Unpack[SharedOptions]) -> Stages:
-        """Return ``Stages`` that share these options as well. An option replaces the one of the same name."""
+        """Return ``Stages`` that also share these options. An option replaces the one with the same name."""
         check_names("Stages.with_options", options, SharedOptions)
         merged: Any = {**self._options, **options}
         return Stages(**merged)
@@ -87,7 +88,7 @@ class Stages:
     def task(
         self, app: specs.AppDef, *, reads: Reads | None = None, **options: Unpack[TaskOptions]
     ) -> dsl.PipelineTask:
-        """Make the AppDef a task of the pipeline that is being defined: see ``task_from_app``."""
+        """Make a task from the AppDef, in the pipeline that is being defined: see ``task_from_app``."""
         check_names("Stages.task", options, TaskOptions, "reads")
         merged: Any = {**self._options, **options}
         return task_from_app(app, reads=reads, **merged)
@@ -102,7 +103,7 @@ class Stages:
         name: str | None = None,
         **options: Unpack[PublisherOptions],
     ) -> dsl.PipelineTask:
-        """Publish the results of a stage whose image has no Python: see ``publish_results``."""
+        """Publish the results of a stage whose image does not have Python: see ``publish_results``."""
         check_names("Stages.publish", options, PublisherOptions, "results", "image", "artifacts", "name")
         taken = ("tracker_base", *PublisherOptions.__annotations__)
         shared = {option: value for option, value in self._options.items() if option in taken}
@@ -118,7 +119,7 @@ class Stages:
         ui_metadata: UiMetadata | None = None,
         **options: Unpack[ComponentOptions],
     ) -> StageComponent:
-        """Make the AppDef a KFP component: see ``component_from_app``.
+        """Make a KFP component from the AppDef: see ``component_from_app``.
 
         Raises:
             ReadsError: these stages share a tracker base, but a component takes it as an input.
@@ -130,7 +131,7 @@ class Stages:
     def component_from_function(
         self, fn: Callable[..., specs.AppDef], /, **options_and_constants: Any
     ) -> StageComponent:
-        """Make a TorchX component function a KFP component: see ``component_from_function``.
+        """Make a KFP component from a TorchX component function: see ``component_from_function``.
 
         Raises:
             ReadsError: these stages share a tracker base, but a component takes it as an input.

@@ -1,4 +1,4 @@
-"""AppDefs as tasks of the pipeline that is being defined, and what else a pipeline function makes of stages."""
+"""Functions to call in a pipeline function: they make tasks from AppDefs, publish results, and import artifacts."""
 
 from __future__ import annotations
 
@@ -47,33 +47,34 @@ def task_from_app(
     labels: bool = False,
     name: str | None = None,
 ) -> dsl.PipelineTask:
-    """Make the AppDef a task of the pipeline that is being defined.
+    """Make a task from the AppDef, in the pipeline that is being defined.
 
     The entrypoint, the args, the values of env and the image may be pipeline channels, or text with channels inside.
 
     Args:
-        app: an AppDef of one role and one replica.
-        tracker_base: fsspec URL or directory under which results are stored, or a channel that holds one. With None
-            the stage is not tracked and runs exactly the AppDef's command.
+        app: an AppDef with one role and one replica.
+        tracker_base: the fsspec URL or directory in which results are stored, or a channel for one. With None, the
+            stage is not tracked and runs exactly the AppDef's command.
         reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
             task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
         results: results that become output parameters, {name: int, float, bool or str}. KFP also shows all numbers
-            that the application records, as the artifact ``metrics``; ``results={}`` asks for that only. The image
-            needs python3 (3.8 or newer) and fsspec; if it has none, use ``publish_results``.
-        artifacts: artifacts that become artifacts of KFP, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}.
+            that the application records, as the artifact ``metrics``; ``results={}`` asks only for these. The image
+            needs python3 (3.8 or newer) and fsspec; if it does not have them, use ``publish_results``.
+        artifacts: artifacts that become KFP artifacts, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}.
             The application registers them: ``current_run().add_artifact(name, path)``.
         ui_metadata: KFP v1's UI metadata, a constant. It becomes the artifact ``mlpipeline_ui_metadata``.
-        trackers: further trackers of torchx that receive what the stage records: {name: configuration}, such as
+        trackers: further TorchX trackers that get the stage's records: {name: configuration}, such as
             ``{"mlflow": "http://mlflow:5000"}``. The name is that of an entry point ``torchx.tracker``, or
-            ``module:function``. The configuration may be or contain channels; None stands for no configuration.
-        secrets: variables from Kubernetes secrets, {secret: {key: variable}}. Each value is what
-            ``kfp.kubernetes.use_secret_as_env`` takes as ``secret_key_to_env``.
-        cache: False: the stage runs each time, even if KFP's cache has an execution with the same inputs.
-        inline: False: the image has torchx-kfp, and the command does not carry the program that publishes results.
-        labels: True: the pod gets the labels that TorchX's Kubernetes scheduler sets (``torchx.pytorch.org/app-name``,
-            ``app.kubernetes.io/name`` and others). They take about 1.5 kB of the 1 MiB that Argo allows for a run. KFP
-            and Argo always label pods with the run and the workflow; ``kubernetes.add_pod_label`` adds single labels.
-        name: the stage's name. The default is the AppDef's.
+            ``module:function``. The configuration may be or contain channels; None means no configuration.
+        secrets: variables from Kubernetes secrets, {secret: {key: variable}}. Each value has the form of
+            ``secret_key_to_env`` of ``kfp.kubernetes.use_secret_as_env``.
+        cache: if False, the stage runs each time, even if KFP's cache has an execution with the same inputs.
+        inline: if False, the image must have torchx-kfp: the command does not carry the program that publishes results.
+        labels: if True, the pod gets the labels that TorchX's Kubernetes scheduler sets
+            (``torchx.pytorch.org/app-name``, ``app.kubernetes.io/name`` and others). They take about 1.5 kB of the
+            1 MiB that Argo allows for a run. KFP and Argo always label pods with the run and the workflow;
+            ``kubernetes.add_pod_label`` adds single labels.
+        name: the stage's name. The default is the AppDef's name.
 
     Returns:
         The task. A tracked one has the output ``run_id`` and one output for each declared result and artifact. In
@@ -82,7 +83,7 @@ def task_from_app(
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
-        ChannelError: a channel stands where its value cannot be filled in.
+        ChannelError: a channel is used where its value cannot be filled in.
         ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
@@ -110,7 +111,7 @@ def task_from_app(
     return emit.make_task(plan, tracker_base)
 
 
-#: The name that TorchX's own adapter had for it.
+#: The name of this function in TorchX's own adapter.
 container_from_app = task_from_app
 
 
@@ -126,27 +127,27 @@ def publish_results(
     inline: bool = True,
     name: str | None = None,
 ) -> dsl.PipelineTask:
-    """Make a task that publishes what another stage has recorded, for stages whose image has no Python.
+    """Make a task that publishes the records of another stage, for stages whose image does not have Python.
 
     Args:
         task: a tracked task, or a channel or string that is a run id.
         results: see ``task_from_app``.
-        image: an image with python3 (3.8 or newer), fsspec and what the storage needs, such as s3fs.
+        image: an image with python3 (3.8 or newer), fsspec and the storage's driver, such as s3fs.
         artifacts: see ``task_from_app``.
-        tracker_base: the tracker base of that stage. A run id needs it; that of a task is known.
+        tracker_base: the tracker base of that stage. It is needed for a run id; a task's tracker base is known.
         secrets: see ``task_from_app``, also for ``cache`` and ``inline``.
-        name: the stage's name. The default is ``publish-`` and the other stage's name.
+        name: the stage's name. The default is ``publish-`` followed by the other stage's name.
 
     Returns:
         The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
-        ``run_id``, which is the other stage's: a stage that reads this task reads that stage.
+        ``run_id``, which is the other stage's run id: a stage that reads this task reads that stage.
 
     Raises:
         ReadsError: the task is not tracked, or the tracker base is not known.
         OutputsError: a result or an artifact cannot be an output of KFP.
-        ChannelError: a channel stands where its value cannot be filled in.
+        ChannelError: a channel is used where its value cannot be filled in.
     """
-    _check_in_pipeline("publish_results", "it publishes what a task of that pipeline has recorded")
+    _check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
     known = stage_of(task)
     sources = read_sources({"stage": task})
     if isinstance(sources["stage"], FanIn):
@@ -176,25 +177,25 @@ def artifact_from_uri(
 ) -> Any:
     """Make a KFP artifact with this URI, for KFP's own components and for KFP's lineage.
 
-    If a stage registers an artifact by its URL, KFP's artifact has another URI, where a small file names the URL. An
-    artifact that this function makes has the URI itself::
+    If a stage registers an artifact by its URL, KFP's artifact has a different URI: that of a small file that names the
+    URL. An artifact that this function makes has the URI itself::
 
         evaluated = task_from_app(app, tracker_base=tracker_base, results={"model_uri": str})
         deploy(model=artifact_from_uri(evaluated.outputs["model_uri"], dsl.Model))
 
-    KFP downloads it before a component that takes it starts, with the credentials of the ConfigMap ``kfp-launcher``.
-    If they give no access, the component fails.
+    KFP downloads it before it starts a component that takes it, with the credentials of the ConfigMap ``kfp-launcher``.
+    If they do not grant access, the component fails.
 
     Args:
-        uri: such as ``s3://models/7``: a constant, or an output, a parameter or a loop's item that is a string.
-        artifact_class: ``dsl.Model``, ``dsl.Dataset`` or another class of artifacts.
-        metadata: the artifact's metadata, constants.
+        uri: the URI, such as ``s3://models/7``: a constant, or an output, a parameter or a loop item that is a string.
+        artifact_class: ``dsl.Model``, ``dsl.Dataset`` or another artifact class.
+        metadata: the artifact's metadata, which must be constants.
 
     Returns:
         The artifact, to pass to a component.
 
     Raises:
-        OutputsError: the class is not one of artifacts, or the metadata are not constant.
+        OutputsError: the class is not an artifact class, or the metadata is not constant.
         ChannelError: the URI is text with a channel inside, or not a string.
     """
     _check_in_pipeline("artifact_from_uri", "it makes an artifact of that pipeline")
@@ -207,7 +208,7 @@ def artifact_from_uri(
         constant = metadata is None or (isinstance(metadata, Mapping) and not contains_channel(dict(metadata)))
     if not constant:
         raise OutputsError(
-            f"metadata of artifact_from_uri is {metadata!r}. Give a dict of constants that JSON can hold."
+            f"metadata of artifact_from_uri is {metadata!r}. Give a dict of constants that JSON can represent."
         )
     return emit.import_artifact(read_uri(uri), artifact_class, dict(metadata or {}))
 

@@ -1,1 +1,1 @@
-"""Calling TorchX component functions to see which AppDef they build of the inputs of a KFP component."""
+"""Call TorchX component functions to see which AppDef they build from the inputs of a KFP component."""

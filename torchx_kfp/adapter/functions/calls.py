@@ -1,8 +1,9 @@
-"""Calling TorchX component functions to see which AppDef they build of the inputs of a KFP component.
+"""Call TorchX component functions to see which AppDef they build from the inputs of a KFP component.
 
-The function is called with stand-ins for values that are known at run time only. As text, a stand-in is KFP's
-placeholder of that input; every other use is refused, with the line of the function. Then the function is called with a
-few real values for each input. It must build the same AppDef, with the text of the value in place of the placeholder.
+The function is called with stand-ins for values that are known only at run time. As text, a stand-in is KFP's
+placeholder for that input; every other use is an error that names the line of the function. Then the function is called
+with a few real values for each input. It must build the same AppDef, with the text of the value in place of the
+placeholder.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _is_of_type(value: object, kind: str) -> bool:
 
 
 def _not_none(kind: Any) -> Any:
-    """Return the T of Optional[T]."""
+    """Return the T in Optional[T]."""
     members = [member for member in typing.get_args(kind) if member is not type(None)]
     member = members[0] if len(members) == 1 else None
     return typing.get_origin(member) or member
@@ -144,7 +145,7 @@ def _call(
         except Exception as error:
             raise AppDefError(
                 f"{_title(fn)} failed with {type(error).__name__}: {error} ({_line_of(fn, error)}). It was called with "
-                f"stand-ins for its inputs ({', '.join(values) or 'none'}), whose values are known at run time only. "
+                f"stand-ins for its inputs ({', '.join(values) or 'none'}), whose values are known only at run time. "
                 f"Give parameters whose values it needs as constants: component_from_function({_name(fn)}, NAME=...)."
             ) from error
         else:
@@ -157,9 +158,9 @@ def _call(
                 }
                 if not found and content(build(fn, bound)) != content(app):
                     raise AppDefError(
-                        f"{_title(fn)} builds another AppDef each time it is called, even from the same arguments "
-                        "(a time, a random number, an object that it changes). A component is made once: give values "
-                        f"that change as constants, component_from_function({_name(fn)}, NAME=...)."
+                        f"{_title(fn)} builds a different AppDef each time it is called, even from the same arguments "
+                        "(a time, a random number, an object that it changes). A component is made only once: give "
+                        f"values that change as constants, component_from_function({_name(fn)}, NAME=...)."
                     )
         wrong.update(found)
         fixed = {name for name in found if signature.parameters[name].default is not inspect.Parameter.empty}
@@ -200,7 +201,7 @@ def _line_of(fn: Callable[..., Any], error: BaseException) -> str:
 
 
 def _lines_with(fn: Callable[..., Any], name: str) -> str:
-    """Return the lines of the function that use the parameter."""
+    """Describe the lines of the function that use the parameter."""
     code = _code(fn)
     if code is None:
         return "an unknown line"

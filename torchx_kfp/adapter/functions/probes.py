@@ -1,4 +1,4 @@
-"""Compare what a component function builds from real values with what it must build if it uses only their text."""
+"""Compare the AppDef that a component function builds from real values with the one it must build from their text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchx_kfp.adapter.functions.standins import MoreThanTextError, Value
 from torchx_kfp.adapter.values.references import Reference, fill_parameters, parameters_in
 from torchx_kfp.adapter.values.shell import find_program
 
-#: Values of each type. A function must build the same from them as from their text.
+#: Values of each type. A function must build the same AppDef from them as from their text.
 _PROBES: dict[str, tuple[object, ...]] = {
     "STRING": (
         "Probe-A,b c:1/x.Y_",
@@ -48,14 +48,14 @@ def build(fn: Callable[..., Any], bound: inspect.BoundArguments, **values: objec
 def values_that_matter(
     fn: Callable[..., Any], bound: inspect.BoundArguments, app: specs.AppDef, inputs: Mapping[str, Reference]
 ) -> Iterator[str]:
-    """Yield the inputs of which the function uses more than the text, as a few values show."""
+    """Yield the inputs for which the function uses more than the text, judging by a few values."""
     for name, reference in inputs.items():
         default = inspect.signature(fn).parameters[name].default
         probes = _PROBES[reference.type] + (() if default is inspect.Parameter.empty else (default,))
         for value in probes:
             try:
                 built = build(fn, bound, **{name: value})
-            except MoreThanTextError:  # of another input, in a branch that this value leads to
+            except MoreThanTextError:  # for another input, in a branch that this value leads to
                 yield name
                 break
             except Exception:  # the function does not accept this value
@@ -66,7 +66,7 @@ def values_that_matter(
 
 
 def _is_same(built: specs.AppDef, app: specs.AppDef, texts: Mapping[str, str]) -> bool:
-    """Whether the AppDefs are equal, with these texts for inputs. Programs of shells are compared word by word."""
+    """Tell whether the AppDefs are equal, with these texts for inputs. Shell programs are compared word by word."""
     built = _plain(built)  # a copy, which is changed below
     for role, other in zip(built.roles, app.roles, strict=False):
         words = [(str(arg),) for arg in other.args]
@@ -99,7 +99,7 @@ def content(value: object, texts: Mapping[str, str] | None = None) -> object:
 
 
 def misplaced_inputs(app: object) -> dict[str, str]:
-    """Return the inputs that the AppDef contains outside its text, and where they are."""
+    """Return the inputs that the AppDef contains other than as text, and where they are."""
     if not isinstance(app, specs.AppDef):
         return {}
     found = dict.fromkeys(_stand_ins([app.name, app.metadata]), "in the name or the metadata of the AppDef")

@@ -1,4 +1,4 @@
-"""Stand-ins for values that are known at run time only: they can become text, and refuse everything else."""
+"""Stand-ins for values that are known only at run time: they can become text, and reject every other operation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torchx_kfp.adapter.values.references import Reference, parameter_text
 
-#: Operations that make text of a stand-in, or that Python itself needs: these are not refused.
+#: Operations that turn a stand-in into text, or that Python itself needs: these are allowed.
 _TEXT = {"__add__", "__class__", "__doc__", "__init__", "__new__", "__str__", "__format__", "__radd__", "__rmod__"}
 _TEXT |= {"__getattribute__", "__setattr__", "__delattr__", "__init_subclass__", "__subclasshook__", "__dir__"}
 _TEXT |= {"__getnewargs__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__module__"}
@@ -18,7 +18,7 @@ abs add and bool call ceil complex contains delitem divmod enter eq float floor 
 invert iter le len lshift lt matmul mod mul ne neg next or pos pow radd rand repr reversed rdivmod rfloordiv rlshift
 rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem sub truediv trunc xor
 """.split()  # noqa: SIM905 - a list of them is sixty lines
-#: Operations that str does not define, although Python looks for them.
+#: Operations that str does not define, but that Python looks for.
 _OF_TEXT = {"__bool__", "__complex__", "__float__", "__index__", "__int__"}
 
 
@@ -32,7 +32,7 @@ class MoreThanTextError(BaseException):
 
 
 class Value:
-    """Stand-in for a number, a boolean, a list or a dict."""
+    """A stand-in for a number, a boolean, a list or a dict."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
@@ -59,7 +59,7 @@ class Value:
 
 
 class Text(str):
-    """Stand-in for a string. It is a str, so that joins and f-strings in C code accept it."""
+    """A stand-in for a string. It is a str, so that joins and f-strings in C code accept it."""
 
     _reference: Reference
 
@@ -92,9 +92,9 @@ def _refusal(name: str) -> Callable[..., Any]:
 
     def refuse(self: Any, *args: Any, **options: Any) -> Any:
         if isinstance(self, Text) and sys._getframe(1).f_globals.get("__name__") == "shlex":
-            # Functions build shell programs with shlex.quote and shlex.join, which test what the text holds to decide
-            # about quotes. Only the calling frame tells their tests from those of the function, which are refused.
-            # shlex sees the placeholder, and the quotes that it adds are what the adapter looks for in programs.
+            # Functions build shell programs with shlex.quote and shlex.join, which test the text to decide whether it
+            # needs quotes. Only the calling frame tells their tests from the function's own, which are rejected. shlex
+            # sees the placeholder, and the adapter looks for the quotes that it adds in programs.
             return getattr("".join([self]), name)(*args, **options) if name != "__bool__" else True
         _refuse(self._reference.name, what)
 

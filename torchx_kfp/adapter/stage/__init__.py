@@ -1,1 +1,1 @@
-"""Planning one stage: an AppDef and options become a plan, which is pure data."""
+"""Plan one stage: an AppDef and options become a plan, which is pure data."""

@@ -1,8 +1,8 @@
 """The application of a stage: the entrypoint, arguments and variables of its role, with macros applied.
 
-TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here macros are replaced and
-nothing else, so that all other text reaches the application as the AppDef has it. One exception: ``$${${rank0_env}``
-becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that a macro names, as ``dist.ddp`` writes it.
+TorchX substitutes macros with ``string.Template``, which also turns ``$$`` into ``$``. Here, only macros are replaced,
+so that all other text reaches the application as it is in the AppDef. There is one exception: ``$${${rank0_env}``,
+which ``dist.ddp`` writes, becomes ``${TORCHX_RANK0_HOST``, the shell's expansion of the variable that the macro names.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.references import Parts
 from torchx_kfp.errors import AppDefError, ChannelError
 
-#: The variable that ``${rank0_env}`` names: it holds the host of replica 0.
+#: The variable that ``${rank0_env}`` names. Its value is the host of replica 0.
 RANK0_HOST = "TORCHX_RANK0_HOST"
 
 _MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
-#: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None before it could.
+#: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.
 _FIELD_PATH: str | None = getattr(kubernetes_scheduler, "PLACEHOLDER_FIELD_PATH", None)
 
 
@@ -55,7 +55,7 @@ def read_application(app_name: str, role: specs.Role, where: str, taken: Collect
 
     Raises:
         AppDefError: a value is not text, or a variable has a name that ``env`` cannot set.
-        ChannelError: a channel stands where its value cannot be filled in.
+        ChannelError: a channel is used where its value cannot be filled in.
     """
     values = _macro_values(app_name)
     texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
@@ -81,7 +81,7 @@ def read_application(app_name: str, role: specs.Role, where: str, taken: Collect
             field_paths[key] = parts[0].removeprefix(_FIELD_PATH)
         else:
             env[key] = parts
-    # TorchX applies macros to args and env only.
+    # TorchX applies macros only to args and env.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     args, lifted = shell.lift_arguments(entrypoint, args, env, where, taken)
@@ -91,10 +91,10 @@ def read_application(app_name: str, role: specs.Role, where: str, taken: Collect
 
 
 def _macro_values(app_name: str) -> dict[str, str]:
-    """Return the value of each macro (``torchx.specs.macros``) in a stage of one replica.
+    """Return the value of each macro (``torchx.specs.macros``) in a stage with one replica.
 
-    ``app_id`` is the AppDef's name: a value that changed by run would defeat KFP's caching. In a container, as in
-    TorchX's Kubernetes scheduler, ``img_root`` is empty; ``base_img_root`` is deprecated there.
+    ``app_id`` is the AppDef's name, because a value that changed with each run would defeat KFP's caching. In a
+    container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler, where ``base_img_root`` is deprecated.
     """
     return {
         "img_root": "",
@@ -106,11 +106,11 @@ def _macro_values(app_name: str) -> dict[str, str]:
 
 
 def _substitute(text: str, values: Mapping[str, str]) -> str:
-    """Replace the macros in the text, in one pass: a value that looks like a macro stays."""
+    """Replace the macros in the text, in one pass: a value that looks like a macro stays as it is."""
     return _MACRO.sub(lambda found: ("${" if found[1] else "") + values[found[2]], text)
 
 
 def _check_variable(name: str, where: str) -> None:
     if not name or "=" in name or name.startswith("-"):
-        raise AppDefError(f"env of {where} has the name {name!r}, which no variable can have.")
+        raise AppDefError(f"env of {where} has the name {name!r}, which a variable cannot have.")
     check_word(name, f"A name in env of {where}")

@@ -7,21 +7,21 @@ A tracked stage's command is::
         [env NAME=VALUE...] [PUBLISHER...] WORDS...
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
-whose value is known at run time only. The script makes the run id, writes it to KFP's output, checks the run ids of
-PARENTS, and ends in ``exec WORDS``, so that signals and the exit code are the application's. WORDS are the
-application's entrypoint and arguments. An ``env`` in front of them sets the role's variables, because KFP's cache key
-covers the command but not the container's environment. It also sets the variables of further trackers, which replace
-those of the script. A stage with outputs has a PUBLISHER (``torchx_kfp.publisher``): it runs WORDS as its child and
-passes on signals and the exit code.
+whose value is known only at run time. The script makes the run id, writes it to KFP's output, checks the run ids of
+PARENTS, and ends with ``exec WORDS``, so that signals reach the application and the exit code is the application's.
+WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's variables, because KFP's
+cache key covers the command but not the container's environment. It also sets the variables of further trackers, which
+replace those of the script. A stage with outputs has a PUBLISHER (``torchx_kfp.publisher``), which runs WORDS as its
+child and passes on signals and the exit code.
 
 VALUES is the input ``stage`` (``stage_input``): the stage's name, the names that PARENTS lack, and the values of the
-words that MASK marks. Everything else is the same for all stages of one shape. KFP's backend stores such a container
-once, with one component, and compares only the text of containers. So the text must differ if the components do:
-SIGNATURE stands for the component's inputs, their defaults and its outputs.
+words that MASK marks. Everything else is the same for all stages of the same shape. KFP's backend stores such a
+container once, with one component, and compares only the text of containers. So the text must differ if the components
+do: SIGNATURE represents the component's inputs, their defaults and its outputs.
 
-Scripts are constants; everything that comes from an AppDef is an argument. They run in dash, busybox and bash, start no
-process (except ``mkdir`` if the output's folder is missing), and contain neither ``$(``, ``$$`` nor ``{{``, which the
-kubelet and Argo rewrite.
+Scripts are constants; everything that comes from an AppDef is an argument. They run in dash, busybox and bash, do not
+start processes (except ``mkdir`` if the output's folder is missing), and do not contain ``$(``, ``$$`` or ``{{``, which
+the kubelet and Argo rewrite.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from torchx_kfp.adapter.values.escapes import check_word, escape, find_rewritten
 from torchx_kfp.adapter.values.references import Parts, Reference
 from torchx_kfp.errors import AppDefError
 
-#: Makes the run id ``<pipeline run>/<stage>/<pod>``. A random UUID stands for names that are not set.
+#: Makes the run id ``<pipeline run>/<stage>/<pod>``. A random UUID replaces names that are not set.
 _RUN_ID = (
     "read -r _i </proc/sys/kernel/random/uuid; "
     f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%% *}}/${{{protocol.POD_NAME}:-$_i}}" '
     f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
     f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; _v=$2; shift 2; '
 )
-#: Puts the next values into the text of parents where names are missing.
+#: Puts the next values into the text of parents wherever a name is missing.
 _NAMES = (
     "while case $_t in *'\"\"'*) ;; *) false;; esac; do _v=${_v#* }; "
     '_t=${_t%%\'""\'*}\\"${_v%% *}\\"${_t#*\'""\'}; done; '
 )
 #: Makes the JSON object of parents, from constant text and run ids in turn (``protocol.parent_words``). A run id may be
-#: any text. One with a quote, or a list that ends early, could add an alias that the pipeline does not declare.
+#: any text: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
 _PARENTS = (
     f'_t=$1; {_NAMES}_j="{{$_t"; shift; while case $_j in *\\}}) false;; esac; do '
-    # A quote before the value: the value must not contain quotes or backslashes. A blank: it must be a whole list.
+    # After a quote, the value must not contain quotes or backslashes. After a blank, it must be a whole list.
     'case ${_j#"${_j%?}"}$1 in \\"*[\\"\\\\]*|\\ |\\ [![]*|\\ *[!]]|\\ *]?*|\\ *[\\\\]*) '
     'printf "torchx-kfp: not a run id: %s\\n" "$1" >&2; exit 2;; esac; '
     f"_t=$2; {_NAMES}_j=$_j$1$_t; shift 2; done; "
@@ -59,15 +59,15 @@ _PARENTS = (
     f'export {protocol.PARENT_RUN_IDS}="$_j"; _p=${{_j#*\\": }}; _p=${{_p#[}}; '
     f'case $_p in \\"*) _p=${{_p#?}}; export {protocol.PARENT_RUN_ID}="${{_p%%[\\"]*}}";; esac; '
 )
-#: Appends the next value to each word that the mask marks with ``v``, and decodes these words and those marked ``b``.
-#: The ``x`` keeps newlines at the end of a word.
+#: Appends the next value to each word that the mask marks with ``v``, and decodes these words and those that it marks
+#: with ``b``. The ``x`` protects newlines at the end of a word.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
     "case $_m in v*) _v=${_v#* }; _w=$_w${_v%% *};; esac; "
     'case $_m,$_w in [bv]*,*\\\\*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
-#: Writes KFP v1's UI metadata, which tell the UI what to show.
+#: Writes KFP v1's UI metadata, which tells the UI what to show.
 _UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
 #: Prints a message if the image has no Python to do so.
 _PYTHON = (
@@ -88,7 +88,7 @@ def output_placeholder(name: str) -> str:
 
 
 def render(parts: Parts, inputs: Mapping[Reference, str]) -> str:
-    """Write the parts as text for KFP; each reference becomes the placeholder of its input."""
+    """Return the parts as text for KFP, in which each reference is the placeholder for its input."""
     return "".join(part if isinstance(part, str) else parameter_placeholder(inputs[part]) for part in parts)
 
 
@@ -112,7 +112,7 @@ def application_words(
     prefix: tuple[Parts, ...] = (("env",),) if env or (first and not _is_constant(entrypoint)) else ()
     if prefix and any(isinstance(part, str) and "=" in part for part in entrypoint):
         raise AppDefError(
-            f"The entrypoint of {where} holds '=' ({_show(entrypoint)}), which the `env` before it takes for a "
+            f"The entrypoint of {where} contains '=' ({_show(entrypoint)}), so the `env` before it takes it for a "
             "variable. Call it through a shell or a link without '='."
         )
     return (*prefix, *assignments), (entrypoint, *args)
@@ -126,7 +126,7 @@ def untracked_command(
     *,
     ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the application's words, after a script if there is something to do before."""
+    """Return the application's words, after a script if something must be done before."""
     mask, texts = _encode((*variables, *words), inputs)
     mask = mask.rstrip("s")
     if not mask and not ui_metadata:
@@ -153,7 +153,7 @@ def tracked_command(
     Args:
         name: the script's name: see ``inputs.signature``.
         tracker_base: where results are stored.
-        parents: the words from which the script puts together the run ids that it reads: ``protocol.parent_words``.
+        parents: the words from which the script builds the run ids that the stage reads: ``protocol.parent_words``.
         run_id_file: the file to which the run id is written, for KFP.
         values: the stage's name, and the values that parents and words lack: see ``stage_input.lift``.
         variables: the words that set the application's variables: see ``application_words``.
@@ -200,7 +200,7 @@ def publisher_command(
     publisher: Sequence[str],
     inputs: Mapping[Reference, str],
 ) -> tuple[str, ...]:
-    """Return the command of a stage that publishes what the run of another stage has recorded."""
+    """Return the command of a stage that publishes the records of another stage's run."""
     return (
         "env",
         f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
@@ -230,7 +230,7 @@ def _is_constant(parts: Parts) -> bool:
 
 
 def _join(parts: Parts) -> Parts:
-    """Join neighbouring constants."""
+    """Join neighboring constants."""
     joined: list[str | Reference] = []
     for part in parts:
         if joined and isinstance(part, str) and isinstance(joined[-1], str):

@@ -1,8 +1,8 @@
-"""Every field of AppDef, Role and Resource: mapped, refused or ignored, and why.
+"""Every field of AppDef, Role and Resource: mapped, rejected or ignored, and why.
 
 ``FIELDS`` is complete for torchx 0.7.0 and the nightly. A test compares it with the dataclasses of the installed
-torchx, so a new field fails the build instead of being lost. ``read_role`` reads the mapped fields and refuses what KFP
-cannot do; errors name the field and the way out.
+torchx, so a new field fails the build instead of being lost. ``read_role`` reads the mapped fields and rejects anything
+that KFP cannot do; errors name the field and the way out.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "AppDef": {
         "name": "mapped: the stage's name, ${app_id} and labels",
         "roles": "mapped: exactly one role",
-        "metadata": "ignored: for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler does not "
-        "use it either",
+        "metadata": "ignored: meant for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler does "
+        "not use it, either",
     },
     "Role": {
         "name": "mapped: label and description",
         "image": "mapped",
-        "min_replicas": "refused unless it is 1: there is one replica",
-        "base_image": "refused: deprecated in TorchX 0.7.0, where nothing reads it, and removed later",
+        "min_replicas": "rejected unless it is 1: there is one replica",
+        "base_image": "rejected: deprecated in TorchX 0.7.0, which does not read it, and removed later",
         "entrypoint": "mapped",
         "args": "mapped, with macros",
         "env": "mapped, with macros",
-        "num_replicas": "refused unless it is 1: a KFP task is one pod",
+        "num_replicas": "rejected unless it is 1: a KFP task is one pod",
         "max_retries": "mapped: the task's retries",
-        "retry_policy": "ignored: with one role of one replica all policies restart the same thing",
+        "retry_policy": "ignored: with one role and one replica, all policies restart the same thing",
         "resource": "mapped",
         "port_map": "ignored: in Kubernetes, a container's ports are informational; they can be reached without it",
-        "metadata": "ignored: its keys are schedulers, and KFP is not one of them; the key `kubernetes` is refused, "
+        "metadata": "ignored: its keys are schedulers, and KFP is not one of them; the key `kubernetes` is rejected, "
         "because it changes pods",
-        "mounts": "mapped: VolumeMount; the others are refused",
-        "workspace": "refused: nothing here builds it into the image",
+        "mounts": "mapped: VolumeMount; the others are rejected",
+        "workspace": "rejected: torchx-kfp does not build it into the image",
         "overrides": "mapped: reading a field of the role resolves its override",
     },
     "Resource": {
         "cpu": "mapped: request and limit",
         "memMB": "mapped: request and limit, decimal megabytes",
         "gpu": "mapped: nvidia.com/gpu",
-        "capabilities": "mapped: the instance type, as node selector; others are refused",
+        "capabilities": "mapped: the instance type, as node selector; others are rejected",
         "devices": "mapped: one type, if the resource has no gpu",
-        "tags": "ignored: notes of TorchX that no scheduler interprets",
+        "tags": "ignored: notes in TorchX that schedulers do not interpret",
     },
 }
 
@@ -63,7 +63,7 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
 
-#: Field -> its type, and the name of that type in errors. Tuples are accepted as lists.
+#: The type of each field, and the name of that type in errors. Tuples are accepted as lists.
 _APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
     "roles": (list, "a list of Roles"),
     "metadata": (Mapping, "a dict"),
@@ -79,7 +79,7 @@ _RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
     "capabilities": (Mapping, "a dict"),
     "devices": (Mapping, "a dict of numbers"),
 }
-#: Field -> the type of a list's items, or of a dict's keys. Args and the values of env may be channels.
+#: The type of a list's items, or of a dict's keys, by field. Args and the values of env may be channels.
 _ITEM_TYPES: Mapping[str, Any] = {
     "roles": specs.Role,
     "env": str,
@@ -99,7 +99,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a stage as Kubernetes writes them; None where the stage asks for nothing."""
+    """The resources of a stage as Kubernetes writes them; None if the stage does not ask for one."""
 
     cpu: str | None = None
     memory: str | None = None
@@ -108,7 +108,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class RoleFields:
-    """The one role of an AppDef. Its entrypoint, args, env and image may hold channels. Volumes are (claim, path)."""
+    """The one role of an AppDef. Entrypoint, args, env and image may contain channels. Volumes are (claim, path)."""
 
     role: specs.Role
     resources: Resources
@@ -118,11 +118,11 @@ class RoleFields:
 
 
 def read_role(app: specs.AppDef) -> RoleFields:
-    """Read the AppDef's one role, and refuse everything that KFP has no place for.
+    """Read the AppDef's one role, and reject everything that KFP has no place for.
 
     Raises:
         AppDefError: the app has several roles or replicas, or a field that cannot be mapped is set.
-        ChannelError: a pipeline channel stands in a field whose value must be known when the pipeline is compiled.
+        ChannelError: a pipeline channel is in a field whose value must be known when the pipeline is compiled.
     """
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one.")
@@ -153,10 +153,11 @@ def read_role(app: specs.AppDef) -> RoleFields:
 
 
 def check_name(name: object, where: str) -> None:
-    """Refuse anything that is not a name: a pipeline channel, an empty value, or text that no process can receive.
+    """Reject anything that is not a name: a pipeline channel, an empty value, or text that a process cannot receive.
 
     Raises:
-        AppDefError: which of these it is.
+        ChannelError: it is a pipeline channel.
+        AppDefError: it is not a name for another reason, which the message gives.
     """
     if contains_channel(name):
         raise ChannelError(f"{where} is a pipeline channel. Names must be known when the pipeline is compiled.")
@@ -177,8 +178,8 @@ def _read_resources(role: specs.Role) -> Resources:
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
         )
     return Resources(
-        # TorchX declares cpu as an int, but people ask for half a core. Millicores serve both, as in its Kubernetes
-        # scheduler.
+        # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its
+        # Kubernetes scheduler.
         cpu=f"{int(cpu * 1000)}m" if cpu * 1000 >= 1 else None,
         memory=f"{int(memory)}M" if memory >= 1 else None,
         accelerator=_accelerator(resource, where),
@@ -191,8 +192,8 @@ def _read_node_selector(role: specs.Role) -> dict[str, str]:
     for name, value in role.resource.capabilities.items():
         if name != INSTANCE_TYPE:
             raise AppDefError(
-                f"resource.capabilities of role {role.name!r} has {name!r} ({value!r}), which nothing maps to "
-                f"Kubernetes; TorchX's scheduler maps {INSTANCE_TYPE!r} only. Remove it, and choose nodes with "
+                f"resource.capabilities of role {role.name!r} has {name!r} ({value!r}), which has no counterpart in "
+                f"Kubernetes; TorchX's scheduler maps only {INSTANCE_TYPE!r}. Remove it, and choose nodes with "
                 "kfp.kubernetes.add_node_selector(task, ...)."
             )
         selector[name] = str(value)
@@ -218,7 +219,7 @@ def _read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
 
 
 def _read_retries(role: specs.Role) -> int:
-    """Read how often a failed stage is tried again."""
+    """Read how often a failed stage is retried."""
     retries = _number(role.max_retries, f"max_retries of role {role.name!r}")
     if retries < 0 or retries != int(retries):
         raise AppDefError(f"max_retries of role {role.name!r} is {role.max_retries!r}; give a whole number, 0 or more.")
@@ -226,7 +227,7 @@ def _read_retries(role: specs.Role) -> int:
 
 
 def _check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
-    """Refuse fields of another type than TorchX declares, since a dataclass does not check types."""
+    """Reject fields whose type differs from TorchX's declaration, since a dataclass does not check types."""
     for name, (kind, what) in types.items():
         field = getattr(value, name)
         items = field if kind in (list, Mapping) and isinstance(field, list | tuple | Mapping) else ()
@@ -269,7 +270,7 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
                 f"{where} has {name}={value!r}, but a KFP task is one pod. Set it to 1 (dist.ddp: j='1xN' runs N "
                 "processes in one pod), or submit the app to TorchX's Kubernetes scheduler."
             )
-    # A channel's == makes a condition for dsl.If, which counts as true.
+    # Comparing a channel with == makes a condition for dsl.If, which counts as true.
     entrypoint = role.entrypoint if isinstance(role.entrypoint, str) else "channel"
     image = role.image if isinstance(role.image, str) else "channel"
     if entrypoint in ("", specs.MISSING):
@@ -283,18 +284,19 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
         raise AppDefError(f"{where} has no image. Set Role.image to a container image.")
     if getattr(role, "base_image", None):
         raise AppDefError(
-            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated. Nothing reads it: set image."
+            f"{where} has base_image={role.base_image!r}, which TorchX has deprecated and does not read. Set image "
+            "instead."
         )
     if getattr(role, "workspace", None):
         raise AppDefError(
-            f"{where} has workspace={role.workspace!r}, but nothing here builds it into the image. Build and push the "
-            "image first (torchx's DockerWorkspace does), set Role.image to it and Role.workspace to None."
+            f"{where} has workspace={role.workspace!r}, but torchx-kfp does not build it into the image. Build and "
+            "push the image first (torchx's DockerWorkspace does), set Role.image to it and Role.workspace to None."
         )
     if "kubernetes" in role.metadata:
         raise AppDefError(
-            f"metadata of {where} has the key 'kubernetes' ({role.metadata['kubernetes']!r}), with which TorchX's "
-            "scheduler changes pods. KFP makes the pods here: remove it, and use kfp.kubernetes on the task that "
-            "task_from_app returns."
+            f"metadata of {where} has the key 'kubernetes' ({role.metadata['kubernetes']!r}), which makes "
+            "TorchX's scheduler change pods. Here, KFP creates the pods: remove it, and use kfp.kubernetes on the task "
+            "that task_from_app returns."
         )
     if find_rewritten(image) and not contains_channel(image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
@@ -321,7 +323,7 @@ def _accelerator(resource: specs.Resource, where: str) -> Accelerator | None:
     if len(counts) > 1:
         raise AppDefError(
             f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
-            "takes one. Ask for one of them, or submit the app to TorchX's Kubernetes scheduler."
+            "can have only one. Ask for one of them, or submit the app to TorchX's Kubernetes scheduler."
         )
     for name, count in counts.items():
         if count != int(count):

@@ -14,7 +14,7 @@ from torchx_kfp.adapter.stage.reads import RUN_ID, FanIn, Source, StageName
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.references import Parts, Reference
 
-#: A parameter's type in the IR -> its type in Python.
+#: The types of parameters in Python, by their names in the IR.
 PYTHON_TYPES = {
     "STRING": str,
     "NUMBER_INTEGER": int,
@@ -23,7 +23,7 @@ PYTHON_TYPES = {
     "LIST": list,
     "STRUCT": dict,
 }
-#: An input's type -> the suffix of its name.
+#: The suffixes of inputs' names, by type.
 _SUFFIXES = {
     "NUMBER_INTEGER": "_int",
     "NUMBER_DOUBLE": "_float",
@@ -31,11 +31,11 @@ _SUFFIXES = {
     "LIST": "_list",
     "STRUCT": "_dict",
 }
-#: The input for the run id of a stage that is read without an alias.
+#: The name of the input for the run id of a stage that is read without an alias.
 READS = "reads"
-#: The input for the stage's name and values: see ``stage_input``.
+#: The name of the input for the stage's name and values: see ``stage_input``.
 STAGE = "stage"
-#: The default of an input that the caller has to pass.
+#: The default of an input that the caller must pass.
 NO_DEFAULT = object()
 
 
@@ -57,7 +57,7 @@ def name_inputs(
     """Name the input of each reference: by the alias under which a stage is read, or by the channel.
 
     KFP's backend merges components whose containers have the same text, even if their inputs differ
-    (kubeflow/pipelines, argocompiler). So a name in the text tells the input's type, and whether there is a carrier.
+    (kubeflow/pipelines, argocompiler). So a name in the text shows the input's type, and whether there is a carrier.
     """
     inputs: dict[Reference, str] = {reference: reference.name for reference in parameters}
     taken = {RUN_ID, *taken, *inputs.values()}
@@ -94,7 +94,7 @@ def _references(source: Source) -> Sequence[Reference]:
 def signature(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
     """Return a name that differs for components with different inputs, defaults or outputs.
 
-    The stage's script gets this name; shells print it in front of their messages.
+    The stage's script gets this name, and shells print it before their messages.
     """
     kinds = {name: getattr(kind, "schema_title", kind.__name__) for name, kind in outputs.items()}
     defaults = {
@@ -106,7 +106,7 @@ def signature(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
 
 
 def parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.RawJson | list[str]:
-    """Return the run ids of a source as the protocol encodes them, with placeholders for those not known yet."""
+    """Return the run ids of a source as the protocol encodes them, with placeholders for unknown ones."""
 
     def text(run_id: Reference | str) -> str:
         return run_id if isinstance(run_id, str) else command.parameter_placeholder(inputs[run_id])
@@ -119,7 +119,7 @@ def parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.Ra
 
 
 def parents(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> Sequence[str]:
-    """Return the words from which the script puts together the run ids that it reads: ``protocol.parent_words``."""
+    """Return the words from which the script builds the run ids that the stage reads: ``protocol.parent_words``."""
     if not sources:
         return ()
     return protocol.parent_words({alias: parent(source, inputs) for alias, source in sources.items()}, aliases)
@@ -138,10 +138,10 @@ def plan_inputs(
 
 
 def _image_inputs(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, dict[str, Input]]:
-    """Return the image's text, and a further input if the image has text beside a channel.
+    """Return the image's text, and a further input if the image has text next to a channel.
 
-    The backend's driver replaces a whole image that contains a placeholder by the value of that input, and drops the
-    text around it. So the whole text becomes the value of one input.
+    If an image contains a placeholder, the backend's driver replaces the whole image with the value of that input, and
+    drops the text around it. So the whole text becomes the value of one input.
     """
     text = command.render(image, inputs)
     references = [part for part in image if isinstance(part, Reference)]

@@ -1,4 +1,4 @@
-"""The options of a stage: their names and types, and ``Settings``, what is read from them.
+"""The options of a stage: their names and types, and ``Settings``, which are read from them.
 
 ``task_from_app`` documents the options. To add one, name it in a ``TypedDict`` here and read it into ``Settings``, add
 it to ``task_from_app`` (and to ``component_from_function``), and use it in the plan.
@@ -90,13 +90,13 @@ def read_settings(
     Args:
         options: ``TaskOptions``. The tracker base is not read from here.
         tracker_base: where results are stored.
-        sources: what the stage reads, by alias.
-        taken: names that no result or artifact may have.
+        sources: the stages that this one reads, by alias.
+        taken: names that results and artifacts must not have.
 
     Raises:
         AppDefError: secrets or trackers are malformed, or a stage that is not tracked has trackers.
         OutputsError: a result or an artifact cannot be an output of KFP.
-        ChannelError: a channel stands where its value cannot be filled in.
+        ChannelError: a channel is used where its value cannot be filled in.
     """
     if options.get("name") is not None:
         check_name(options["name"], "The stage's name")
@@ -118,13 +118,13 @@ def read_settings(
 
 
 def check_names(function: str, options: Mapping[str, object], known: type[Any], *listed: str) -> None:
-    """Refuse unknown options of a function that takes a ``TypedDict``, as Python does if a function lists its options.
+    """Reject unknown options of a function that takes a ``TypedDict``, as Python does if a function lists its options.
 
     Args:
-        function: its name.
+        function: the function's name.
         options: the keyword arguments that the ``TypedDict`` describes.
         known: the ``TypedDict``.
-        listed: parameters that the function lists itself, for the message.
+        listed: parameters that the function itself lists, for the message.
 
     Raises:
         TypeError: an option is not a key of the ``TypedDict``.

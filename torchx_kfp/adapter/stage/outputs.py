@@ -1,4 +1,4 @@
-"""The results and artifacts that a stage declares, as outputs of KFP."""
+"""The results and artifacts that a stage declares, as KFP's outputs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torchx_kfp.adapter.values.escapes import check_word, escape
 from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import OutputsError
 
-#: {name of a result: its type}.
+#: {a result's name: its type}.
 Results = Mapping[str, type[int] | type[float] | type[bool] | type[str]]
-#: {name of an artifact: its class in ``kfp.dsl``}.
+#: {an artifact's name: its class in ``kfp.dsl``}.
 Artifacts = Mapping[str, type[dsl.Artifact]]
-#: KFP v1's UI metadata, as JSON holds it.
+#: KFP v1's UI metadata, in a form that JSON can represent.
 UiMetadata = Mapping[str, Any]
 
 #: The artifact that shows all numbers of a stage in KFP's UI.
 METRICS = "metrics"
-#: The artifact that tells KFP's UI what to show. The name is KFP v1's.
+#: The artifact that tells KFP's UI what to show. Its name comes from KFP v1.
 UI_METADATA = "mlpipeline_ui_metadata"
 
-#: The program if the image has torchx-kfp. With ``-m``, Python would import its modules from the working directory.
+#: The program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
 _INSTALLED = (
     "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import publisher;publisher.main(*sys.argv[1:])"
 )
@@ -39,7 +39,7 @@ _RESULT_TYPES = (int, float, bool, str)
 
 @dataclass(frozen=True)
 class Publication:
-    """The declared outputs of a stage: KFP's name -> the type, and the name under which the application records it.
+    """The declared outputs of a stage: by KFP's name, the type and the name with which the application records it.
 
     The artifact ``metrics`` is always among them.
     """
@@ -59,15 +59,15 @@ def read_publication(
     *,
     taken: Iterable[str] = (RUN_ID,),
 ) -> Publication | None:
-    """Read what a stage declares; None if it declares nothing. Empty results declare the metrics only.
+    """Read a stage's declarations; None if it declares nothing. Empty results declare only the metrics.
 
     Args:
         results: {name: int, float, bool or str}.
-        artifacts: {name: dsl.Model, dsl.HTML or another class of artifacts}.
-        taken: names that the stage uses otherwise.
+        artifacts: {name: dsl.Model, dsl.HTML or another artifact class}.
+        taken: names that the stage already uses for something else.
 
     Raises:
-        OutputsError: a name or a type cannot be an output's, or two names map to the same output.
+        OutputsError: a name or a type cannot be that of an output, or two names map to the same output.
     """
     if results is None and artifacts is None:
         return None
@@ -106,11 +106,7 @@ def read_publication(
 
 
 def check_artifact_class(kind: object) -> None:
-    """Refuse anything that is not a class of artifacts.
-
-    Raises:
-        OutputsError: it is something else.
-    """
+    """Raise OutputsError for anything that is not an artifact class."""
     if not _is_artifact_type(kind):
         raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {kind!r}.")
 
@@ -120,7 +116,7 @@ def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...
 
     Args:
         publication: the declared outputs.
-        inline: whether the command carries the program. Otherwise the image has torchx-kfp.
+        inline: whether the command carries the program. Otherwise, the image must have torchx-kfp.
     """
     spec = {
         "results": {output: [kind.__name__, name] for output, (kind, name) in publication.results.items()},
@@ -140,17 +136,17 @@ def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...
 
 
 def read_ui_metadata(ui_metadata: object) -> str | None:
-    """Return the escaped JSON text of KFP v1's UI metadata; None where there is none.
+    """Return the escaped JSON text of KFP v1's UI metadata; None if there is none.
 
     Raises:
-        OutputsError: it is not a mapping that JSON can hold, or holds a pipeline channel.
+        OutputsError: it is not a mapping that JSON can represent, or contains a pipeline channel.
     """
     if ui_metadata is None:
         return None
     if not isinstance(ui_metadata, Mapping) or contains_channel(dict(ui_metadata)):
         raise OutputsError(
             f"ui_metadata is {ui_metadata!r}. Give a constant dict, such as "
-            "{'outputs': [{'type': 'markdown', ...}]}. For content that is known at run time only, declare an "
+            "{'outputs': [{'type': 'markdown', ...}]}. For content that is known only at run time, declare an "
             "artifact: artifacts={'report': dsl.Markdown}."
         )
     try:
@@ -161,7 +157,7 @@ def read_ui_metadata(ui_metadata: object) -> str | None:
 
 
 def ui_metadata_words(text: str | None) -> tuple[str, ...]:
-    """Return the path of ``mlpipeline_ui_metadata``, for KFP to fill in, and its text; nothing where there is none."""
+    """Return the path of ``mlpipeline_ui_metadata``, which KFP fills in, and its text; nothing if there is none."""
     return () if text is None else (_artifact_path(UI_METADATA), text)
 
 
@@ -171,7 +167,7 @@ def _artifact_path(name: str) -> str:
 
 
 def _plain_json(value: object) -> str:
-    """Write JSON without spaces, and without text in its strings that an engine would rewrite."""
+    """Return JSON without spaces, and without text in its strings that an engine would rewrite."""
     text = json.dumps(value, separators=(",", ":"))
     # Outside strings, an opening brace is always followed by a quote or a closing brace.
     return text.replace("$", "\\u0024").replace("{{", "\\u007b\\u007b").replace("\x7f", "\\u007f")

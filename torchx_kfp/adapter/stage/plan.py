@@ -1,4 +1,4 @@
-"""Plan a stage: an AppDef and its options become pure data. Nothing here changes its arguments."""
+"""Plan a stage: an AppDef and its options become pure data. No function here changes its arguments."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from torchx_kfp.errors import AppDefError
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Everything about a stage that its KFP component and task are made of.
+    """The facts about a stage from which its KFP component and task are made.
 
-    ``alias`` is the stage's name as it was given, ``stage`` its part of run ids, ``component`` its name in KFP.
+    ``alias`` is the stage's name as it was given, ``stage`` its part of run ids, and ``component`` its name in KFP.
     ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` maps variables
-    to fields of the pod, ``volumes`` holds (claim, path) pairs, ``secrets`` maps secrets to their keys and variables.
+    to fields of the pod, ``volumes`` has (claim, path) pairs, and ``secrets`` maps secrets to their keys and variables.
     """
 
     alias: str
@@ -63,9 +63,9 @@ def plan_stage(
     """Plan the stage that runs the app.
 
     Args:
-        app: an AppDef of one role and one replica.
+        app: an AppDef with one role and one replica.
         settings: the options of the stage.
-        parameters: inputs of the component and their defaults (``NO_DEFAULT``: none), also where nothing uses them.
+        parameters: inputs of the component, even unused ones, and their defaults (``NO_DEFAULT`` if there is none).
         description: the component's description. The default names the AppDef.
 
     Raises:
@@ -137,7 +137,7 @@ def plan_stage(
 
 
 def plan_publisher(settings: Settings, name: str, image: str) -> StagePlan:
-    """Plan a stage that publishes what another stage has recorded.
+    """Plan a stage that publishes the records of another stage.
 
     Args:
         settings: the options of the stage; its one source is the other stage.

@@ -1,4 +1,4 @@
-"""The stages that a stage reads: their aliases and run ids; and the tracker base."""
+"""The stages that a stage reads, with their aliases and run ids, and the tracker base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchx_kfp.adapter.values.scope import check_in_scope, is_in_loop
 from torchx_kfp.errors import ChannelError, ReadsError, TrackerError
 from torchx_kfp.tracking.stores.store import check_tracker_base
 
-#: An fsspec URL, a directory, or a channel that holds one.
+#: An fsspec URL, a directory, or a channel for one of these.
 TrackerBase = str | Channel
 #: A task, or its run id: a channel, or a string.
 Readable = Task | Channel | str
@@ -30,7 +30,7 @@ RUN_ID = "run_id"
 
 @dataclass(frozen=True)
 class Stage:
-    """Facts that a task does not hold: the stage's name as it was given, and its tracker base."""
+    """Facts about a stage that its task does not have: its name as it was given, and its tracker base."""
 
     name: str
     tracker_base: TrackerBase | None = None
@@ -40,12 +40,12 @@ _STAGES: WeakKeyDictionary[dsl.PipelineTask, Stage] = WeakKeyDictionary()
 
 
 class StageName(str):
-    """The name of the stage that is read, as its alias: the author gave none."""
+    """The name of a stage as its alias, because the author did not give one."""
 
 
 @dataclass(frozen=True)
 class FanIn:
-    """Several stages behind one alias: a reference to a list of run ids, or the run id of each."""
+    """Several stages with one alias: a reference to a list of run ids, or the run id of each."""
 
     run_ids: Reference | tuple[Reference | str, ...]
 
@@ -54,12 +54,12 @@ Source = Reference | FanIn | str
 
 
 def remember_stage(task: dsl.PipelineTask, stage: Stage) -> None:
-    """Remember which stage the task is. Where it is read, the stage's name is the default alias."""
+    """Remember which stage the task is. The stage's name is its default alias when it is read."""
     _STAGES[task] = stage
 
 
 def stage_of(what: object) -> Stage | None:
-    """Return the stage that a task is; None for anything else."""
+    """Return the stage of a task; None for anything else."""
     return _STAGES.get(what) if isinstance(what, dsl.PipelineTask) else None
 
 
@@ -67,11 +67,11 @@ def read_sources(reads: object) -> dict[str, Source]:
     """Return the sources by alias, in order. An alias that the author did not give is a ``StageName``.
 
     Args:
-        reads: a task, a list of tasks, or {alias: stage}; None and empty ones read nothing.
+        reads: a task, a list of tasks, or {alias: stage}; None and empty collections read nothing.
 
     Raises:
-        ReadsError: something has no run id, or no alias, or the alias of another.
-        ChannelError: a task of a loop is read outside it, without dsl.Collected.
+        ReadsError: something has no run id, no alias, or the same alias as another.
+        ChannelError: a task in a loop is read outside the loop, without dsl.Collected.
     """
     if reads is None:
         return {}
@@ -96,7 +96,7 @@ def read_sources(reads: object) -> dict[str, Source]:
 
 
 def check_alias(alias: object) -> str:
-    """Return the alias, if it is one.
+    """Return the alias if it is valid.
 
     Raises:
         ReadsError: it is not text, is empty, or is a pipeline channel.
@@ -141,10 +141,10 @@ def read_tracker_base(tracker_base: object) -> Parts:
 
 
 def read_uri(uri: object) -> object:
-    """Return the URI of an artifact: a channel that is a string, or constant text.
+    """Return the URI of an artifact: a channel for a string, or constant text.
 
     Raises:
-        ChannelError: it is something else or empty, or has a channel inside, which KFP would not fill in.
+        ChannelError: it is something else, is empty, or has a channel inside, which KFP would not fill in.
     """
     parts = parse(uri, "uri") if isinstance(uri, str) and uri else ()
     if len(parts) > 1:
@@ -261,7 +261,7 @@ def _text_source(run_id: str, where: str) -> Source:
         raise _mixed_text(run_id, where)
     if isinstance(parts[0], Reference) and isinstance(parts[0].argument, pipeline_channel.PipelineChannel):
         return _channel_source(parts[0].argument, where)
-    # ASCII, as in the run ids that a stage's script makes, and text that is the same in JSON.
+    # Run ids are ASCII, like those that a stage's script makes, and must read the same in JSON.
     if (
         not run_id
         or not (run_id.isascii() and run_id.isprintable())

@@ -1,4 +1,4 @@
-"""Kubernetes secrets as variables of a stage: ``{name of a secret: {key in it: environment variable}}``."""
+"""Kubernetes secrets as variables of a stage: ``{a secret's name: {key in it: environment variable}}``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.errors import AppDefError
 
-#: {name of a Kubernetes secret: {key in it: environment variable}}.
+#: {a Kubernetes secret's name: {key in it: environment variable}}.
 Secrets = Mapping[str, Mapping[str, str]]
 
 _EXAMPLE = "secrets={'s3-credentials': {'access_key': 'AWS_ACCESS_KEY_ID'}}"
@@ -52,12 +52,12 @@ def read_secrets(secrets: object) -> dict[str, dict[str, str]]:
 
 
 def secret_variables(secrets: Secrets) -> list[str]:
-    """Return the variables that hold keys of secrets."""
+    """Return the variables that get their values from secrets."""
     return [variable for variables in secrets.values() for variable in variables.values()]
 
 
 def check_variables(secrets: Secrets, env: Container[str], reserved: Container[str], where: str) -> None:
-    """Refuse variables that something else sets.
+    """Reject variables that are already set by something else.
 
     Args:
         secrets: the result of ``read_secrets``.
@@ -66,7 +66,7 @@ def check_variables(secrets: Secrets, env: Container[str], reserved: Container[s
         where: the role, for errors.
 
     Raises:
-        AppDefError: a variable is one of those.
+        AppDefError: a variable is set by something else.
     """
     for secret, variables in secrets.items():
         for key, variable in variables.items():

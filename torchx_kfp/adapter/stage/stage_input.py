@@ -3,15 +3,15 @@
 Argo allows 1 MiB for a whole run. KFP's backend stores a container and its component once for all tasks whose
 container has the same text: about 2 kB for an image with torchx-kfp, 4 kB with the program that publishes. The value
 of an input is stored twice for each task. So text that tends to differ goes into an input: the stage's name, the names
-of the stages that it reads, short values of arguments and variables. Text that stages of one kind tend to share stays
-in the container: the program, the names of options and variables, long values. There is one input for all, because
-each further input would cost 130 bytes a task plus its text::
+of the stages that it reads, and short values of arguments and variables. Text that stages of one kind tend to share
+stays in the container: the program, the names of options and variables, and long values. All values share one input,
+because each further input would cost 130 bytes per task plus its text::
 
     stage-7 stage-6 app.train 0.01
 
-The rule looks at each stage by itself: a stage's command, and so KFP's cache key, must not depend on other stages. The
-text is one line of ASCII, which no database on the way changes. Values are escaped (``escapes.escape``), and so are
-names of stages (as in JSON); neither contains a space.
+The rule considers each stage by itself: a stage's command, and so KFP's cache key, must not depend on other stages. The
+text is one line of ASCII, which the databases on the way do not change. Values are escaped (``escapes.escape``), and so
+are names of stages (as in JSON); neither contains a space.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from torchx_kfp.adapter.values.escapes import escape
 from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Parts
 
-#: Bytes of one value, and of all. To store more than that twice would take more than another container.
+#: The bytes that one value may have, and all of them. Storing more than that twice would take more than another
+#: container.
 LONGEST, MOST = 256, 1024
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 
@@ -37,9 +38,9 @@ class Prefix(str):
 
 @dataclass(frozen=True)
 class Lifted:
-    """The text of the input ``stage``, and what stays in the container.
+    """The text of the input ``stage``, and the words that stay in the container.
 
-    The text names ``aliases``. ``variables`` and ``words`` have a ``Prefix`` where the text has their value.
+    The text contains the names ``aliases``. ``variables`` and ``words`` have a ``Prefix`` where the text has the value.
     """
 
     text: str
@@ -56,11 +57,11 @@ def lift(
     *,
     kept: Collection[str] = (),
 ) -> Lifted:
-    """Lift names and values into the input ``stage``.
+    """Move names and values into the input ``stage``.
 
     Args:
         stage: the stage's part of run ids.
-        aliases: aliases of the stages that are read.
+        aliases: the aliases of the stages that are read.
         variables: ``env`` and ``NAME=value``.
         words: the program and its arguments.
         kept: variables that stay in the container, because the stages of a pipeline share them.

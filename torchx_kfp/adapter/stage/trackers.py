@@ -11,7 +11,7 @@ from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Channel, Parts
 from torchx_kfp.errors import AppDefError
 
-#: {tracker: its configuration}: the name of an entry point ``torchx.tracker``, or ``module:function``.
+#: {tracker: its configuration}. A tracker is the name of an entry point ``torchx.tracker``, or ``module:function``.
 Trackers = Mapping[str, str | Channel | None]
 
 _EXAMPLE = "trackers={'mlflow': 'http://mlflow:5000'}"
@@ -39,7 +39,7 @@ def read_trackers(trackers: object) -> dict[str, Parts | None]:
                 f"variable {variable}. Use one of them."
             )
         names[variable] = name
-        # Not config == "": with a channel, this makes a condition for dsl.If.
+        # Do not write config == "": with a channel, this makes a condition for dsl.If.
         missing = config is None or (isinstance(config, str) and not config)
         read[name] = None if missing else parse_checked(config, f"trackers[{name!r}]")
         if read[name] is not None and not is_shell_variable(variable):
@@ -52,7 +52,7 @@ def read_trackers(trackers: object) -> dict[str, Parts | None]:
 
 
 def tracker_env(trackers: Mapping[str, Parts | None]) -> dict[str, Parts]:
-    """Return the variables that tell a stage its trackers; none if it has no further ones."""
+    """Return the variables that tell a stage its trackers; none if it does not have further trackers."""
     if not trackers:
         return {}
     configs = {protocol.tracker_config_variable(name): config for name, config in trackers.items() if config}

@@ -1,1 +1,1 @@
-"""Values of an AppDef that are known at run time only, and how they reach the application unchanged."""
+"""Values of an AppDef that are known only at run time, and how they reach the application unchanged."""

@@ -1,8 +1,8 @@
-"""Pipeline channels in an AppDef's values: as objects, or as the text that KFP puts into f-strings.
+"""Pipeline channels in an AppDef's values: objects, or the text that KFP puts into f-strings.
 
-KFP reads the channels of an f-string back from their text, and loses some: a type such as ``typing.List[int]`` does not
-match its pattern, so the channel stays in the compiled file as a literal, and a field of a dict loop item is taken for
-a pipeline parameter that does not exist. So each channel is looked up here and passed to KFP as an object.
+KFP parses the channels in an f-string from their text, and loses some: a type such as ``typing.List[int]`` does not
+match its pattern, so that the channel stays in the compiled file as a literal; and it takes a field of a dict loop item
+for a pipeline parameter, which does not exist. So each channel is looked up here and passed to KFP as an object.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(
 _CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
 
-#: Text that f-strings make of other objects -> what the object is.
+#: The objects that f-strings have turned into text, by the beginning of that text.
 _TRACES = {
     "<kfp.dsl.pipeline_task.PipelineTask object at 0x": "a task (pass one of its outputs, or reads=task)",
     "ConditionOperation(operator=": "a comparison of pipeline channels (only dsl.If takes one)",
 }
 
-#: Placeholders that KFP fills if they are the whole value of a task's input.
+#: Placeholders that KFP fills in if they are the whole value of a task's input.
 _PLACEHOLDERS = {
     getattr(dsl, name): name.removesuffix("_PLACEHOLDER").lower()
     for name in (
@@ -49,7 +49,7 @@ def parse(value: object, where: str) -> Parts:
     """Read the value as constant text and references, in order.
 
     Args:
-        value: a string, which may hold channels as text, or a channel.
+        value: a string, which may contain channels as text, or a channel.
         where: the value's place in the AppDef, for errors.
 
     Raises:
@@ -65,7 +65,7 @@ def parse(value: object, where: str) -> Parts:
     for placeholder in _PLACEHOLDERS:
         if placeholder in value:
             raise ChannelError(
-                f"{where} holds {placeholder} inside other text: {value!r}. KFP fills it only if it is the whole "
+                f"{where} holds {placeholder} inside other text: {value!r}. KFP fills it in only if it is the whole "
                 "value: pass it as a separate argument or variable."
             )
     parts: list[str | Reference] = []
@@ -87,11 +87,11 @@ def parse(value: object, where: str) -> Parts:
 
 
 def check_parts(parts: Parts, where: str) -> Parts:
-    """Return the parts, if they arrive unchanged: constant text can be escaped, text beside a channel cannot.
+    """Return the parts if they arrive unchanged: constant text can be escaped, but text next to a channel cannot.
 
     Raises:
-        AppDefError: no process can receive the text.
-        ChannelError: an engine would change text beside a channel.
+        AppDefError: a process cannot receive the text.
+        ChannelError: an engine would change text next to a channel.
     """
     for part, follower in zip(parts, (*parts[1:], None), strict=True):
         if isinstance(part, str):
@@ -107,7 +107,7 @@ def parse_checked(value: object, where: str) -> Parts:
 
 
 def contains_channel(value: object) -> bool:
-    """Whether there is a channel anywhere in the value: in text, in a list, in a dict's keys and values."""
+    """Tell whether there is a channel anywhere in the value: in text, in a list, or in a dict's keys and values."""
     if isinstance(value, pipeline_channel.PipelineChannel | pipeline_channel.ConditionOperation):
         return True
     if isinstance(value, str):
@@ -140,13 +140,13 @@ def _no_text(value: object, where: str) -> str:
         )
     if value is None:
         return f"{where} is None, but must be a string. Leave it out, or pass '' if you mean an empty one."
-    # Nobody means the text of most objects.
+    # Only for these types is the text of the value likely to be meant.
     meant = f": write {str(value)!r}" if isinstance(value, (int, float, os.PathLike)) else ""
     return f"{where} is {value!r} ({type(value).__name__}), but must be a string{meant}."
 
 
 def _refuse_lost(text: str, where: str) -> None:
-    """Refuse text that an f-string has made of another object, and that KFP would take for a constant."""
+    """Reject text that an f-string has made from another object, and that KFP would take for a constant."""
     for trace, what in _TRACES.items():
         if trace in text:
             raise ChannelError(f"{where} holds {what} as text: {text!r}.")
@@ -183,13 +183,13 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     if isinstance(channel, for_loop.LoopArgumentVariable) and channel.is_with_items_loop_argument:
         loop = pipeline_here(where).groups[-1]
         if getattr(loop, "loop_argument", None) is not channel.loop_argument:
-            # KFP carries a field of a constant item into a group inside the loop only together with the item.
+            # KFP passes a field of a constant item into a group inside the loop only together with the item.
             carrier = _reference(channel.loop_argument, where)
     return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), carrier)
 
 
 def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
-    """Return a key that tells the channel from others of its pipeline."""
+    """Return a key that distinguishes the channel from others of its pipeline."""
     kind = "collected " if isinstance(channel, dsl.Collected) else ""
     return f"{kind}{channel.task_name or ''};{channel.name}"
 
@@ -197,9 +197,9 @@ def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
 def _with_true_type(channel: pipeline_channel.PipelineChannel) -> pipeline_channel.PipelineChannel:
     """Return the channel; an item of a loop over constants gets the common type of all items.
 
-    KFP uses the type of the first item, and for all fields of dict items that of the first field. So in ``{"lr": 0.1,
-    "name": "a"}`` it makes ``name`` a number, which the backend refuses, and the items of ``[1, 0.5]`` integers, which
-    kfp.local truncates.
+    KFP uses the type of the first item, and for all fields of dict items the type of the first field. So it makes
+    ``name`` in ``{"lr": 0.1, "name": "a"}`` a number, which the backend rejects, and the items of ``[1, 0.5]``
+    integers, which kfp.local truncates.
     """
     if isinstance(channel, for_loop.LoopArgumentVariable):
         item = channel.loop_argument
@@ -229,7 +229,7 @@ def _short_name(channel: pipeline_channel.PipelineChannel) -> str:
         return f"item_{channel.subvar_name}"
     if isinstance(channel, for_loop.LoopParameterArgument):
         return "item"
-    # KFP names the single output of a Python component "Output", which no input can be called.
+    # KFP names the single output of a Python component "Output", which cannot be the name of an input.
     return "output" if channel.name == "Output" else str(channel.name)
 
 

@@ -1,11 +1,11 @@
-"""Constant text on its way to the application: what engines would change in it, and the escapes that protect it.
+"""Constant text on its way to the application: the changes that engines would make, and escapes that prevent them.
 
 Between the compiled pipeline and the application's ``argv``, a word passes through KFP, Argo and the kubelet. KFP fills
-``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
+in ``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
 ``{{...}}``, evaluates ``{{=...}}``, and quotes unprintable characters in a way that is not JSON. The kubelet turns
 ``$$`` into ``$``, expands ``$(NAME)`` and mangles a character after ``$`` that is not ASCII
-(``torchx_kfp.backend.rewriting``). In words that contain any of this, octal escapes of ``printf %b``, a builtin of
-every ``sh``, take the place of such characters.
+(``torchx_kfp.backend.rewriting``). In words that contain any of this, such characters are replaced by octal escapes for
+``printf %b``, a builtin of every ``sh``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import re
 from torchx_kfp.backend.rewriting import REWRITTEN_AFTER_DOLLAR
 from torchx_kfp.errors import AppDefError, ChannelError
 
-#: Linux refuses longer arguments (MAX_ARG_STRLEN is 128 KiB with the final NUL). In bytes.
+#: The bytes that Linux accepts in one argument (MAX_ARG_STRLEN is 128 KiB with the final NUL).
 LONGEST_WORD = 128 * 1024 - 1
 
 _REWRITTEN = re.compile(r"\$" + REWRITTEN_AFTER_DOLLAR + r'|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
-#: Backslashes, and the first character of each pair that engines rewrite.
+#: Matches backslashes, and the first character of each pair that engines rewrite.
 _ESCAPED = re.compile(r"\\|\$(?=" + REWRITTEN_AFTER_DOLLAR + r')|\{(?=\{|\s*"(?:Concat|IfPresent)")')
 _KEPT_UNPRINTABLE = "\t\n\r"
 
@@ -30,7 +30,7 @@ def _is_plain(character: str) -> bool:
 
 
 def find_rewritten(text: str) -> str | None:
-    """Return the first piece of the text that an engine would change, or None."""
+    """Return the first piece of the text that an engine would change; None if there is none."""
     found = _REWRITTEN.search(text)
     if found:
         return found.group()
@@ -40,7 +40,7 @@ def find_rewritten(text: str) -> str | None:
 
 
 def escape(text: str) -> str:
-    """Escape everything that engines change, for ``printf %b``."""
+    """Escape everything that engines would change, for ``printf %b``."""
     text = _ESCAPED.sub(lambda found: _octal(found.group()), text)
     return "".join(character if _is_plain(character) else _octal(character) for character in text)
 
@@ -50,13 +50,13 @@ def _octal(character: str) -> str:
 
 
 def check_word(text: str, where: str) -> str:
-    """Return the text, if a process can receive it.
+    """Return the text if a process can receive it.
 
     Raises:
         AppDefError: it contains NUL or lone surrogates, or is longer than Linux accepts.
     """
     if "\0" in text:
-        raise AppDefError(f"{where} holds a NUL character, which no argument can carry: {text!r}. Remove it.")
+        raise AppDefError(f"{where} contains a NUL character, which an argument cannot: {text!r}. Remove it.")
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -73,12 +73,12 @@ def check_word(text: str, where: str) -> str:
 
 
 def check_beside_channel(text: str, where: str, *, before: bool) -> str:
-    """Return the text, if it may stand in one string with a pipeline channel, where escapes are impossible.
+    """Return the text if it may be in one string with a pipeline channel, where escapes are impossible.
 
     Args:
         text: constant text.
         where: the string's place in the AppDef, for errors.
-        before: whether a channel follows. With one more brace, the beginning of KFP's placeholder is Argo's.
+        before: whether a channel follows. After another brace, KFP's placeholder would look like one of Argo's.
 
     Raises:
         ChannelError: an engine would change the text.
@@ -87,7 +87,7 @@ def check_beside_channel(text: str, where: str, *, before: bool) -> str:
     if found:
         raise ChannelError(
             f"{where} holds {found!r} in one string with a pipeline channel: {text!r}. Argo or the kubelet would "
-            "change it, and text beside a channel cannot be escaped. Split it: pass the text and the channel as two "
+            "change it, and text next to a channel cannot be escaped. Split it: pass the text and the channel as two "
             "arguments or variables, and let the application join them."
         )
     return text

@@ -1,4 +1,4 @@
-"""Names that KFP, Kubernetes and the tracker accept, made from names that people give."""
+"""Names that KFP, Kubernetes and the tracker accept, made from names that users give."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import keyword
 import re
 from collections.abc import Container
 
-#: A Kubernetes label holds 63 characters; KFP makes labels and template names of task names.
+#: A Kubernetes label may have 63 characters; KFP turns task names into labels and names of templates.
 LONGEST_NAME = 63
 
 
 def _shorten(name: str, original: str) -> str:
-    """Keep the name within the limit. If little of the original is left, add a hash to tell it from others."""
+    """Keep the name within the limit. If little of the original is left, add a hash to distinguish it from others."""
     if name and len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(original.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -35,17 +35,17 @@ def label_value(value: str) -> str:
 
 
 def is_input_name(name: str) -> bool:
-    """Whether an input can have this name. KFP makes the inputs parameters of functions and of a method."""
+    """Tell whether an input can have this name. KFP turns inputs into parameters of functions and of a method."""
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name != "self"
 
 
 def is_shell_variable(name: str) -> bool:
-    """Whether shells pass on a variable of this name to the programs that they start; dash drops others."""
+    """Tell whether shells pass a variable with this name on to the programs that they start; dash drops others."""
     return name.isascii() and name.isidentifier()
 
 
 def output_name(name: str) -> str:
-    """Return KFP's name of the output for a result or an artifact; empty if nothing is left of the name.
+    """Return KFP's name for the output of a result or an artifact; empty if nothing is left of the name.
 
     Each run of characters other than ASCII letters, digits and ``_`` becomes one ``_``; leading and trailing ``_`` are
     dropped. A name that begins with a digit is prefixed with ``n``, and a Python keyword is followed by ``_``.

@@ -23,15 +23,15 @@ def pipeline_here(where: str) -> pipeline_context.Pipeline:
 
 
 def check_in_scope(channel: pipeline_channel.PipelineChannel, where: str) -> None:
-    """Refuse a channel that has no value, or several, where it is used.
+    """Reject a channel that has no value, or several values, where it is used.
 
     Raises:
-        ChannelError: the channel is an item of a loop that has ended, or an output of a task in a loop, a condition or
-            an exit handler that has ended; or its task is in another pipeline.
+        ChannelError: the channel is an item of a loop that has ended, an output of a task in a loop, a condition or an
+            exit handler that has ended, or an output of a task in another pipeline.
     """
     pipeline = pipeline_here(where)
     if isinstance(channel, for_loop.LoopArgumentVariable | for_loop.LoopParameterArgument):
-        # Not getattr: an item takes every attribute that it does not have for a field.
+        # Do not use getattr: an item takes every attribute that it does not have for a field.
         item = channel.loop_argument if isinstance(channel, for_loop.LoopArgumentVariable) else channel
         loops = [group.loop_argument for group in pipeline.groups if isinstance(group, tasks_group.ParallelFor)]
         if not any((loop.task_name, loop.name) == (item.task_name, item.name) for loop in loops):
@@ -61,7 +61,7 @@ def check_in_scope(channel: pipeline_channel.PipelineChannel, where: str) -> Non
 
 
 def is_in_loop(channel: pipeline_channel.PipelineChannel) -> bool:
-    """Whether the channel's task is in a loop that has ended, so that the channel has several values."""
+    """Tell whether the channel's task is in a loop that has ended, so that the channel has several values."""
     groups = _closed_groups(channel, pipeline_here("dsl.Collected"))
     return any(isinstance(group, tasks_group.ParallelFor) for group in groups)
 
@@ -69,7 +69,7 @@ def is_in_loop(channel: pipeline_channel.PipelineChannel) -> bool:
 def _closed_groups(
     channel: pipeline_channel.PipelineChannel, pipeline: pipeline_context.Pipeline
 ) -> list[tasks_group.TasksGroup]:
-    """Return the groups around the channel's task that have ended, from the inside out."""
+    """Return the groups around the channel's task that have ended, innermost first."""
     task = pipeline.tasks.get(channel.task_name)
     group = task.parent_task_group if task else None
     groups = []

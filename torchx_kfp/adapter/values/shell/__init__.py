@@ -1,9 +1,9 @@
 """Shell programs in an AppDef's arguments, such as the one that ``dist.ddp`` builds for ``bash -c``.
 
-KFP fills a channel into a word as text. In a program that text would be code: whoever sets a parameter could close the
-quotes around it. So a channel inside a program becomes an environment variable, which the program expands in quotes:
-there the value is one word, whatever it contains. A channel may only stand where every shell that was examined treats
-it as data (``rules``), in a program that the parser understands completely (``parser``).
+KFP fills a channel into a word as text. In a program, that text would be code: whoever sets a parameter could close the
+quotes around it. So a channel inside a program becomes an environment variable, which the program expands in quotes,
+where the value is one word, whatever it contains. A channel is accepted only where every shell that was examined treats
+it as data (``rules``), and only in a program that the parser understands completely (``parser``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torchx_kfp.adapter.values.shell.tree import NotUnderstood
 from torchx_kfp.adapter.values.shell.words import CHANNEL
 from torchx_kfp.errors import ChannelError
 
-#: Programs that start another one in the same environment, and options of ``env`` with which it changes that.
+#: Programs that start another one in the same environment, and options that make ``env`` change the environment.
 _WRAPPERS = ("env", "timeout", "nohup", "nice", "stdbuf", "setsid", "time", "tini", "dumb-init", "busybox", "toybox")
 _OTHER_ENVIRONMENTS = ("-i", "-", "-u", "-S", "--ignore-environment", "--unset", "--split-string")
 _SPLITS = re.compile(r"-\w*S|--split-string")
-#: Options of shells that take the next word.
+#: Shells' options that take the next word as their value.
 _WITH_VALUE = ("--rcfile", "--init-file")
 
-#: Expansions of a variable for each kind of place; open quotes are closed around it.
+#: The expansion of a variable for each kind of place; open quotes are closed before it and opened again after it.
 _EXPANSIONS = {
     "plain": '"${{{}}}"',
     "double": "${{{}}}",
@@ -99,14 +99,14 @@ def lift_channels(
         where: its place in the AppDef, for errors.
         taken: names of variables that are in use.
         bash: whether bash runs the program. Otherwise only syntax that all shells share is accepted.
-        values: environment variables that hold channels as well.
+        values: further environment variables whose values come from channels.
 
     Raises:
         ChannelError: a shell might read the value of a channel as code, or the program is not understood.
     """
     source = "".join(part if isinstance(part, str) else CHANNEL for part in program)
     if source.count(CHANNEL) != sum(isinstance(part, Reference) for part in program):
-        raise ChannelError(f"{where} holds a NUL character, which no argument can carry. Remove it.")
+        raise ChannelError(f"{where} contains a NUL character, which an argument cannot. Remove it.")
     parser = Parser(source, bash)
     try:
         check(parser.parse(), bash=bash, values=values)
@@ -131,14 +131,14 @@ def lift_channels(
 def _refuse(program: Parts, where: str, why: str) -> NoReturn:
     name = next(part.name for part in program if isinstance(part, Reference))
     raise ChannelError(
-        f"{where} is a shell program with the pipeline channel {name!r}, and {why}. A channel may only stand where "
+        f"{where} is a shell program with the pipeline channel {name!r}, and {why}. A channel is accepted only where "
         "shells are known to treat its value as data. Pass it after the program, as an argument of one of your "
         f"""programs: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]."""
     )
 
 
 def _refuse_hidden_programs(entrypoint: Parts, args: Sequence[Parts], index: int | None, where: str) -> None:
-    """Refuse channels in arguments that may be a shell's program, if it is unknown how the shell is started."""
+    """Reject channels in arguments that may be a shell's program, if it is unknown how the shell is started."""
     words = _texts(entrypoint, args)
     env = "env" in map(_program, words)
     shell = split = code = False
@@ -154,7 +154,7 @@ def _refuse_hidden_programs(entrypoint: Parts, args: Sequence[Parts], index: int
 
 
 def _splits(parts: Parts) -> bool:
-    """Whether the argument is ``env``'s ``-S``, whose text becomes a command."""
+    """Tell whether the argument is ``env``'s ``-S``, whose text becomes a command."""
     return isinstance(parts[0], str) and re.match(_SPLITS, parts[0]) is not None
 
 

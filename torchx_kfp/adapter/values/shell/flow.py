@@ -49,29 +49,29 @@ def is_assignment(word: Word) -> bool:
 
 
 def is_pattern(word: Word) -> bool:
-    """Whether a shell may replace the word by names of files."""
+    """Tell whether a shell may replace the word with names of files."""
     return any(piece.text in "*?[" and not piece.quoted for piece in word if piece.text)
 
 
 def file_name(word: Word) -> str | None:
-    """Return the name of a file without its folder, if it is known."""
+    """Return the name of a file without its folder; None if it is not known."""
     text = literal(word)
     return None if text is None else text.rpartition("/")[2]
 
 
 @dataclass
 class Flow:
-    """The places that values reach in a program, in whatever order its commands run."""
+    """The places that values may reach in a program, regardless of the order in which its commands run."""
 
     values: set[str]
     functions: set[str] = field(default_factory=set)
-    #: Variables that hold only numbers.
+    #: Variables whose values are always numbers.
     numbers: set[str] = field(default_factory=set)
     #: Names of files that the program writes; None for a name that is a value.
     written: set[str | None] = field(default_factory=set)
 
     def follow(self, script: Script) -> None:
-        """Find out what variables hold, and which functions and files the program makes."""
+        """Find out which variables have values, and which functions and files the program creates."""
         commands = list(script.commands())
         fed = {id(command) for each in script.scripts() for pipeline in each.pipelines for command in pipeline[1:]}
         for command in commands:
@@ -93,11 +93,11 @@ class Flow:
                 self.written.add(None if self.holds(word) else file_name(word) or "")
         names = [file_name(word) or "" for word in command.words] if isinstance(command, Simple) else []
         for text in [literal(word) or "" for word in command.words] if isinstance(command, Simple) else []:
-            # Programs of nested shells and of traps.
+            # The word may be the program of a nested shell or of a trap.
             self.written.update(name.rpartition("/")[2] for name in _REDIRECTED.findall(text))
         if writer := next((name for name in names if name in WRITERS), None):
             known = {name.rpartition("=")[2] for name in names[names.index(writer) + 1 :] if name}
-            # They copy from one file into another, or from their input.
+            # They copy a file, or their input, into another file.
             if fed or command.redirects or known & self.written or any(map(self.holds, command.words)):
                 self.written |= known
                 if writer == "tee" and any(map(self.holds, command.words)):
@@ -149,15 +149,15 @@ class Flow:
         return re.fullmatch(r"[0-9]+", literal(word) or "") is not None
 
     def is_number(self, word: Word) -> bool:
-        """Whether the word is always a number."""
+        """Tell whether the word is always a number."""
         return self._is_number(word, self.numbers)
 
     def holds(self, word: Word) -> bool:
-        """Whether the word contains a value, or output that a command made from one."""
+        """Tell whether the word contains a value, or output that a command has made from one."""
         return any(map(self.piece_holds, word))
 
     def piece_holds(self, piece: Piece) -> bool:
-        """Whether this part of a word may be a value."""
+        """Tell whether this part of a word may be a value."""
         if piece.kind == "channel":
             return True
         if piece.kind == "variable":
@@ -165,11 +165,11 @@ class Flow:
             return piece.text in self.values or piece.text in ("@", "*", "_") or piece.text.isdigit()
         if piece.script is None:
             return False
-        # The command may read files that the program writes, and functions may do anything.
+        # The command may read files that the program has written, and functions may do anything.
         return bool(self.written) or any(map(self.command_holds, piece.script.commands()))
 
     def command_holds(self, command: Command) -> bool:
-        """Whether a command has values in its words, or may get them in another way."""
+        """Tell whether a command has values in its words, or may get them in another way."""
         if isinstance(command, Function):
             return False
         if isinstance(command, Simple) and command.words:

@@ -1,8 +1,8 @@
 """A parser for the shell syntax that sh, dash, busybox and bash read alike.
 
-It exists to be strict: syntax that it does not know, or that shells read differently, is ``NotUnderstood``. Existing
-parsers accept more and guarantee less: bashlex is under the GPL and does not know arithmetic or ``case``;
-tree-sitter-bash recovers from syntax errors, and misreads here-documents of valid programs.
+It exists to be strict: it raises ``NotUnderstood`` for syntax that it does not know, or that shells read differently.
+Existing parsers accept more and guarantee less: bashlex is under the GPL and does not know arithmetic or ``case``;
+tree-sitter-bash recovers from syntax errors, and misreads here-documents in valid programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchx_kfp.adapter.values.shell.words import CHANNEL, Document, Words
 
 _RESERVED = ("if", "then", "else", "elif", "fi", "do", "done", "case", "esac", "while", "until", "for", "in", "{", "}")
 _UNKNOWN_WORDS = {"function", "select", "coproc"}
-#: White space other than blanks and newlines is part of a word.
+# White space other than blanks and newlines is part of a word.
 _KEYWORD = re.compile(r"(?:[a-z]+|[{}!]|\[\[|\]\])(?=[ \t\n;&|()<>]|\Z)")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _REDIRECT = re.compile(r"[0-9]*(<<<|<<-|<<|<&|>&|<>|>>|>\||<|>)|(&>>|&>)")
@@ -158,7 +158,7 @@ class Parser(Words):
         redirects: list[Redirect] = []
         while self._redirect(redirects):
             pass
-        # The text of a here-document comes with the next line, into the same list.
+        # The text of a here-document follows on the next line, and is added to the same list.
         return Compound(scripts, words, variable, redirects)
 
     def _items(self) -> tuple[str, tuple[Word, ...]]:
@@ -260,7 +260,7 @@ class Parser(Words):
         return Function(name, body)
 
     def _redirect(self, redirects: list[Redirect]) -> bool:
-        """Read a redirection, if one begins here. Return whether it did."""
+        """Read a redirection if one begins here, and tell whether it did."""
         self._blanks()
         found = _REDIRECT.match(self.text, self.at)
         if not found:
@@ -290,7 +290,7 @@ class Parser(Words):
         return True
 
     def _read_documents(self) -> None:
-        """Read the here-documents that were announced on the line that has just ended."""
+        """Read the here-documents that were announced on the line that just ended."""
         for document in self.documents:
             start = self.at
             while True:

@@ -10,9 +10,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Shells whose grammar was examined. Programs of all others are refused.
+#: Shells whose grammar was examined. Programs for other shells are rejected.
 KNOWN_SHELLS = ("sh", "dash", "ash", "bash")
-#: Names of shells, with versions.
+#: Matches names of shells, with versions.
 SHELL = re.compile(
     r"(?:sh|dash|ash|bash|rbash|hush|msh|sash|[mlop]?ksh|pdksh|oksh|loksh|posh|yash|zsh|fish|t?csh|rc|es|osh|ysh|oil|nu"
     r"|elvish|xonsh|pwsh|powershell)(?:[-.]?\d[\w.+]*)?(?:[-.]static)?"
@@ -26,7 +26,7 @@ TAKE_CONSTANTS = _names("pwd exit return shift break continue wait kill umask ul
 DECLARE = _names("export readonly local")
 #: Commands that run the command after them, without options.
 WRAPPERS = _names("exec nohup setsid time busybox toybox")
-#: Builtins, of other shells too, that read arguments as code, as names or as arithmetic, or change how others are read.
+#: Builtins, including other shells', that read arguments as code, names or arithmetic, or change how others are read.
 REFUSED_BUILTINS = _names(
     """
     eval alias unalias let declare typeset getopts builtin caller compgen complete compopt bind enable hash help history
@@ -46,7 +46,7 @@ RUN_CODE = _names(
     ncat netcat telnet jshell ghci ocaml osascript
     """
 )
-#: Programs that run the command after their options. Values are accepted only after a script of the author's.
+#: Programs that run the command after their options. Values are accepted only after the name of an author's script.
 LAUNCHERS = _names(
     """
     ionice taskset chrt prlimit numactl setarch linux32 linux64 i386 x86_64 uname26 unbuffer valgrind catchsegv
@@ -59,19 +59,19 @@ LAUNCHERS = _names(
 WRITERS = _names("tee cp mv ln install dd sort split csplit sponge rsync curl wget")
 #: Programs that print variables of the environment, or the names of files.
 PRINT_VALUES = _names("printenv set ps ls dir vdir find realpath readlink")
-#: Names of files that programs run as code.
+#: Matches names of files that programs run as code.
 CODE_FILE = re.compile(
     r".*\.(?:py|pth|pyc|ipynb|sh|bash|pl|pm|rb|js|mjs|cjs|lua|[Rr]|jl|mk|awk|sed|sql|so)"
     r"|(?:GNU)?[Mm]akefile|Dockerfile|Containerfile|\.\w*(?:rc|profile|login|logout|env)|config|authorized_keys"
 )
-#: Words that shells read as part of their language, also after ``time``.
+#: Words that shells read as part of their language, even after ``time``.
 RESERVED_WORDS = _names("! { } if then else elif fi do done case esac while until for in function select coproc")
 #: Interpreters that may take values after the name of a script.
 INTERPRETERS = _names("perl ruby node nodejs deno bun php lua luajit Rscript julia scala groovy raku")
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
-#: Modules of Python that run code from their arguments.
+#: Python modules that run code from their arguments.
 RUN_CODE_MODULES = _names("runpy timeit pdb code asyncio profile cProfile trace bdb doctest IPython")
-#: Variables that shells evaluate as code, or that change what they do.
+#: Matches variables that shells evaluate as code, or that change the behavior of shells.
 OF_SHELLS = re.compile(r"PS\d|BASH\w*|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
 #: Options that ``set -o`` may change.
 OPTIONS = _names("errexit nounset xtrace verbose noglob allexport noclobber pipefail")

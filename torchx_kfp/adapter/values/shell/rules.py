@@ -1,17 +1,17 @@
 """The places where a shell program may contain values: only those where every examined shell treats them as data.
 
-Values come from pipeline channels. They go on in variables that are assigned from them, in the output of commands, and
-in files. A value may be an argument of a program, of ``echo``, ``printf`` (after its format) or ``cd``; an operand of a
-comparison of ``[``; the value of a variable in lower case, which POSIX reserves for applications; the subject of
-``case``, an item of ``for``, a line of a here-document, a file's name. Everything else is refused, because shells
-evaluate values in more places than anybody has listed (arithmetic, subscripts, ``[ -v``, ``PS4``, ``BASH_ENV``, ...).
-Unknown builtins are refused as well, and so are values in the arguments or the input of programs that run code.
+Values come from pipeline channels. They spread to variables that are assigned from them, to the output of commands, and
+to files. A value may be an argument of a program, of ``echo``, ``printf`` (after its format) or ``cd``; an operand in a
+comparison with ``[``; the value of a variable in lower case, which POSIX reserves for applications; the subject of
+``case``, an item of ``for``, a line of a here-document, or a file's name. Everything else is rejected, because shells
+evaluate values in more places than anyone has listed (arithmetic, subscripts, ``[ -v``, ``PS4``, ``BASH_ENV``, ...).
+Unknown builtins are also rejected, and so are values in the arguments or the input of programs that run code.
 
-An author's own program gets its arguments as it would without a shell, and is responsible for what it does with them:
-they may begin with a dash, for example. Files that a shell sources or runs are the author's, unless the program writes
-values into a file of that name, or copies one to it. Programs that run the command after their options (``ionice``,
-``uv run``) may have values after the name of a script. Variables that bash sets (``$_``), ``$PWD`` after ``cd``, and
-names of files count as values.
+An author's own program gets the same arguments as it would without a shell, and must handle them itself: they may begin
+with a dash, for example. Files that a shell sources or runs are trusted as the author's, unless the program writes
+values into a file with that name, or copies such a file there. Programs that run the command after their options
+(``ionice``, ``uv run``) may have values after the name of a script. Variables that bash sets (``$_``), ``$PWD`` after
+``cd``, and names of files count as values.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def check(
     stdin: bool = False,
     assigns: bool = True,
 ) -> None:
-    """Refuse a program that has a value where a shell might read it as code.
+    """Reject a program that has a value where a shell might read it as code.
 
     Args:
         script: the program.
         bash: whether bash runs it.
-        values: variables that hold values when it starts.
-        written: names of files that hold values when it starts.
-        stdin: whether its input holds values.
+        values: variables that contain values when it starts.
+        written: names of files that contain values when it starts.
+        stdin: whether its input contains values.
         assigns: whether it may assign values to further variables.
 
     Raises:
@@ -94,13 +94,13 @@ def _refuse(why: str) -> NoReturn:
 
 @dataclass
 class _Rules:
-    """Checks what each command does with values."""
+    """Checks how each command uses values."""
 
     flow: Flow
     bash: bool
 
     def script(self, script: Script, stdin: bool) -> None:
-        """Check the commands of a script; ``stdin`` says whether their input holds values."""
+        """Check the commands of a script; ``stdin`` tells whether their input contains values."""
         for pipeline in script.pipelines:
             fed = stdin
             for command in pipeline:
@@ -197,12 +197,12 @@ class _Rules:
             self._inside(arguments, stdin)
 
     def _names_written(self, arguments: list[Word]) -> bool:
-        """Whether an argument names a file that the program writes."""
+        """Tell whether an argument names a file that the program writes."""
         names = [literal(word) or "" for word in arguments]
         return any(re.split("[/=]", name)[-1] in self.flow.written for name in names)
 
     def _is_after_script(self, arguments: list[Word]) -> bool:
-        """Whether a script or an interpreter comes before the first value."""
+        """Tell whether a script or an interpreter comes before the first value."""
         for word in arguments:
             file = file_name(word) or ""
             if PYTHON.fullmatch(file) or SHELL.fullmatch(file) or CODE_FILE.fullmatch(file) or file == "torchrun":
@@ -230,7 +230,7 @@ class _Rules:
                 return
 
     def _not_written(self, word: Word) -> None:
-        """Refuse to run a file that the program itself may have written."""
+        """Reject running a file that the program itself may have written."""
         if file_name(word) in self.flow.written:
             _refuse(f"runs {literal(word)!r}, a file that it writes itself")
 

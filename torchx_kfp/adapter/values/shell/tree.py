@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class NotUnderstood(Exception):
-    """It is unknown what the program does with values. The message is a clause that says why."""
+    """It is unknown how the program uses values. The message is a clause that says why."""
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,11 @@ class Piece:
     """Part of a word: text, a channel, a variable, a command substitution or arithmetic."""
 
     kind: str
-    #: The text itself; the variable's name.
+    #: The text itself, or the variable's name.
     text: str = ""
     quoted: bool = False
     script: Script | None = None
-    #: The variables that arithmetic reads; the one that ``${x:=text}`` may set.
+    #: The variables that arithmetic reads, or the variable that ``${x:=text}`` may set.
     names: tuple[str, ...] = ()
     #: Whether the expansion changes the variable's value (``${x:+text}``).
     changed: bool = False
@@ -30,7 +30,7 @@ Word = tuple[Piece, ...]
 
 @dataclass(frozen=True)
 class Redirect:
-    """``operator`` without its file descriptor; for ``<<`` the word is the document."""
+    """A redirection. ``operator`` excludes the file descriptor; for ``<<``, the word is the document."""
 
     operator: str
     word: Word
@@ -47,10 +47,10 @@ class Simple:
 
 @dataclass(frozen=True)
 class Compound:
-    """``if``, ``while``, ``for``, ``case``, braces, a subshell: their content, not when and how often it runs."""
+    """``if``, ``while``, ``for``, ``case``, braces or a subshell: its content, but not when and how often it runs."""
 
     scripts: Sequence[Script]
-    #: The subject of ``case`` and its patterns, the items of ``for``.
+    #: The subject of ``case`` and its patterns, or the items of ``for``.
     words: Sequence[Word] = ()
     #: The variable of ``for``.
     variable: str | None = None
@@ -105,13 +105,13 @@ def _scripts_in(command: Command) -> list[Script]:
 
 
 def words_of(command: Simple | Compound) -> list[Word]:
-    """Yield every word of the command itself: assigned values, arguments, redirections."""
+    """Return every word of the command itself: assigned values, arguments, redirections."""
     words = [*command.words, *(redirect.word for redirect in command.redirects)]
     return [*(word for _, word in command.assignments), *words] if isinstance(command, Simple) else words
 
 
 def literal(word: Word) -> str | None:
-    """Return the word's text, if it is known without running anything."""
+    """Return the word's text; None if it is not known without running anything."""
     if all(piece.kind == "text" for piece in word):
         return "".join(piece.text for piece in word)
     return None

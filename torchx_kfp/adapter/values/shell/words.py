@@ -1,6 +1,6 @@
-"""Reading the words of shell programs: quotes, expansions, channels.
+"""Read the words of shell programs: quotes, expansions, channels.
 
-In the text, a NUL stands for a pipeline channel: no argument can contain one.
+In the text, a NUL represents a pipeline channel, since an argument cannot contain a NUL.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ _ESCAPABLE = '$`"\\'
 
 @dataclass
 class Document:
-    """A here-document that is announced on this line; its text begins on the next one."""
+    """A here-document that is announced on a line; its text begins on the next line."""
 
     end: str
-    #: Whether the shell expands nothing in it.
+    #: Whether its end is quoted, so that the shell does not expand its text.
     quoted: bool
     #: Whether tabs at the beginning of its lines are dropped.
     tabs: bool
-    #: The redirections of its command, and the index of this one.
+    #: The redirections of its command, and the index of this one among them.
     redirects: list[Redirect]
     index: int
 
 
 @dataclass
 class Words:
-    """Reads words of a program, from left to right.
+    """Reads the words of a program, from left to right.
 
     Args:
         text: the program.
-        bash: whether bash runs it. Otherwise only syntax that all shells read alike is accepted.
+        bash: whether bash runs it. Otherwise, only syntax that all shells read alike is accepted.
     """
 
     text: str
     bash: bool = False
     at: int = 0
-    #: The kind of place of each channel, by its position in the text.
+    #: The kind of place of each channel, by the channel's position in the text.
     places: dict[int, str] = field(default_factory=dict)
     documents: list[Document] = field(default_factory=list)
 
