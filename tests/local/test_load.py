@@ -45,7 +45,7 @@ SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
             "kind: Pipeline",
             says("a Kubernetes manifest (Pipeline)", "without Kubernetes manifest format", "Compile"),
         ),
-        ("implementation: {}", says("v1", "component", "pipeline", "Compile")),
+        ("implementation: {}", says("a component of KFP v1", "kfp 2", "compile a pipeline")),
         (
             "pipelineInfo: {name: x}\nroot: {executorLabel: gone}",
             says("v2", "'gone'", "pipeline", "executor", "Compile"),
