@@ -5,15 +5,17 @@ Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure,
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 import click
 
 import torchx_kfp
-from torchx_kfp.cli.display.printing import print_message
+from torchx_kfp.cli.display.printing import discard, print_message
 from torchx_kfp.errors import StageFailedError, TorchxKfpError
 from torchx_kfp.text import did_you_mean
 
@@ -36,6 +38,22 @@ _MODULES = {
     "gc": "gc",
     "import": "import_torchx",
 }
+
+
+@contextlib.contextmanager
+def _closed_streams() -> Iterator[None]:
+    """Keep the exit code of what click itself prints, help and wrong calls, if the reader of a stream is gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        discard(sys.stdout)
+        raise click.exceptions.Exit(0) from None
+    except click.ClickException as error:
+        try:
+            error.show()
+        except OSError:
+            discard(sys.stderr)
+        raise click.exceptions.Exit(error.exit_code) from None
 
 
 class _Group(click.Group):
@@ -61,9 +79,14 @@ class _Group(click.Group):
             ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], _MODULES)}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _closed_streams():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _closed_streams():
+                return super().invoke(ctx)
         except TorchxKfpError as error:
             if ctx.params.get("traceback"):
                 print_message(traceback.format_exc())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.cli.commands.runs import say_corrupt
-from torchx_kfp.cli.display.printing import print_bytes, print_message, print_text
+from torchx_kfp.cli.display.printing import is_read, print_bytes, print_message, print_text
 from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.text import clean_line, did_you_mean, listed
@@ -54,7 +54,7 @@ def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None,
     while True:
         for name, path in choice.logs(record):
             printer.show(name, path)
-        if not follow or choice.is_over(record):
+        if not follow or choice.is_over(record) or not is_read():
             break
         time.sleep(_INTERVAL)
         record = reader.read()

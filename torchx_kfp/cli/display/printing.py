@@ -1,4 +1,8 @@
-"""Print text, JSON, CSV and messages. Tables are in ``tables``."""
+"""Print text, JSON, CSV and messages. Tables are in ``tables``.
+
+A reader that has seen enough, such as ``head -1``, closes its pipe. Then nothing more is printed there, and the command
+goes on: its exit code says how it has ended, whoever has read what.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ from torchx_kfp.text import clean, escape_json, printable
 _PROGRAM = "torchx-kfp"
 #: The characters of a sparkline, the lowest first.
 _LEVELS = "▁▂▃▄▅▆▇█"
+#: Descriptors of streams whose readers are gone.
+_discarded: set[int] = set()
 
 
 def terminal_width() -> int | None:
@@ -84,14 +90,32 @@ def _echo(what: str | bytes) -> None:
     try:
         click.echo(what, nl=False)
     except BrokenPipeError:
-        raise
+        discard(sys.stdout)
     except OSError as error:
         raise TorchxKfpError(f"The output cannot be written: {error.strerror}.") from error
 
 
 def print_message(text: str, *, colours: bool = False) -> None:
     """Print a message on stderr without control characters; ``colours`` keeps those of quoted logs."""
-    click.echo(clean(text, colours=colours), err=True)
+    try:
+        click.echo(clean(text, colours=colours), err=True)
+    except OSError:  # nobody could be told
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Discard what is written to a stream from now on, and what it still holds: its reader is gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, stream.fileno())
+    finally:
+        os.close(null)
+    _discarded.add(stream.fileno())
+
+
+def is_read() -> bool:
+    """Return whether stdout still has a reader, as far as is known: a command that prints without end should stop."""
+    return 1 not in _discarded
 
 
 def encodable(text: str) -> str:

@@ -1,0 +1,101 @@
+"""Readers that have seen enough, such as ``head -1``, and streams that were never open: the exit code stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.ready import PROGRAM
+from torchx_kfp.tracking import FsspecResultTracker
+
+#: The words of a command -> its exit code.
+COMMANDS = {
+    ("run", "pipelines.py:two", "--tracker-base", "base"): 0,
+    ("run", "pipelines.py:two", "--tracker-base", "base", "--json"): 0,
+    ("run", "pipelines.py:fails", "--tracker-base", "base"): 1,
+    ("run", "pipelines.py:fails", "--tracker-base", "base", "-v"): 1,
+    ("run", "pipelines.py:fails", "--tracker-base", "base", "-q"): 1,
+    ("run", "nothing.py"): 2,
+    ("run", "pipelines.py:two", "--parallelism", "0"): 2,
+    ("check", "pipelines.py:sleeps"): 0,
+    ("compile", "pipelines.py:two"): 0,
+    ("results", "base"): 0,
+    ("results", "base", "none"): 2,
+    ("results",): 2,
+    ("--help",): 0,
+    ("run", "--help"): 0,
+    ("--version",): 0,
+    ("unknown",): 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def base(project: Path) -> None:
+    FsspecResultTracker(project / "base")["run-1/train/1"] = {"loss": 0.1}
+
+
+def closed(words: tuple[str, ...], folder: Path, streams: set[str]) -> subprocess.CompletedProcess[str]:
+    """Call the command line with the reader of these streams gone."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        return subprocess.run(
+            [PROGRAM, *words],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=write if "stdout" in streams else subprocess.PIPE,
+            stderr=write if "stderr" in streams else subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_exit_code_is_that_of_the_command(words: tuple[str, ...], project: Path) -> None:
+    for streams in ({"stdout"}, {"stderr"}, {"stdout", "stderr"}):
+        done = closed(words, project, streams)
+        assert done.returncode == COMMANDS[words], (streams, done.stderr)
+        assert "Traceback" not in (done.stderr or "")
+        assert "Broken" not in (done.stderr or "")
+
+
+def test_a_run_goes_on_and_says_the_rest_to_those_who_read(project: Path) -> None:
+    done = closed(("run", "pipelines.py:two", "--tracker-base", "base"), project, {"stdout"})
+    assert "See the results again: " in done.stderr
+    shown = closed(("run", "pipelines.py:two", "--tracker-base", "base"), project, {"stderr"})
+    assert shown.stdout.split()[:4] == ["stage", "state", "seconds", "results"]
+    assert len(FsspecResultTracker(project / "base").keys()) == 3
+
+
+def test_what_never_ends_stops_without_a_reader(project: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    with start("run", "pipelines.py:sleeps") as process:
+        assert process.stderr is not None
+        while "asleep" not in process.stderr.readline():
+            pass
+        assert closed(("logs", "latest", "--follow"), project, {"stdout"}).returncode == 0
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-"])
+def test_streams_that_were_closed_before(streams: str, project: Path) -> None:
+    command = f"{PROGRAM} run pipelines.py:two --tracker-base base {streams}"
+    done = subprocess.run(["sh", "-c", command], cwd=project, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert ("See the results again" in done.stderr) == ("2>" not in streams)
+    assert ("succeeded" in done.stdout) == (streams == "2>&-")
+
+
+def test_messages_that_cannot_be_written_do_not_change_the_exit_code(project: Path) -> None:
+    with open("/dev/full", "w") as full:
+        for words, code in ((("results", "base", "none"), 2), (("results",), 2), (("check", "pipelines.py:sleeps"), 0)):
+            assert subprocess.run([PROGRAM, *words], cwd=project, stderr=full, check=False).returncode == code
