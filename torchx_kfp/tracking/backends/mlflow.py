@@ -72,7 +72,8 @@ def _limit_retries() -> None:
 
     MLflow reads the number of retries from an environment variable at each request, and takes it from nowhere else.
     The environment belongs to all threads of the application and to the processes that it starts, so the reading is
-    changed, and only for this tracker's own calls.
+    changed, and only for this tracker's own calls. MLflow copies the files of a folder in threads of its own,
+    which keep its number of retries.
     """
     variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
     read = variable.get
