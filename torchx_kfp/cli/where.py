@@ -39,7 +39,7 @@ def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
     import celpy
     from celpy.celparser import CELParseError
 
-    from torchx_kfp.pipeline.conditions import number_operators
+    from torchx_kfp.pipeline.cel import number_operators
 
     environment = celpy.Environment()
     try:

@@ -1,21 +1,38 @@
 """Conditions of ``dsl.If`` and fields of loop items: expressions of the Common Expression Language.
 
-celpy evaluates them in a separate process (``evaluator``), which is ended when it takes too long. KFP's backend uses
-cel-go, which compares numbers of different types by value and treats values of different types as unequal. celpy
-rejects both, so this module has cel-go's operators.
+A separate process (``cel``) evaluates conditions. It is started when it is needed, and ended when one takes too long.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import json
-import operator
+import os
 import re
+import select
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchx_kfp.pipeline.evaluator import LONGEST, ask
+#: Seconds that a condition may take by default.
+LONGEST = 10.0
+#: The characters that a condition may have. KFP compiles conditions of a few hundred.
+_LONGEST_TEXT = 20_000
+# Seconds between checks whether the answer is still wanted.
+_LOOK_UP = 0.1
+# Seconds that the process may take to start: it imports celpy.
+_START = 60.0
 
+#: A lock that each thread of this program must hold while it starts a process. While a stage is started, its mark is in
+#: this process's limits (``torchx_kfp.local.engines.process``), and other processes must not inherit it.
+starting = threading.Lock()
+# The new process finds modules in the same places as this one.
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from torchx_kfp.pipeline.cel import main; main()"
 # KFP's compiler quotes an operand if the other one has another type.
 _QUOTED_INPUT = re.compile(r"'(?:\w+\()*inputs\.parameter_values\[")
 _FIELDS = re.compile(r'parseJson\(string_value\)((?:\["(?:[^"\\]|\\.)*"\])+)')
@@ -29,7 +46,7 @@ def verify_condition(expression: str, seconds: float = LONGEST) -> None:
 
 @functools.cache
 def _verified(expression: str, seconds: float) -> None:
-    ask(expression, None, seconds)
+    _evaluator.ask(expression, None, seconds)
 
 
 def holds(
@@ -49,7 +66,7 @@ def holds(
     Raises:
         ValueError: the expression is not CEL, is not a boolean, or takes too long, or the answer is no longer needed.
     """
-    return bool(ask(expression, parameters, seconds, is_wanted))
+    return bool(_evaluator.ask(expression, parameters, seconds, is_wanted))
 
 
 def select_field(value: Any, selector: str) -> Any:
@@ -86,49 +103,92 @@ def is_field_selector(selector: str) -> bool:
     return _FIELDS.fullmatch(selector) is not None
 
 
-@functools.cache
-def number_operators() -> dict[str, Callable[..., Any]]:
-    """Return comparisons of celpy's values that behave like cel-go's; ``torchx-kfp results --where`` also uses them."""
-    import celpy
-    from celpy import celtypes
+class _Evaluator:
+    """The process, which is started when it is needed, and started again after it was ended."""
 
-    numbers = (celtypes.IntType, celtypes.UintType, celtypes.DoubleType)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
 
-    def equal(a: Any, b: Any) -> Any:
-        for operand in (a, b):
-            if isinstance(operand, celpy.CELEvalError):
-                return operand
-        if isinstance(a, numbers) and isinstance(b, numbers):
-            # Python compares numbers of different types exactly.
-            return celtypes.BoolType(_plain(a) == _plain(b))
-        return celtypes.BoolType(type(a) is type(b) and bool(a == b))
+    def ask(
+        self,
+        expression: str,
+        parameters: Mapping[str, Any] | None,
+        seconds: float,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Any:
+        """Return the value of a condition, or True if there are no parameters and it should only be parsed."""
+        if len(expression) > _LONGEST_TEXT:
+            raise ValueError(f"is longer than {_LONGEST_TEXT:,} characters")
+        request = {"expression": expression, "parameters": None if parameters is None else dict(parameters)}
+        line = json.dumps(request).encode() + b"\n"
+        with self._lock:
+            try:
+                process = self._started(is_wanted)
+                assert process.stdin is not None
+                _write(process.stdin.fileno(), line)
+                answer = json.loads(self._read(process, seconds, is_wanted))
+            except BrokenPipeError:
+                self.close()
+                raise ValueError("cannot be evaluated: it is too large or nested too deeply") from None
+            except BaseException:
+                # A late answer would be taken for the answer to the next question.
+                self.close()
+                raise
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return answer["value"]
 
-    def unequal(a: Any, b: Any) -> Any:
-        result = equal(a, b)
-        return result if isinstance(result, celpy.CELEvalError) else celtypes.BoolType(not result)
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            process.kill()
+            with contextlib.suppress(BrokenPipeError):
+                process.__exit__(None, None, None)
 
-    def ordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def function(a: Any, b: Any) -> Any:
-            for operand in (a, b):
-                if isinstance(operand, celpy.CELEvalError):
-                    return operand
-            if isinstance(a, numbers) and isinstance(b, numbers):
-                return celtypes.BoolType(compare(_plain(a), _plain(b)))
-            if type(a) is not type(b):
-                raise TypeError(f"{type(a).__name__} and {type(b).__name__} have no order")
-            return celtypes.BoolType(compare(a, b))
+    def _started(self, is_wanted: Callable[[], bool]) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._owner != os.getpid():
+            self._process = None  # it belongs to the process that this one was forked from
+        if self._process is None:
+            self._owner = os.getpid()
+            # It has its own session, so that Ctrl-C does not end it while this process still needs it.
+            with starting:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", _PROGRAM, *sys.path],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    bufsize=0,
+                    start_new_session=True,
+                )
+            self._read(self._process, _START, is_wanted)
+        return self._process
 
-        return function
+    def _read(self, process: subprocess.Popen[bytes], seconds: float, is_wanted: Callable[[], bool]) -> bytes:
+        assert process.stdout is not None
+        deadline = time.monotonic() + seconds
+        line = b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if not is_wanted():
+                raise ValueError("was not evaluated: the run was ended")
+            if left <= 0:
+                raise ValueError(f"takes longer than {seconds:g} s (allow more with --condition-time)")
+            if select.select([process.stdout], [], [], min(left, _LOOK_UP))[0]:
+                data = os.read(process.stdout.fileno(), 1 << 16)
+                if not data:
+                    raise BrokenPipeError
+                line += data
+        return line
 
-    return {
-        "_==_": equal,
-        "_!=_": unequal,
-        "_<_": ordered(operator.lt),
-        "_<=_": ordered(operator.le),
-        "_>_": ordered(operator.gt),
-        "_>=_": ordered(operator.ge),
-    }
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
-def _plain(number: Any) -> float:
-    return float(number) if isinstance(number, float) else int(number)
+_evaluator = _Evaluator()
+atexit.register(_evaluator.close)

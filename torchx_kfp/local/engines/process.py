@@ -29,7 +29,7 @@ from pathlib import Path
 from torchx_kfp.local.engines.engine import AttemptPlan, RunningStage, StartError
 from torchx_kfp.local.engines.environment import RUN_MARK
 from torchx_kfp.pipeline.commands import fill_in
-from torchx_kfp.pipeline.evaluator import starting
+from torchx_kfp.pipeline.conditions import starting
 from torchx_kfp.runs.result import describe_exit
 
 # Seconds for which killing is repeated, in case processes were being started at the same time. A killed process needs

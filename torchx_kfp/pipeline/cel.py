@@ -1,13 +1,17 @@
-"""The process that evaluates conditions: it reads and writes one JSON object per line. See ``conditions``.
+"""The Common Expression Language as KFP's backend evaluates it, and the process that evaluates conditions.
 
-An expression may need any amount of time or memory, or be nested so deeply that the interpreter crashes. Only this
-process is lost then.
+celpy evaluates the expressions. KFP's backend uses cel-go, which compares numbers of different types by value and
+treats values of different types as unequal. celpy rejects both, so this module has cel-go's operators.
+
+The process (``main``) reads and writes one JSON object per line; ``conditions`` starts it. An expression may need any
+amount of time or memory, or be nested so deeply that the interpreter crashes. Only this process is lost then.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import operator
 import resource
 import signal
 import sys
@@ -19,6 +23,54 @@ _MEMORY = 2 << 30
 
 
 @functools.cache
+def number_operators() -> dict[str, Callable[..., Any]]:
+    """Return comparisons of celpy's values that behave like cel-go's; ``torchx-kfp results --where`` also uses them."""
+    import celpy
+    from celpy import celtypes
+
+    numbers = (celtypes.IntType, celtypes.UintType, celtypes.DoubleType)
+
+    def equal(a: Any, b: Any) -> Any:
+        for operand in (a, b):
+            if isinstance(operand, celpy.CELEvalError):
+                return operand
+        if isinstance(a, numbers) and isinstance(b, numbers):
+            # Python compares numbers of different types exactly.
+            return celtypes.BoolType(_plain(a) == _plain(b))
+        return celtypes.BoolType(type(a) is type(b) and bool(a == b))
+
+    def unequal(a: Any, b: Any) -> Any:
+        result = equal(a, b)
+        return result if isinstance(result, celpy.CELEvalError) else celtypes.BoolType(not result)
+
+    def ordered(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def function(a: Any, b: Any) -> Any:
+            for operand in (a, b):
+                if isinstance(operand, celpy.CELEvalError):
+                    return operand
+            if isinstance(a, numbers) and isinstance(b, numbers):
+                return celtypes.BoolType(compare(_plain(a), _plain(b)))
+            if type(a) is not type(b):
+                raise TypeError(f"{type(a).__name__} and {type(b).__name__} have no order")
+            return celtypes.BoolType(compare(a, b))
+
+        return function
+
+    return {
+        "_==_": equal,
+        "_!=_": unequal,
+        "_<_": ordered(operator.lt),
+        "_<=_": ordered(operator.le),
+        "_>_": ordered(operator.gt),
+        "_>=_": ordered(operator.ge),
+    }
+
+
+def _plain(number: Any) -> float:
+    return float(number) if isinstance(number, float) else int(number)
+
+
+@functools.cache
 def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
     """Return a function that tells whether the condition is true for a task's inputs.
 
@@ -27,8 +79,6 @@ def compile_condition(expression: str) -> Callable[[Mapping[str, Any]], bool]:
     """
     import celpy
     from celpy.celparser import CELParseError
-
-    from torchx_kfp.pipeline.conditions import number_operators
 
     environment = celpy.Environment()
     try:
