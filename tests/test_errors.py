@@ -69,6 +69,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "NotInStageError",
         "TrackerError",
         "MissingArtifactError",
+        "MissingCredentialsError",
         "MissingMetricError",
         "MissingResultsError",
         "LocalRunError",

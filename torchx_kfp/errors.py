@@ -12,6 +12,7 @@
     ├── NotInStageError      the process was not started as a tracked stage
     ├── TrackerError         the tracker cannot read or write
     │   ├── TrackerBaseError     the tracker base cannot be used
+    │   ├── MissingCredentialsError  the storage needs credentials, and none were found
     │   ├── KeyRefusedError      a key would leave the tracker base, or cannot be stored
     │   ├── ResultRefusedError   a result has a type or size that trackers do not accept
     │   ├── CorruptResultError   stored data is not a JSON object of results
@@ -45,6 +46,7 @@ __all__ = [
     "KeyRefusedError",
     "LocalRunError",
     "MissingArtifactError",
+    "MissingCredentialsError",
     "MissingExtraError",
     "MissingMetricError",
     "MissingResultsError",
@@ -136,6 +138,10 @@ class TrackerBaseError(TrackerError, ValueError):
     """The tracker base cannot be used: it is malformed, is not a directory or bucket, or needs a missing package."""
 
     exit_code = 2
+
+
+class MissingCredentialsError(TrackerError):
+    """The storage of a tracker base needs credentials, and none were found."""
 
 
 class KeyRefusedError(TrackerError, ValueError):

@@ -15,9 +15,10 @@ from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
-from torchx_kfp.errors import TrackerBaseError, TrackerError
+from torchx_kfp.errors import MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.local import Watch, load_pipeline, resume, run
 from torchx_kfp.local.bases import check_bases, known_bases
+from torchx_kfp.local.engines.containers import Containers
 from torchx_kfp.local.engines.mounts import Mount
 
 
@@ -103,9 +104,10 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
 def test_a_base_in_a_containers_mount_is_another_folder_here(tmp_path: Path) -> None:
     pipeline = load_pipeline(one)
     arguments = {"tracker_base": "/proc/x/below"}
-    check_bases(pipeline, arguments, str(tmp_path), [Mount(str(tmp_path), "/proc/x")])
+    check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=(Mount(str(tmp_path), "/proc/x"),)))
+    other = (Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc"))
     with pytest.raises(TrackerError, match="No result"):
-        check_bases(pipeline, arguments, str(tmp_path), [Mount(str(tmp_path), "/proc/xy"), Mount("/proc", "/proc")])
+        check_bases(pipeline, arguments, str(tmp_path), Containers(mounts=other))
 
 
 @pytest.mark.s3
@@ -128,6 +130,35 @@ class TestS3:
             proxy.refused = {"DELETE": 403, "POST": 403}
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
             assert attempt(s3_base).state == "succeeded"
+
+    def test_no_credentials(self, s3_base: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        import s3fs
+
+        given = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+        for name in given:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+            monkeypatch.setenv(name, str(tmp_path / "none"))
+        s3fs.S3FileSystem.clear_instance_cache()
+        with pytest.raises(MissingCredentialsError, match=says(f"'{s3_base}'", "AWS_ACCESS_KEY_ID", "~/.aws/")):
+            attempt(s3_base)
+        assert not os.path.exists("runs"), "no run was begun"
+
+        @dsl.pipeline
+        def with_variables(tracker_base: str):
+            app = AppDef("train", roles=[Role("role", image="x", entrypoint="true", env=given)])
+            task_from_app(app, tracker_base=tracker_base)
+
+        @dsl.pipeline
+        def with_secret(tracker_base: str):
+            app = AppDef("train", roles=[Role("role", image="x", entrypoint="true")])
+            keys = {name.lower(): name for name in given}
+            task_from_app(app, tracker_base=tracker_base, secrets={"s3": keys})
+
+        for pipeline in (with_variables, with_secret):
+            assert run(pipeline, {"tracker_base": s3_base}, output_dir="runs", watch=Watch()).state == "succeeded"
+        check_bases(load_pipeline(one), {"tracker_base": s3_base}, "/", Containers(frozenset({"train"})))
 
     def test_requests(self, s3_server: S3Server, s3_base: str) -> None:
         pipeline = load_pipeline(one)

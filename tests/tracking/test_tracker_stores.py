@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.facts import says
 from tests.s3 import S3Server
-from torchx_kfp.errors import KeyRefusedError, TrackerBaseError, TrackerError
+from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -161,9 +162,13 @@ class TestS3:
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
         s3fs.S3FileSystem.clear_instance_cache()
         tracker = FsspecResultTracker(s3_base)
-        with pytest.raises(TrackerError, match=says("s3://", "credentials", "tracker base")) as caught:
-            tracker["run"] = {"x": 1}
-        assert caught.value.__cause__ is not None
+        facts = ("credentials", f"tracker base {s3_base!r}", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "~/.aws/")
+        for action in (lambda: tracker.put("run", x=1), lambda: tracker.get("run"), tracker.keys):
+            with pytest.raises(MissingCredentialsError, match=says(*facts)) as caught:
+                action()
+            shown = "".join(traceback.format_exception(caught.value))
+            assert "NoCredentialsError: Unable to locate credentials" in shown
+            assert "botocore/" not in shown, "the frames of drivers are left out"
 
     def test_a_server_that_forbids(self, s3_base: str, s3_server: S3Server) -> None:
         import s3fs
@@ -188,6 +193,19 @@ def test_an_object_beside_others_below_its_name_is_listed(s3_base: str) -> None:
     assert tracker.keys("a") == ["a", "a/b"]
     assert tracker.keys("a/b") == ["a/b"]
     assert tracker.keys("none") == []
+
+
+def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DefaultCredentialsError(Exception):
+        """What google-auth raises."""
+
+    def fail(*args: object, **options: object) -> None:
+        raise DefaultCredentialsError("Your default credentials were not found.")
+
+    tracker = FsspecResultTracker(memory_base)
+    monkeypatch.setattr(fsspec.filesystem("memory"), "cat_file", fail)
+    with pytest.raises(MissingCredentialsError, match=says(f"{memory_base!r}", "GOOGLE_APPLICATION_CREDENTIALS")):
+        tracker.get("run")
 
 
 @pytest.mark.s3

@@ -97,7 +97,7 @@ def run(
         values = complete_arguments(loaded, arguments or {})
         verify_given(loaded.components.values(), given, values, os.environ)
     found += check_arguments(values)
-    check_bases(loaded, values, chosen.directory, chosen.mounts)
+    check_bases(loaded, values, chosen.directory, containers)
     run_id = make_run_name(loaded.name)
     folder = Path(output_dir if output_dir is not None else OUTPUT_DIR).absolute() / run_id
     verify_private(containers, str(folder.parent), chosen.workspace_of(folder) if has_workspace(loaded) else None)
@@ -160,7 +160,7 @@ def resume(
                 f"The run {record.run_id} was run in the directory {chosen.directory!r}, which is gone. Create it "
                 "again, or start a new run."
             )
-        check_bases(loaded, record.arguments, chosen.directory, chosen.mounts)
+        check_bases(loaded, record.arguments, chosen.directory, containers)
         with _engine(containers, record.run_id) as engine:
             # A runner that was killed may have left processes.
             kill_marked(record.run_id)

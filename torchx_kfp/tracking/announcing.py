@@ -37,7 +37,7 @@ def announce_start(tracker: FsspecResultTracker, context: protocol.StageContext,
         raise type(error)(
             f"The stage {context.run_id!r} could not record results: its tracker base {tracker.tracker_base!r} cannot "
             f"be written. {error}"
-        ) from error
+        ) from error.__cause__
     _said.add(saying)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.core import url_to_fs
 
-from torchx_kfp.errors import KeyRefusedError, TrackerBaseError, TrackerError
+from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.calls import Concurrency, each, retried
 from torchx_kfp.tracking.stores.keys import PRIVATE, File
@@ -33,6 +33,14 @@ _REQUESTS = 64
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
 #: The fields in which fsspec's file systems give the time at which a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+
+#: What drivers raise if they find no credentials, botocore and google-auth -> where they look for them.
+_NO_CREDENTIALS = {
+    "NoCredentialsError": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write ~/.aws/credentials and set "
+    "AWS_PROFILE; for a server other than Amazon's, set AWS_ENDPOINT_URL as well.",
+    "DefaultCredentialsError": "Set GOOGLE_APPLICATION_CREDENTIALS to the path of a service account's key, or run "
+    "`gcloud auth application-default login`.",
+}
 
 
 def open_filesystem(base: str) -> tuple[Any, str]:
@@ -277,6 +285,11 @@ class FsspecStore:
                 )
 
     def _problem(self, action: str, key: str, error: Exception) -> TrackerError:
+        way_out = _way_to_credentials(error)
+        if way_out:
+            # The frames of drivers would only hide the message in the log of a stage.
+            error.__traceback__ = None
+            return MissingCredentialsError(f"No credentials were found for the tracker base {self.base!r}. {way_out}")
         where = self.location(key) if key else self.base
         said = f"{type(error).__name__}: {error}"
         if self._pid != os.getpid():
@@ -331,6 +344,15 @@ def _layers(filesystem: Any) -> Iterator[Any]:
     while filesystem is not None:
         yield filesystem
         filesystem = vars(filesystem).get("fs")
+
+
+def _way_to_credentials(error: BaseException | None) -> str:
+    """Return how to provide credentials, if the driver found none at all; else an empty text."""
+    while error is not None:
+        if type(error).__name__ in _NO_CREDENTIALS:
+            return _NO_CREDENTIALS[type(error).__name__]
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _bucket_is_missing(error: Exception) -> bool:
