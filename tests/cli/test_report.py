@@ -23,7 +23,9 @@ def test_the_page_is_written_into_the_run_and_its_path_printed(inside: Call, run
     done = inside("report", "digits")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{run / 'report.html'}\n"
-    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    page = (run / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
     assert sorted(path.name for path in run.iterdir()) == ["events.jsonl", "report.html", "run.json"]
 
 

@@ -67,6 +67,7 @@ def test_a_run_is_recorded_whole(execute, tmp_path):
     assert [event.attempt for event in record.run.attempts["shell"]] == [1]
     files = {path.name for path in result.folder.iterdir() if path.is_file()}
     assert files == {"events.jsonl", "lock", "pipeline.yaml", "run.json"}
+    assert [name for name in files if not (result.folder / name).read_bytes().endswith(b"\n")] == []
 
 
 @pytest.mark.filterwarnings("ignore:Compiling to JSON:DeprecationWarning")

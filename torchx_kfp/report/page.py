@@ -58,6 +58,7 @@ def render(run: RunView, place: Path) -> str:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)

@@ -90,7 +90,7 @@ class Journal:
             journal._take_lock()
         with journal._recording():
             write_file(bytes(folder / PIPELINE_FILE), text.encode(), durable=False)
-            write_file(bytes(folder / REQUEST_FILE), json.dumps(request, indent=2).encode(), durable=False)
+            write_file(bytes(folder / REQUEST_FILE), f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
         with journal._recording():
             journal._open_events()
         return journal
