@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result
     from torchx_kfp.tracking.stores.store import Store
 
-#: Seconds for which a failing store is tried again, while somebody waits at the terminal.
-PATIENCE = 5.0
 #: Runs on this machine that a message, or the search for the newest run, considers.
 _LOOKED_AT = 20
 
@@ -41,8 +39,9 @@ def open_tracker(base: str) -> FsspecResultTracker:
         TrackerBaseError: the base is malformed, or a local one does not exist.
     """
     from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 
-    tracker = FsspecResultTracker(base, patience=PATIENCE)
+    tracker = FsspecResultTracker(base, patience=SHORT_PATIENCE)
     verify_exists(
         tracker.store,
         "A tracker base is a directory, or a URL such as s3://bucket/results: the one that the pipeline ran with.",

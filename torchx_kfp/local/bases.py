@@ -16,12 +16,11 @@ from torchx_kfp.pipeline.placeholders import Facts, resolve_text, resolve_value
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
 from torchx_kfp.pipeline.walk import Place, walk
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
-# Seconds for which requests to a failing store are retried.
-_PATIENCE = 5.0
 #: A variable in the words after ``env``.
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 
@@ -50,7 +49,7 @@ def check_bases(
             continue
         place = base if "://" in base else os.path.join(directory, base)
         try:
-            store = FsspecResultTracker(place, patience=_PATIENCE).store
+            store = FsspecResultTracker(place, patience=SHORT_PATIENCE).store
             store.write(_PROBE, b"{}")
             store.read(_PROBE)
         except MissingCredentialsError:

@@ -12,10 +12,8 @@ from torchx_kfp.tracking import History
 from torchx_kfp.tracking.statements.artifacts import METADATA
 from torchx_kfp.tracking.statements.sources import Start, read_starts
 from torchx_kfp.tracking.statements.steps import STEPS
+from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 from torchx_kfp.tracking.stores.store import open_store
-
-#: Seconds for which a failing store is retried. It is short because a user waits for the page.
-_PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ def read_tracked(stages: Iterable[StageView]) -> Tracked:
     problems: list[str] = []
     for base, wanted in run_ids.items():
         try:
-            store = open_store(base, _PATIENCE)
+            store = open_store(base, SHORT_PATIENCE)
             found = STEPS.read_many(store, wanted, lambda error: problems.append(str(error)))
             histories |= {(base, run_id): history for run_id, history in found.items()}
             metadatas |= {(base, run_id): said for run_id, said in METADATA.read_many(store, wanted).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.cli.display.printing import print_message
-from torchx_kfp.cli.selection import PATIENCE, verify_exists
+from torchx_kfp.cli.selection import verify_exists
 from torchx_kfp.errors import CorruptResultError
 from torchx_kfp.text import counted
 
@@ -23,13 +23,14 @@ def import_command(torchx_root: str, tracker_base: str) -> None:
     torchx-kfp import s3://bucket/torchx s3://bucket/results
     """
     from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
     from torchx_kfp.tracking.stores.store import open_store
     from torchx_kfp.tracking.torchx_layout import import_torchx
 
     verify_exists(open_store(torchx_root), "Name the folder that is root_path in TorchX's configuration.")
     wrong: list[CorruptResultError] = []
-    store = FsspecResultTracker(tracker_base, patience=PATIENCE).store
-    found = import_torchx(torchx_root, store, corrupt=wrong.append, patience=PATIENCE)
+    store = FsspecResultTracker(tracker_base, patience=SHORT_PATIENCE).store
+    found = import_torchx(torchx_root, store, corrupt=wrong.append, patience=SHORT_PATIENCE)
     for error in wrong:
         print_message(f"Left out: {error}")
     print_message(f"Imported {counted(sum(found.values()), 'file')} from {counted(len(found), 'run')}.")

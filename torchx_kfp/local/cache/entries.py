@@ -24,14 +24,12 @@ from torchx_kfp.runs.events import StageFinished, decode, encode
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 
 #: The cache's name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"
 #: The version of the entries, raised when older ones must not be used any more.
 VERSION = 2
-
-# Seconds for which listing recorded results is retried.
-_PATIENCE = 5.0
 
 _KEY = re.compile(r"[0-9a-f]{8,128}")
 
@@ -146,7 +144,7 @@ class Memory:
         place = base, run_id.partition("/")[0]
         if place not in self._recorded:
             try:
-                self._recorded[place] = frozenset(FsspecResultTracker(base, patience=_PATIENCE).keys(place[1]))
+                self._recorded[place] = frozenset(FsspecResultTracker(base, patience=SHORT_PATIENCE).keys(place[1]))
             except TrackerError:
                 self._recorded[place] = frozenset()
         return run_id in self._recorded[place]

@@ -21,11 +21,10 @@ from torchx_kfp.local.stage.packages import InstallError, activate, provide_envi
 from torchx_kfp.local.stage.transfer import UnavailableError, copy_here
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 
 # Seconds to wait for more output after its last known writer has ended.
 _OUTPUT_PATIENCE = 2.0
-# Seconds for which reading a stage's results is retried.
-_RESULTS_PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Execution:
             return outcome
         results, reason = None, outcome.reason
         with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
-            tracker = FsspecResultTracker(base, patience=_RESULTS_PATIENCE)
+            tracker = FsspecResultTracker(base, patience=SHORT_PATIENCE)
             results = tracker.get(run_id)
             if outcome.exit_code:
                 reason = describe_missing(self.attempt, tracker, run_id, results) or reason

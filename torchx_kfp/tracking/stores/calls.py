@@ -23,8 +23,11 @@ R = TypeVar("R")
 
 _logger = logging.getLogger(__name__)
 
-#: Seconds for which a tracker keeps trying. A restart of a storage server or of a node's network takes less.
+#: Seconds for which an application's tracker keeps trying. A restart of a storage server or of a node's network takes
+#: less.
 PATIENCE = 60.0
+#: The same where somebody waits: at a command line, for a page, or for the next stage of a run on this machine.
+SHORT_PATIENCE = 5.0
 #: Seconds before the second attempt. The wait is doubled each time, up to the longest.
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 8.0
 
