@@ -133,18 +133,18 @@ class RunOptions:
 
     @classmethod
     def of_record(cls, record: RunRecord) -> RunOptions:
-        """Return the options that a run had.
+        """Return the options that a run had; options that may change and that it does not record have their defaults.
 
         Raises:
-            ArgumentError: the run's folder does not have all of them.
+            ArgumentError: the run's folder does not record an option that may not change.
         """
-        try:
-            return cls(**_converted({item.name: record.options[item.name] for item in dataclasses.fields(cls)}))
-        except KeyError as error:
+        names = {item.name for item in dataclasses.fields(cls)}
+        for name in sorted(names - ResumeKeywords.__annotations__.keys() - record.options.keys()):
             raise ArgumentError(
                 f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} does not record its option "
-                f"{error.args[0]!r}. Start a new run."
-            ) from None
+                f"{name!r}. Start a new run."
+            )
+        return cls(**_converted({name: value for name, value in record.options.items() if name in names}))
 
     def resumed(self, keywords: ResumeKeywords) -> RunOptions:
         """Return these options, changed by the keywords of ``resume``. Raises the same exceptions as ``of``."""
