@@ -327,7 +327,7 @@ def test_a_run_is_found_by_what_is_unique(runs, name, found):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digits-", "'digits-' fits 2 runs in {!r}: digits-20260102-120000-bbbbbb, digits-20260101-120000-aaaaaa. "),
+        ("digits-", "'digits-' matches 2 runs in {!r}: digits-20260102-120000-bbbbbb, digits-20260101-120000-aaaaaa. "),
         (
             "helo",
             "There is no run 'helo' in {!r}. Did you mean 'hello-20260101-120000-cccccc'? Its runs, the "

@@ -169,12 +169,12 @@ current_run().put(last=1)
     warnings = done.stderr.splitlines()
     assert len(warnings) == 2, done.stderr
     assert warnings[0] == (
-        "The tracker 'failing' failed, and lacks what the run 'run/train/1' has recorded; the results under the "
-        "tracker base are complete. Further errors of this kind are not shown. OSError: it is down"
+        "The tracker 'failing' failed, and lacks records of the run 'run/train/1'; the results under the tracker base "
+        "are complete. Further errors of this kind are not shown. OSError: it is down"
     )
     assert warnings[1].endswith("RuntimeError: it is down")
     assert FsspecResultTracker(tmp_path / "base")[RUN] == {"error": "a", "last": 1}
-    # The other one got it all, and the failing one what it did not fail at.
+    # The other tracker got everything, and the failing one got what it accepted.
     recorded = [call[2] for call in calls(tmp_path / "calls") if call[0] == "metadata"]
     assert recorded == [{"error": error} for error in "aaba"] + [{"last": 1}] * 2
 

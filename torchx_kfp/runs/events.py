@@ -126,7 +126,7 @@ class RunFinished:
     duration: float
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: Why the run ended, unless because a stage failed: the name of a signal, or a clause about the time limit.
+    #: Why the run ended, unless a stage failed: the name of a signal, or a clause about the time limit.
     reason: str = ""
     time: float = field(default_factory=time.time)
 
@@ -240,7 +240,7 @@ def _decode_artifact(content: Mapping[str, Any]) -> Artifact:
 
 
 def _encode_number(value: Any) -> Any:
-    # JSON lacks these numbers. As text they could not be told from results that are text.
+    # JSON lacks these numbers. As text, they could not be distinguished from results that are text.
     if isinstance(value, float) and not math.isfinite(value):
         return {_NUMBER: next(name for name, number in _CONSTANTS.items() if str(number) == str(value))}
     if isinstance(value, Mapping):

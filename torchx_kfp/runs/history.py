@@ -64,7 +64,7 @@ class RunRecord:
     pipeline: str
     created: float
     events: tuple[Event, ...] = field(repr=False)
-    #: The state that the events lead to.
+    #: The state that results from the events.
     run: RunState = field(repr=False)
     #: Whether the process that runs it is alive.
     is_running: bool
@@ -112,7 +112,7 @@ class RunReader:
 
     def read(self) -> RunRecord:
         """Return the run as it is recorded now: the same object as before, if nothing has changed."""
-        # Checked first: if the process ends right after this, its last events are read below.
+        # Check this first: if the process ends right afterwards, its last events are read below.
         alive = is_running(self.folder)
         new = self._reader.read_new()
         if self._last is None or new or alive != self._last.is_running:
@@ -198,7 +198,7 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
     """Return the folder of a run.
 
     Args:
-        output_dir: the folder that holds the runs.
+        output_dir: the folder that contains the runs.
         name: the run's id, the beginning or the end of it if no other run id has the same, ``latest``, or the path of
             the run's folder.
 
@@ -219,7 +219,7 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
         return folders[found[0]]
     if found:
         raise UnknownRunError(
-            f"{name!r} fits {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the run id."
+            f"{name!r} matches {len(found):,} runs in {str(output_dir)!r}: {listed(found)}. Give more of the run id."
         )
     raise UnknownRunError(
         f"There is no run {name!r} in {str(output_dir)!r}.{did_you_mean(name, [LATEST, *folders])} "
@@ -237,7 +237,7 @@ def _read_request(folder: Path, corrupt: list[str]) -> dict[str, Any]:
     try:
         request = json.loads(path.read_bytes())
         if not isinstance(request, dict):
-            raise ValueError("it does not hold a JSON object")
+            raise ValueError("it does not contain a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         corrupt.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
         return {}

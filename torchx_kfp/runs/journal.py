@@ -1,6 +1,6 @@
 """Record a run in its folder: the process that runs it, its options, and its events.
 
-The folder holds, besides the folders of stages:
+Besides the folders of stages, it contains:
 
 - ``pipeline.yaml``: the compiled pipeline.
 - ``run.json``: the arguments and options of the run.
@@ -35,7 +35,7 @@ REQUEST_FILE = "run.json"
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = "lock"
 
-# Seconds for which the lock is tried: a process that checks whether it is held takes it for an instant.
+# Seconds for which the lock is tried: a process that checks whether it is taken holds it for an instant.
 _LOCK_PATIENCE = 1.0
 
 
@@ -85,7 +85,7 @@ class Journal:
             "arguments": dict(arguments),
             "options": dict(options),
         }
-        # Each separately: a file system without locks can still take files.
+        # Each step may fail by itself: a file system without locks can still store files.
         with journal._recording():
             journal._take_lock()
         with journal._recording():
@@ -124,7 +124,7 @@ class Journal:
         return journal
 
     def write(self, event: Event) -> None:
-        """Appends the event. If the process is killed meanwhile, only this line is left unfinished."""
+        """Append the event. If the process is killed meanwhile, only this line is left unfinished."""
         if self._events is None:
             return
         with self._recording():
@@ -132,7 +132,7 @@ class Journal:
             size = os.fstat(self._events).st_size
             written = 0
             try:
-                # One write, unless the disk is nearly full.
+                # This is one write, unless the disk is nearly full.
                 while written < len(line):
                     written += os.write(self._events, line[written:])
             except OSError:
@@ -141,7 +141,7 @@ class Journal:
                 raise
 
     def close(self) -> None:
-        """Releases the run's folder."""
+        """Release the run's folder."""
         for descriptor in (self._events, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
@@ -157,7 +157,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
-        """Turns errors of the block into one warning: the run is worth more than its record."""
+        """Turn errors in the block into one warning: the run is worth more than its record."""
         try:
             yield
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -184,7 +184,7 @@ class Journal:
         os.write(self._lock, f"{os.getpid()}\n".encode())
 
     def _open_events(self) -> None:
-        # Readable too: reopening looks for the last whole line.
+        # The file is also readable, because reopening looks for the last whole line.
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._events = os.open(self.folder / EVENTS_FILE, flags, 0o666)
 
@@ -200,7 +200,7 @@ class Journal:
 
 
 def is_event(line: bytes) -> bool:
-    """Return whether the line holds a whole event, be it one that this version does not know."""
+    """Return whether the line is a whole event, even one that this version does not know."""
     try:
         decode(json.loads(line))
     except (ValueError, RecursionError):
@@ -236,7 +236,7 @@ def read_pid(folder: Path) -> int | None:
 
 
 def is_runner(pid: int, folder: Path) -> bool:
-    """Return whether this process has the run's lock open: another process may have its id by now."""
+    """Return whether this process has the run's lock open. Otherwise, its id now belongs to another process."""
     with contextlib.suppress(OSError):
         lock = os.stat(folder / LOCK_FILE)
         for name in os.listdir(f"/proc/{pid}/fd"):

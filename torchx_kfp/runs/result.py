@@ -48,7 +48,7 @@ class StageResult:
     log_file: Path | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
-    #: The run id under which the stage recorded results, and where; None if it is not tracked or never got that far.
+    #: The run id with which the stage recorded results, and where; None if it is not tracked or never got that far.
     run_id: str | None = None
     tracker_base: str | None = None
     #: The recorded results; None if they could not be read.
@@ -122,7 +122,7 @@ class RunResult:
             object.__setattr__(self, f"{kind}s", values)
 
     def __getitem__(self, name: str) -> StageResult:
-        """Return the stage of this name: ``result["train"]``, ``result["inner/train[2]"]``.
+        """Return the stage with this name: ``result["train"]``, ``result["inner/train[2]"]``.
 
         Raises:
             StageNotFoundError: no stage has this name, or several do, as in a loop. The message lists the stages.
@@ -133,7 +133,7 @@ class RunResult:
         return found[0]
 
     def all(self, name: str) -> list[StageResult]:
-        """Return all stages of this name, such as each iteration of ``inner/train``; give the name without indices."""
+        """Return all stages with this name (without indices), such as each iteration of ``inner/train``."""
         return [stage for stage in self.stages if without_indices(stage.name) == name]
 
     def _not_found(self, name: str, found: list[str]) -> str:
@@ -153,7 +153,7 @@ class RunResult:
         return f"<table><caption>{_text(caption)}</caption>{''.join(rows)}</table>"
 
     def raise_for_failure(self) -> None:
-        """Raises StageFailedError if the run failed; its message has the failed stages, why, and their last lines."""
+        """Raise StageFailedError if the run failed; its message has the failed stages, why, and their last lines."""
         if self.state is State.FAILED:
             raise StageFailedError(describe_failure(self))
 

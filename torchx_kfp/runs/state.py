@@ -1,4 +1,4 @@
-"""The state of a run, folded from its events; no other module interprets them.
+"""The state of a run, computed from its events; no other module interprets them.
 
 The live view, the final table, ``RunResult``, ``runs``, ``logs``, ``cancel`` and the report all read a ``RunState``. It
 draws nothing and reads no clock: it knows the times of the events, and those that its reader passes. Events can come
@@ -30,7 +30,8 @@ from torchx_kfp.runs.events import (
 from torchx_kfp.runs.result import RunResult, StageResult
 from torchx_kfp.runs.vocabulary import State
 
-#: Returns the time at which an attempt was last known to be alive, in seconds since the epoch; 0 if unknown.
+#: A function that returns the time at which an attempt was last known to be alive, in seconds since the epoch; 0 if it
+#: is unknown.
 Signs = Callable[[StageStarted], float]
 
 
@@ -105,7 +106,7 @@ class StageState:
 
     @property
     def result(self) -> StageResult:
-        """The stage's result; while it has not ended, as far as it is known."""
+        """The stage's result, as far as it is known while the stage has not ended."""
         if self.last_end is not None and self.last_end.state is self.state:
             return self.last_end
         last = self.attempts[-1].started if self.attempts else None
@@ -122,28 +123,28 @@ class StageState:
         )
 
     def start(self, event: StageStarted) -> None:
-        """Adds an attempt."""
+        """Add an attempt."""
         if self.started_at is None or self._has_ended:
             self.started_at = event.time
         self.attempts.append(Attempt(event))
         self._has_ended, self.reason = False, ""
 
     def end_attempt(self, state: State, end: float | None, reason: str = "") -> None:
-        """Ends the last attempt, if it is still open."""
+        """End the last attempt, if it is still open."""
         if self.attempts and self.attempts[-1].is_open:
             last = self.attempts[-1]
             last.state, last.end, last.reason, last.is_open = state, end, reason, end is None
 
     def queue(self, when: float) -> None:
-        """Takes the time at which the inputs were known; the next attempt begins a new series."""
+        """Record the time at which the inputs were known; the next attempt begins a new series."""
         self.queued_at, self.started_at, self._has_ended = when, None, False
 
     def retry(self, reason: str, when: float) -> None:
-        """Takes the reason for another attempt, and the time at which it is due."""
+        """Record the reason for another attempt, and the time at which it is due."""
         self.reason, self.retry_at, self._has_ended = reason, when, False
 
     def finish(self, result: StageResult, when: float) -> None:
-        """Takes the stage's result and the time at which it ended."""
+        """Record the stage's result and the time at which it ended."""
         self.end_attempt(result.state, when, result.reason)
         self.task, self.last_end, self.ended_at, self._has_ended = result.task, result, when, True
         self.reason = result.reason
@@ -174,7 +175,7 @@ class TaskState:
     _counts: Counter[State] = field(default_factory=Counter)
 
     def move(self, stage: StageState, state: State) -> None:
-        """Puts a stage into a state; the stage may have ended before."""
+        """Put a stage into a state; the stage may have ended before."""
         if stage.name in self.stages:
             self._counts[stage.state] -= 1
         self.stages[stage.name] = stage
@@ -209,7 +210,7 @@ class Session:
 
 
 class RunState:
-    """The state of a run, as far as its events tell it."""
+    """The state of a run, as far as it is known from its events."""
 
     def __init__(self, stages: Mapping[str, bool] | None = None, signs: Signs | None = None) -> None:
         """Begin with a run without events.
@@ -234,7 +235,7 @@ class RunState:
             self.tasks[name] = TaskState(name, looped)
 
     def on_event(self, event: Event) -> None:
-        """Takes the next event of the run."""
+        """Update the state with the next event of the run."""
         if isinstance(event, RunStarted):
             self._start(event)
         elif not self.sessions:
@@ -274,7 +275,7 @@ class RunState:
             self._settle(State.CANCELED if event.state is State.CANCELED else State.INTERRUPTED)
 
     def lose(self) -> None:
-        """Takes note that no process runs the pipeline any more: unfinished stages were interrupted."""
+        """Record that no process runs the pipeline any more: unfinished stages were interrupted."""
         if self.finished is not None or self._is_lost:
             return
         self._is_lost = True

@@ -22,7 +22,7 @@ class State(str, enum.Enum):
 
     _value_: str
     rank: int
-    #: The sign for the state, and one for terminals that are limited to ASCII.
+    #: A sign for the state, and one for terminals that are limited to ASCII.
     glyph: str
     ascii_glyph: str
     #: The style of the word in a terminal, as rich knows it; the report's are in ``page.css``.

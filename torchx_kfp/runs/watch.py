@@ -1,4 +1,4 @@
-"""Watch a run while it goes on: its events, and the lines that its stages print.
+"""Watch a run in progress: its events, and the lines that its stages print.
 
 A run reports to a ``Watch``. ``Lines`` writes to a stream, with the ``messages`` about events; the command line has
 other watches.
@@ -35,33 +35,33 @@ _LONGEST = 200
 class Watch:
     """Receives the events and lines of a run. Override the methods that you need; the others do nothing.
 
-    Lines are free of control characters that could harm a terminal, and arrive on another thread than events. If a
-    method raises an exception, ``run`` raises it: for an event at once, for a line when the run is over.
+    Lines are free of control characters that could harm a terminal, and arrive on a different thread than events. If a
+    method raises an exception, ``run`` raises it: at once for an event, at the end of the run for a line.
     """
 
     def on_event(self, event: Event) -> None:
-        """Takes an event of the run."""
+        """Receive an event of the run."""
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
-        """Takes lines that a stage has printed."""
+        """Receive lines that a stage has printed."""
 
     def on_unfinished(self, stage: str, line: str) -> None:
-        """Takes a stage's unfinished line, such as a progress bar, whenever it changes."""
+        """Receive a stage's unfinished line, such as a progress bar, whenever it changes."""
 
     def on_warning(self, message: str) -> None:
-        """Takes a sentence about a problem with the run's record, such as a full disk; writes it to stderr."""
+        """Receive a sentence about a problem with the run's record, such as a full disk. Writes it to stderr."""
         Terminal(sys.stderr).write_lines([message])
 
 
 class Lines(Watch):
-    """Writes events as sentences, and lines after the name of their stage."""
+    """Writes events as sentences, and lines with the name of their stage before them."""
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
         """Write to a stream.
 
         Args:
             stream: the stream; stderr by default.
-            verbose: whether to write the starts of stages, their inputs and their outputs too.
+            verbose: whether to write also the starts of stages, their inputs and their outputs.
         """
         self._terminal = Terminal(stream or sys.stderr)
         self._verbose = verbose
@@ -109,11 +109,11 @@ class Terminal:
         self.error: OSError | ValueError | None = None
 
     def write_lines(self, lines: Sequence[str]) -> None:
-        """Writes the lines at once, so that lines never mix, and without control characters except colours."""
+        """Write the lines at once, so that lines never mix, and without control characters except colors."""
         self.write("".join(f"{clean(line, colours=True)}\n" for line in lines))
 
     def write(self, text: str) -> None:
-        """Writes the text at once."""
+        """Write the text at once."""
         with self._lock:
             if self._stream is None or not text:
                 return
@@ -145,7 +145,7 @@ def _descriptor(stream: TextIO) -> int | None:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Writes all data, even to a full non-blocking pipe, where a text stream would lose some of it."""
+    """Write all data, even to a full non-blocking pipe, where a text stream would lose some of it."""
     rest = memoryview(data)
     while rest:
         try:

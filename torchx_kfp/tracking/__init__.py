@@ -1,4 +1,4 @@
-"""Recording and reading the results of stages: the part of the package that applications import.
+"""Record and read the results of stages: the part of the package that applications import.
 
     from torchx_kfp.tracking import current_run
 

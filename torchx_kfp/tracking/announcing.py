@@ -1,6 +1,6 @@
-"""Statements that a stage makes about itself without being asked: its start, and the artifacts that it uses.
+"""Statements that a stage makes about itself automatically: its start, and the artifacts that it uses.
 
-Each is made once in a process.
+A process makes each statement once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _logger = logging.getLogger(__name__)
 
 #: The statements that this process has made: tracker base, run id, and the source or "start".
 _said: set[tuple[str, str, object]] = set()
-_NO_LINEAGE = "The lineage of the run %r lacks what it reads: %s"
+_NO_LINEAGE = "The lineage of the run %r lacks a source: %s"
 
 
 def announce_start(tracker: FsspecResultTracker, context: protocol.StageContext, environ: Mapping[str, str]) -> None:
-    """Record the start of the stage and the runs that it reads. Of torchrun's ranks only the first one does.
+    """Record the start of the stage and the runs that it reads. Of torchrun's ranks, only the first does so.
 
     Raises:
         TrackerError: the tracker base cannot be written, so results could not be recorded either.
@@ -31,7 +31,7 @@ def announce_start(tracker: FsspecResultTracker, context: protocol.StageContext,
         return
     try:
         record_start(tracker.store, context.run_id, context.parents, start_here(environ))
-    except KeyRefusedError as error:  # results may have such a name all the same
+    except KeyRefusedError as error:  # results can still be recorded under such a name
         _logger.warning(_NO_LINEAGE, context.run_id, error)
     except TrackerError as error:
         raise type(error)(

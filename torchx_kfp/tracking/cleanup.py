@@ -1,9 +1,9 @@
-"""Removing old pipeline runs from a tracker base: their results, and the statements about them.
+"""Remove old pipeline runs from a tracker base: their results, and the statements about them.
 
-The base may be a wrong folder. So a pipeline run is removed only if every file in its folder is the result of a stage,
-``<run>/<stage>/<execution>``, and if it is known to be a pipeline run: its name has the form that an engine gives to
-runs, or there is a statement about it, which each stage that calls ``current_run()`` makes. Everything else stays. The
-files of artifacts are elsewhere and are not touched.
+The base may be the wrong folder. So a pipeline run is removed only if every file in its folder is the result of a
+stage, ``<run>/<stage>/<execution>``, and if it is known to be a pipeline run: its name has the form that an engine
+gives to runs, or there is a statement about it, such as each stage makes that calls ``current_run()``. Everything else
+stays. The files of artifacts are elsewhere and are not touched.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from torchx_kfp.tracking.statements.sources import SOURCES, Source
 from torchx_kfp.tracking.stores.keys import PRIVATE, File, run_id_parts
 from torchx_kfp.tracking.stores.store import Store
 
-#: A larger file, in bytes, does not hold results. A result has 1 kB at most, and there are hundreds of names.
+#: A larger file, in bytes, does not contain results. A result has at most 1 kB, and there are hundreds of names.
 _MAX_SIZE = 1 << 20
-#: Files that are removed between two looks at the base, and at least this part of all.
+#: The base is checked again after this many files have been removed, or after one part in this many of all files if
+#: that is more.
 _FILES, _PART = 2000, 8
-#: A temporary file of a writer that was killed, in a folder ``.torchx_kfp`` (``files``).
+#: The name of a temporary file that a killed writer left in a folder ``.torchx_kfp`` (``files``).
 _TEMPORARY = re.compile(r"[0-9a-f]{16}")
-#: Names of pipeline runs: UUIDs of KFP (and of stages that are not told a name), and names of local runs.
+#: The names of pipeline runs: UUIDs from KFP (and from stages that are not told a name), and names of local runs.
 _MADE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|.+-\d{8}-\d{6}-[0-9a-f]{6}")
-#: An extension, which executions do not have.
+#: A file name extension, which executions do not have.
 _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
 
 
@@ -62,7 +63,8 @@ class OldRun:
     def parts(self) -> tuple[list[File], list[File], list[File]]:
         """Its files in the order in which they are removed: results, then statements, and sources last.
 
-        Statements without results are known to be a rest. Sources protect other runs.
+        If the removal is interrupted, statements without results still belong to a known run, and sources still
+        protect other runs.
         """
         folder = f"{PRIVATE}/{SOURCES.folder}/"
         others = [file for file in self.statements if not file.key.startswith(folder)]
@@ -76,8 +78,8 @@ class Findings:
     Attributes:
         old: the old runs, the newest first.
         younger: the number of younger runs.
-        left_alone: anything that is not a pipeline run: the first name of its keys -> why it is not one.
-        marked: whether there is anything that only a tracker makes.
+        left_alone: the reasons why something is not a pipeline run, by the first name of its keys.
+        marked: whether there is anything that only a tracker creates.
     """
 
     old: tuple[OldRun, ...]
@@ -140,10 +142,10 @@ class Cleanup:
     def remove(self) -> Iterator[OldRun]:
         """Remove the old runs that nothing protects, and yield each run that is completely gone.
 
-        It looks again before every few thousand files, so runs that were written to or used meanwhile stay. On a local
-        file system it also checks each file just before it is removed, with writers locked out
-        (``DiskStore.remove_old``). After an interruption parts of some runs are gone. They are as old as before, so the
-        next call removes the rest.
+        The base is checked again before every few thousand files, so runs that were written to or used meanwhile stay.
+        On a local file system, each file is also checked just before it is removed, with writers locked out
+        (``DiskStore.remove_old``). After an interruption, parts of some runs are gone. These runs are as old as before,
+        so the next call removes the rest.
         """
         done: set[str] = set()
         share = 0
@@ -155,7 +157,7 @@ class Cleanup:
                 files = [(run.run, file) for run in batch if run.run not in written for file in run.parts[part]]
                 gone = self._store.each(self._store.remove_old, [file for _, file in files])
                 written.update(run for (run, _), is_gone in zip(files, gone, strict=True) if not is_gone)
-            # Files that exist again were written since, and not by a run that is over.
+            # A file that exists again was written since then, so its run is not over.
             done.update(run.run for run in batch)
             yield from (run for run in batch if run.run not in written)
 
@@ -246,14 +248,14 @@ def _old_run(run: str, results: Iterable[File], entries: Iterable[File], modifie
 
 
 def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[str, str]:
-    """Return the candidates that a run outside uses, directly or through others -> the run id that uses them."""
+    """Return the candidates that other runs use, directly or indirectly, with the run id that uses each of them."""
     uses: dict[str, list[tuple[str, str]]] = {}
     for run_id, found in sources.items():
         user = run_id.partition("/")[0]
         uses.setdefault(user, []).extend((source.run_id.partition("/")[0], run_id) for source in found)
     used: dict[str, str] = {}
     waiting = [run for run in uses if run not in candidates]
-    for run in waiting:  # grows meanwhile
+    for run in waiting:  # the list grows
         for source, run_id in uses.get(run, ()):
             if source in candidates and source not in used:
                 used[source] = run_id
@@ -262,7 +264,7 @@ def _users(sources: Mapping[str, list[Source]], candidates: set[str]) -> dict[st
 
 
 def _first(runs: list[OldRun], files: int) -> list[OldRun]:
-    """Return the first runs that have this many files together, at least one run."""
+    """Return the first runs that together have at most this many files, but at least one run."""
     taken: list[OldRun] = []
     for run in runs:
         if taken and sum(one.files for one in taken) + run.files > files:

@@ -1,6 +1,6 @@
-"""Forwarding the records of a run to further trackers of ``torchx.tracker``.
+"""Forward the records of a run to further trackers of ``torchx.tracker``.
 
-The results in the project's own store are the ones that count. If a further tracker fails, a warning is logged and the
+The authoritative results are those in the project's own store. If a further tracker fails, a warning is logged and the
 stage continues. A tracker that cannot be loaded is an error before the training starts. TorchX is loaded on first use,
 and only if there are further trackers.
 """
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking.statements.steps import Point
 
 _GROUP = "torchx.tracker"
-#: Modules of this project that are trackers -> the module that they need beside TorchX, and the extra that brings it.
+#: For modules of this project that are trackers: the module that they need besides TorchX, and the extra that installs
+#: it.
 _NEEDED = {"torchx_kfp.tracking.backends.mlflow": ("mlflow", "mlflow")}
-#: After a failure a tracker is not called for this many times as long as the failure took. So a server that is gone
+#: After a failure, a tracker is not called for this many times as long as the failure took. So a server that is gone
 #: takes a tenth of the time, however often a stage records.
 _PAUSE = 9
 #: Parameters of ``add_metadata``. Results with these names would be mistaken for them.
@@ -36,7 +37,7 @@ _log = logging.getLogger("torchx_kfp")
 
 
 class FurtherTracker:
-    """One further tracker of this process, made on first use.
+    """A further tracker of this process, created on first use.
 
     Args:
         name: the name of an entry point ``torchx.tracker``, or ``module:function``.
@@ -62,7 +63,7 @@ class FurtherTracker:
             self._call(lambda tracker: self._add_metadata(tracker, metadata))
 
     def add_parameters(self, parameters: Mapping[str, object]) -> None:
-        """Forward metadata by name, as parameters if the tracker has them, as the one for MLflow does."""
+        """Forward metadata by name, as parameters if the tracker has them, such as the one for MLflow."""
 
         def add(tracker: Any) -> None:
             if hasattr(tracker, "add_parameters"):
@@ -99,7 +100,7 @@ class FurtherTracker:
         try:
             if self._made is None:
                 self._made = self._make()
-                started = time.monotonic()  # loading takes long, and is done now
+                started = time.monotonic()  # do not count the time for loading, which takes long
             call(self._made)
         except Exception as error:  # whatever a tracker raises, the results are stored already
             ended = time.monotonic()
@@ -115,7 +116,7 @@ class FurtherTracker:
         for source in self._sources:
             try:
                 made[0].add_source(self._run_id, source)
-            except NotImplementedError:  # as TorchX's own for MLflow
+            except NotImplementedError:  # such as TorchX's own tracker for MLflow
                 break
         return made[0]
 
@@ -124,7 +125,7 @@ class FurtherTracker:
         if kind not in self._seen:
             self._seen.add(kind)
             _log.warning(
-                "The tracker %r failed, and lacks what the run %r has recorded; the results under the tracker base are "
+                "The tracker %r failed, and lacks records of the run %r; the results under the tracker base are "
                 "complete. Further errors of this kind are not shown. %s: %s",
                 self._name,
                 self._run_id,
@@ -134,7 +135,7 @@ class FurtherTracker:
 
 
 def further_trackers(context: StageContext) -> tuple[FurtherTracker, ...]:
-    """Return the stage's further trackers. In one process they are the same objects each time.
+    """Return the stage's further trackers. They are the same objects each time in a process.
 
     Raises:
         TrackerError: a tracker cannot be loaded here.
@@ -155,7 +156,7 @@ def check_tracker(name: str) -> None:
     """Reject a tracker that cannot be loaded, without loading it, which may take seconds.
 
     Raises:
-        TrackerError: TorchX, the tracker, or what it needs is missing.
+        TrackerError: TorchX, the tracker, or a package that it needs is missing.
     """
     from importlib.metadata import entry_points  # slow to load, and most stages do not need it
 

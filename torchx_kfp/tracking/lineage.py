@@ -1,4 +1,4 @@
-"""Lineage: the runs that a run was made of, the runs that were made of it, and the artifacts between them."""
+"""Lineage: the runs that a run was made from, the runs that were made from it, and the artifacts between them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Link:
     """A link between a run and one of its sources.
 
     Attributes:
-        source: the run id, or the name of something outside, that was used.
+        source: the run id, or the name of an external source, that was used.
         run_id: the run that used it.
-        alias: the name under which the pipeline declares the source, if it does.
-        artifacts: the artifacts of the source that were used. If the run has not named any, all artifacts of the
+        alias: the name with which the pipeline declares the source, if it does.
+        artifacts: the artifacts of the source that were used; if the run has not named any, all artifacts of the
             source.
         named: whether the run has named the artifacts that it used.
     """
@@ -41,9 +41,9 @@ class Lineage:
 
     Attributes:
         run_ids: the runs themselves.
-        ancestors: the runs and other sources that they were made of, directly or through others, the nearest first.
-        descendants: the runs that were made of them, likewise.
-        links: all links among these, from the farthest ancestor on.
+        ancestors: the runs and other sources that they were made from, directly or indirectly, the nearest first.
+        descendants: the runs that were made from them, likewise.
+        links: all links among these, beginning with the farthest ancestor.
     """
 
     run_ids: tuple[str, ...]
@@ -56,10 +56,10 @@ def read_lineage(store: Store, run_ids: Iterable[str]) -> Lineage:
     """Return the lineage of these runs, over all pipelines that use the tracker base.
 
     This reads the sources of every run: a run records the runs that it uses, so that a stage with a thousand sources
-    writes one file and not a thousand. A warning is logged for each file that does not hold sources.
+    writes one file rather than a thousand. A warning is logged for each file that does not contain sources.
 
     Raises:
-        CorruptResultError: a stored file does not hold artifacts.
+        CorruptResultError: a stored file does not contain artifacts.
         TrackerError: the store failed.
     """
     sources = SOURCES.read_many(store, corrupt=lambda error: _logger.warning("Left out of the lineage: %s", error))
@@ -71,7 +71,7 @@ def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts
 
     Args:
         run_ids: the runs.
-        sources: run id -> its sources, for all runs.
+        sources: the sources of all runs, by run id.
         artifacts_of: returns the artifacts of runs.
     """
     starts = tuple(dict.fromkeys(run_ids))
@@ -87,7 +87,7 @@ def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts
     descendants = _reachable(starts, below)
     inside = {*starts, *ancestors, *descendants}
     artifacts = artifacts_of(sorted({source for run_id in inside for source in above.get(run_id, ())} & inside))
-    # A run that names one artifact names all that it uses.
+    # A run that names one artifact names all artifacts that it uses.
     naming = {run_id for run_id in inside if any(source.artifact for source in sources.get(run_id, ()))}
     order = {run_id: place for place, run_id in enumerate([*reversed(ancestors), *starts, *descendants])}
     links = [
@@ -100,11 +100,11 @@ def trace(run_ids: Iterable[str], sources: Mapping[str, list[Source]], artifacts
 
 
 def _reachable(starts: Iterable[str], neighbours: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
-    """Return everything that can be reached from the starts, the nearest first. There may be circles."""
+    """Return everything that can be reached from the starts, the nearest first. There may be cycles."""
     seen = dict.fromkeys(starts)
     own = len(seen)
     waiting = list(seen)
-    for run_id in waiting:  # grows on the way
+    for run_id in waiting:  # the list grows
         for found in neighbours.get(run_id, ()):
             if found not in seen:
                 seen[found] = None

@@ -1,4 +1,4 @@
-"""Reading the results of the runs that a stage reads: with patience, many at once, and with an error that helps."""
+"""Read the results of the runs that a stage reads: with patience, many at once, and with a helpful error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
 class Batch:
     """The results of several runs, fetched many at once ahead of a program that reads them one after the other.
 
-    Each result is given once, and nothing is fetched before the first is asked for. A forked process, and one that
-    unpickles a batch, has none of it, because the threads are not there.
+    Each result is returned once, and nothing is fetched before the first one is requested. A batch in a forked process,
+    or one that was unpickled, is empty, because the threads do not exist there.
     """
 
     def __init__(self, tracker: FsspecResultTracker, run_ids: Iterable[str]) -> None:
@@ -57,10 +57,10 @@ class Batch:
 
 
 def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) -> dict[str, Result]:
-    """Return the results of a run, waiting until it has some. After the timeout return ``{}``.
+    """Wait until a run has results, and return them; return ``{}`` after the timeout.
 
     Raises:
-        CorruptResultError: the stored results are not a JSON object, also after the timeout.
+        CorruptResultError: the stored results are not a JSON object, even after the timeout.
         TrackerError: the store failed.
     """
     deadline = time.monotonic() + timeout
@@ -68,7 +68,7 @@ def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) 
     while True:
         try:
             found = tracker.get(run_id)
-        except CorruptResultError:  # other writers than this tracker show their files half written
+        except CorruptResultError:  # writers other than this tracker may show half-written files
             if time.monotonic() >= deadline:
                 raise
             found = {}
@@ -80,7 +80,7 @@ def wait_for_results(tracker: FsspecResultTracker, run_id: str, timeout: float) 
 
 
 def describe_missing(tracker: FsspecResultTracker, run_id: str, timeout: float) -> str:
-    """Return a message for a run without results: which runs have some, and what to do."""
+    """Return a message for a run without results, which says which runs have results, and what to do."""
     waited = f" after {timeout:g} s" if timeout > 0 else ""
     return (
         f"The run {run_id!r} has recorded no results{waited} under the tracker base {tracker.tracker_base!r}. "
@@ -91,7 +91,7 @@ def describe_missing(tracker: FsspecResultTracker, run_id: str, timeout: float) 
 
 
 def _recorded_nearby(tracker: FsspecResultTracker, run_id: str) -> str:
-    """Name runs that have results: of the same stage, or else of the same pipeline run, or else any."""
+    """Name runs that have results: of the same stage, otherwise of the same pipeline run, otherwise any."""
     folder = run_id
     try:
         while (above := folder.rpartition("/")[0]) and not above.endswith("/"):

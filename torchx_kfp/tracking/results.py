@@ -1,4 +1,4 @@
-"""Results: the values that can be one, the JSON that stores them, and a DataFrame that shows them."""
+"""Results: the values that are accepted, the JSON that stores them, and a DataFrame that shows them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARTS = ("run", "stage", "execution")
 
 
 def check_results(key: str, results: Mapping[str, Result]) -> dict[str, Result]:
-    """Return the results that are put under a key as plain Python values.
+    """Return the results to be put under a key, as plain Python values.
 
     Raises:
         ResultRefusedError: a name is not a non-empty str, or a value is not an int, float, bool or short str.
@@ -48,7 +48,7 @@ def encode_results(results: Mapping[str, Result]) -> bytes:
 def decode_results(content: bytes, location: str) -> dict[str, Result]:
     """Return the results in a file.
 
-    Other programs write such files as well, so values are returned as they are, whatever their type.
+    Other programs also write such files, so values are returned as they are, whatever their type.
 
     Raises:
         CorruptResultError: the content is not a JSON object.

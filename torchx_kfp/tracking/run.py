@@ -149,7 +149,7 @@ class Run:
         ``history().to_frame()`` is a pandas DataFrame.
 
         Raises:
-            CorruptResultError: a stored file does not hold curves.
+            CorruptResultError: a stored file does not contain curves.
             TrackerError: the store failed.
         """
         self.flush()
@@ -163,11 +163,12 @@ class Run:
         last one counts.
 
         Args:
-            metadata: values that JSON can hold, by name.
+            metadata: values that JSON can represent, by name.
             named: the same as keyword arguments.
 
         Raises:
-            ResultRefusedError: JSON cannot hold a value, or this is a run that the stage reads. Nothing was written.
+            ResultRefusedError: JSON cannot represent a value, or this is a run that the stage reads. Nothing was
+                written.
             TrackerError: the store failed.
         """
         self._refuse_others("records metadata", "add_metadata")
@@ -180,23 +181,24 @@ class Run:
         """Return the metadata that this run has recorded, by name.
 
         Raises:
-            CorruptResultError: a stored file does not hold metadata.
+            CorruptResultError: a stored file does not contain metadata.
             TrackerError: the store failed.
         """
         return Named(METADATA.read(self._tracker.store, self.id), f"The run {self.id!r}", "metadata key")
 
     def add_artifact(self, name: str, path: str | os.PathLike[str], /, **metadata: object) -> None:
-        """Register a file or folder that this run has made.
+        """Register a file or folder that this run has created.
 
-        If the stage declares the artifact (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes an artifact
-        of KFP with this metadata. KFP stores the file or folder at a local path. For a URL, which stays where it is,
-        KFP stores a small file that names it. Of HTML and Markdown KFP stores the content, so that its UI can show it.
+        If the stage declares the artifact (``task_from_app(..., artifacts={name: dsl.Model})``), it becomes a KFP
+        artifact with this metadata. KFP stores the file or folder at a local path. For a URL, whose content stays where
+        it is, KFP stores a small file that names the URL. KFP always stores the content of HTML and Markdown, so that
+        its UI can show it.
 
         Args:
-            name: the name under which the stage declares the artifact and others find it.
-            path: a local path or an fsspec URL. Empty if the artifact consists of metadata only, as
+            name: the name with which the stage declares the artifact and others find it.
+            path: a local path or an fsspec URL. Empty if the artifact consists only of metadata, as
                 ``dsl.ClassificationMetrics`` does. If nothing exists at a local path yet, a warning is logged.
-            metadata: values that JSON can hold, by name.
+            metadata: values that JSON can represent, by name.
 
         Raises:
             ResultRefusedError: the name, path or metadata cannot be stored, or this is a run that the stage reads.
@@ -246,7 +248,7 @@ class Run:
     def lineage(self) -> Lineage:
         """Return the lineage of this run, over all pipelines that use the tracker base.
 
-        It has all runs that this one was made of, all runs that were made of it, and the artifacts between them.
+        It has all runs that this one was made from, all runs that were made from it, and the artifacts between them.
 
         Raises:
             CorruptResultError: a stored file does not hold artifacts.

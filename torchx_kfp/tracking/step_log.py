@@ -1,4 +1,4 @@
-"""Writing the metrics that a process logs, in the background and without a request for each step.
+"""Write the metrics that a process logs, in the background and without a request for each step.
 
 Logging appends to a queue. A thread takes from the queue and replaces the statement of the process: after two seconds,
 then every five, and later less often, up to once a minute. A process that is killed loses the metrics since the last
@@ -33,10 +33,10 @@ from torchx_kfp.tracking.statements.steps import (
 )
 from torchx_kfp.tracking.stores.store import Store
 
-#: Seconds before the first write, and between two writes at least and at most. Within these bounds the pause is a part
-#: of the time since the start, or a multiple of the time that a write takes.
+#: Seconds before the first write, and the least and the most between two writes. Within these bounds, the pause is a
+#: fraction of the time since the start, or a multiple of the time that a write takes.
 _FIRST, _LEAST, _MOST, _PART, _TIMES = 2.0, 5.0, 60.0, 1 / 20, 20
-#: Values that wait before the thread is woken, and before a process that logs faster has to wait for the thread.
+#: How many values may wait before the thread is woken, and before a process that logs faster must wait for the thread.
 _MANY, _TOO_MANY = 10_000, 200_000
 #: Seconds for which a process that ends waits for the last write. A store that fails is tried for a minute.
 _LAST = 120.0
@@ -56,7 +56,7 @@ class StepLog:
         self._name = time_name()
         self._names: set[str] = set()
         self._waiting: deque[tuple[int, float, dict[str, float]]] = deque()
-        # A SimpleQueue, because a signal handler may interrupt the code that holds the lock of an Event.
+        # It is a SimpleQueue because a signal handler may interrupt the code that holds the lock of an Event.
         self._asked: queue.SimpleQueue[threading.Event | None] = queue.SimpleQueue()
         self._series: dict[str, Series] = {}
         self._new: dict[str, Series] = {}  # for further trackers, which get each value once
@@ -102,7 +102,7 @@ class StepLog:
         return not (self._unsaved or self._waiting)
 
     def _work(self) -> None:
-        # Clients of some stores are for one thread.
+        # The clients of some stores work in one thread only.
         self._store = self._store.for_this_thread()
         start = time.monotonic()
         due = start + _FIRST
@@ -137,7 +137,7 @@ class StepLog:
             try:
                 STEPS.add(self._store, self._run_id, encode_series(self._series), "steps", self._name)
                 self._unsaved = False
-            except Exception as error:  # the training goes on, and the next write has it all
+            except Exception as error:  # the training goes on, and the next write includes everything
                 self._warn(error)
         if new:
             for tracker in self._further:

@@ -1,4 +1,4 @@
-"""Importing the files of ``torchx.tracker.backend.fsspec.FsspecTracker``.
+"""Import the files of ``torchx.tracker.backend.fsspec.FsspecTracker``.
 
 Its layout, as of torchx 0.7.0 and the nightly of 2026-10::
 
@@ -39,17 +39,17 @@ def import_torchx(
 ) -> dict[str, int]:
     """Import the files that TorchX's tracker has stored under a root. They stay as they are.
 
-    Importing them again changes nothing. Of several values with one name, the last one counts, by the time in TorchX's
-    file names.
+    Importing them again changes nothing. Of several values with one name, the last one counts, according to the time in
+    TorchX's file names.
 
     Args:
         root: an fsspec URL or a local directory: ``root_path`` of TorchX's configuration.
         store: the store to import into.
-        corrupt: called with the error for each file that TorchX has not written. The file is then left out.
+        corrupt: called with the error for each file that TorchX did not write. The file is then left out.
         patience: seconds for which a call to the root that fails for a moment is tried again.
 
     Returns:
-        Run id -> the number of its files that were imported.
+        The number of files that were imported for each run id.
 
     Raises:
         CorruptResultError: a file was not written by TorchX, and ``corrupt`` is not given.
@@ -78,7 +78,7 @@ def import_torchx(
                     raise problem from None
                 corrupt(problem)
                 continue
-            # The same name each time: a repeated import replaces its own files.
+            # The name is the same each time, so that a repeated import replaces its own files.
             yield run_id, kind, entry, f"{_time(name)}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
     def write(found: tuple[str, str, Mapping[str, object], str]) -> str:

@@ -31,7 +31,7 @@ class ResultTracker(abc.ABC):
     ``tracker["run"] = {"l2norm/mean": 1.2}``.
     """
 
-    # Without these, Python would take a tracker for an endless sequence: [0], [1], ...
+    # Without these lines, Python would take a tracker for an endless sequence: [0], [1], ...
     __iter__ = None
     __contains__ = None
 
@@ -53,17 +53,17 @@ class ResultTracker(abc.ABC):
 class FsspecResultTracker(ResultTracker):
     """Stores the results of each key as one JSON object in the file ``<tracker base>/<key>``.
 
-    The files have the format of ``torchx.runtime.tracking.FsspecResultTracker``; each reads the other's.
+    The files have the format of ``torchx.runtime.tracking.FsspecResultTracker``; each tracker reads the other's files.
 
     On a local file system, put is atomic and durable: readers see the old results or the new ones, and the new ones
     survive a crash of the machine. Symbolic links below the base are not followed. On an object store, put is one
-    request, and so is get. Object stores hold ``a`` and ``a/b`` side by side; a file system (and ``memory://``) rejects
-    the second of the two. A call that fails for a moment is tried again, with a warning in the log.
+    request, and so is get. Object stores can have both ``a`` and ``a/b``; a file system (and ``memory://``) rejects the
+    second of the two. A call that fails for a moment is retried, with a warning in the log.
 
     Args:
-        tracker_base: an fsspec URL or a local directory. It is made when something is put below it for the first time.
-            A relative directory is relative to the current directory at the time of this call.
-        patience: seconds for which a call is tried again before it raises.
+        tracker_base: an fsspec URL or a local directory. It is created when something is first put below it. A relative
+            directory is relative to the current directory at the time of this call.
+        patience: seconds for which a call is retried before it raises.
 
     Raises:
         TrackerError: the base cannot be used. All methods raise it if the store fails.
@@ -113,7 +113,7 @@ class FsspecResultTracker(ResultTracker):
         return Named(results, f"The run {key!r}", "result")
 
     def update(self, key: Key, /, **results: Result) -> None:
-        """Record these results under the key. Earlier results under other names stay, even those of other programs.
+        """Record these results under the key. Earlier results with other names stay, even those of other programs.
 
         If the key's file is not a JSON object, because another writer was stopped half way, it is replaced and a
         warning is logged, so that the results of a long run are not lost. When two processes update a key at once, the
@@ -137,7 +137,7 @@ class FsspecResultTracker(ResultTracker):
     ) -> dict[str, dict[str, Result]]:
         """Return the results of each key, in the order of the keys. Keys without results have ``{}``.
 
-        Many are fetched at once. From an object store this takes a tenth of the time or less.
+        Many are fetched at once. From an object store, this takes a tenth of the time or less.
 
         Args:
             keys: the keys.
@@ -191,7 +191,7 @@ class FsspecResultTracker(ResultTracker):
 
         Raises:
             KeyRefusedError: the key would leave the tracker base, or the store cannot hold it.
-            CorruptResultError: a stored file does not hold curves.
+            CorruptResultError: a stored file does not contain curves.
         """
         return STEPS.read(self._store, key_text(key))
 

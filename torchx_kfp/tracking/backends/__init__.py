@@ -1,1 +1,1 @@
-"""Trackers of ``torchx.tracker``: the one of every tracked stage, and MLflow. TorchX loads them by entry points."""
+"""Trackers for ``torchx.tracker``: that of every tracked stage, and MLflow. TorchX loads them through entry points."""

@@ -1,6 +1,6 @@
-"""The tracker of ``torchx.tracker`` on MLflow: results become metrics of MLflow's runs, metadata becomes parameters.
+"""A tracker for ``torchx.tracker`` on MLflow: results become metrics of MLflow's runs, metadata becomes parameters.
 
-TorchX 0.7.0 has one that records everything as tags and parameters and does not record sources; its nightly has none.
+TorchX 0.7.0 has one that records everything as tags and parameters, but not sources; its nightly does not have one.
 
 Each run id has one run in MLflow. All processes of the stage find it by the tag ``torchx.run_id``. All calls name the
 run, so an application that uses MLflow itself keeps its own active run.
@@ -45,7 +45,7 @@ except ModuleNotFoundError as error:
 _URI, _EXPERIMENT_NAME, _EXPERIMENT_ID = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"
 #: ``localhost:5000``, which MLflow would take for a folder.
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
-#: The experiment of stages that do not name one. A stage does not know the name of its pipeline.
+#: The experiment for stages that do not name one. A stage does not know the name of its pipeline.
 DEFAULT_EXPERIMENT = "torchx-kfp"
 
 RUN_ID_TAG = f"{values.OWN}run_id"
@@ -70,10 +70,10 @@ _own_call: contextvars.ContextVar[bool] = contextvars.ContextVar("torchx_kfp_mlf
 def _limit_retries() -> None:
     """Let calls of this tracker give up after seconds.
 
-    MLflow reads the number of retries from an environment variable at each request, and takes it from nowhere else.
-    The environment belongs to all threads of the application and to the processes that it starts, so the reading is
-    changed, and only for this tracker's own calls. MLflow copies the files of a folder in threads of its own,
-    which keep its number of retries.
+    MLflow reads the number of retries only from an environment variable, at each request. The environment belongs to
+    all threads of the application and to the processes that it starts, so the function that reads it is replaced, with
+    an effect only on this tracker's own calls. MLflow copies the files of a folder in threads of its own, which keep
+    MLflow's number of retries.
     """
     variable = MLFLOW_HTTP_REQUEST_MAX_RETRIES
     read = variable.get
@@ -107,7 +107,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
 
     Args:
         tracking_uri: the URI of the server.
-        experiment: the name of the experiment. It is made if it does not exist.
+        experiment: the name of the experiment. It is created if it does not exist.
         experiment_id: the id of the experiment, which takes precedence over the name.
     """
 
@@ -134,7 +134,10 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             self._client.log_batch(mlflow_run, metrics=entries[chunk], tags=texts[chunk])
 
     def add_parameters(self, run_id: str, parameters: Mapping[str, object]) -> None:
-        """Record hyperparameters, those in a dict one by one. MLflow accepts each once; another value becomes a tag."""
+        """Record hyperparameters, one by one if they are in a dict.
+
+        MLflow accepts each only once: a different value becomes a tag.
+        """
         mlflow_run = self._run(run_id)
         entries = [Param(name, value) for name, value in values.parameters(parameters).items()]
         for start in range(0, len(entries), _BATCH):
@@ -148,7 +151,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         try:
             self._client.log_batch(mlflow_run, params=[entry])
         except MlflowException:
-            # It has another value already, or the server is older and accepts only shorter values.
+            # It already has another value, or the server is older and accepts only shorter values.
             self._client.set_tag(mlflow_run, entry.key, values.cut(entry.value, entry.key))
             values.warn_once(
                 f"MLflow does not accept the parameter {entry.key!r}, or not this value: it is a tag there."
@@ -160,7 +163,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         entries = []
         for name, series in points.items():
             key = values.name_for_mlflow(name)
-            # MLflow shows a metric's value at the last step. A result with this name has to come after it.
+            # MLflow shows a metric's value at the last step. A result with this name must come after it.
             self._steps[run_id, key] = max(self._steps.get((run_id, key), 0), *(point.step for point in series))
             entries += [Metric(key, point.value, int(point.time * 1000), point.step) for point in series]
         for start in range(0, len(entries), _METRICS):
@@ -189,7 +192,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         self._client.set_tag(mlflow_run, _ARTIFACT + key, values.cut(path, name))
         text = values.to_json(metadata or {})
         if len(text) > values.LONGEST_TAG:
-            # A list with the name of a file stands for the content of the file.
+            # In MLflow, a list with the name of a file represents the content of that file.
             file = f"{key}.metadata.json"
             self._client.log_text(mlflow_run, text, file)
             text = values.to_json([file])
@@ -256,10 +259,10 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
         return min(found, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
     def _create(self, run_id: str) -> Any:
-        """Make the run, or return the one that another machine makes at the same time.
+        """Create the run, or return the one that another machine creates at the same time.
 
-        A run is a candidate at first. Nobody records anything there until its own process has chosen it, and no run is
-        deleted afterwards. So no value goes to a run that another process deletes.
+        At first, a run is a candidate. Processes record nothing in it until its own process has chosen it, and runs are
+        not deleted after that. So a value cannot go to a run that another process deletes.
         """
         pipeline_run, _, name = run_id.partition("/")
         own = values.encode_run_id(run_id)
@@ -268,7 +271,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             tags[f"{values.OWN}stage"] = name.partition("/")[0]
         experiment, start = self._experiment_id(), time.monotonic()
         made = self._client.create_run(experiment, tags=tags, run_name=name or run_id)
-        # If the server is busy, the runs of other machines show up later as well.
+        # If the server is busy, the runs of other machines also appear later.
         time.sleep(max(_SETTLE, 3 * (time.monotonic() - start)))
         first = self._find(run_id, _CANDIDATE_TAG) or made
         chosen = self._find(run_id)
@@ -369,11 +372,14 @@ def create(config: str | None = None) -> MlflowTracker:
 
 @contextlib.contextmanager
 def _one_process_at_a_time(run_id: str) -> Iterator[None]:
-    """Let the processes of a run on one machine take turns. MLflow cannot make a run only if it does not exist."""
+    """Let the processes of a run on one machine take turns.
+
+    MLflow cannot create a run on the condition that it does not exist yet.
+    """
     path = os.path.join(tempfile.gettempdir(), f"torchx-kfp-mlflow-{os.getuid()}-{values.digest(run_id)}.lock")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # no folder can be written, and _create has to do without
+    except OSError:  # no folder can be written, and _create must do without the lock
         yield
         return
     try:
@@ -381,7 +387,7 @@ def _one_process_at_a_time(run_id: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-        # Processes that wait have the file open. Later ones make another file, and find the run, which exists by then.
+        # Processes that wait have the file open. Later ones create a new file, and find the run, which exists by then.
         with contextlib.suppress(OSError):
             os.unlink(path)
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 #: The prefix of this project's tags. MLflow reserves its own in the same way.
 OWN = "torchx."
 _RESERVED = (OWN, "mlflow.")
-#: The longest name, value of a tag, and value of a parameter, in characters. MLflow accepts names of 250, but tags of
-#: artifacts have a prefix; its older servers accept tags of 5000.
+#: The longest name, value of a tag, and value of a parameter, in characters. MLflow accepts names with 250 characters,
+#: but tags of artifacts have a prefix; its older servers accept tags with 5000.
 LONGEST_NAME, LONGEST_TAG, LONGEST_PARAMETER = 220, 5000, 6000
-#: Values of a dict that become separate parameters. A larger dict becomes JSON.
+#: The most values of a dict that become separate parameters. A larger dict becomes JSON.
 _MOST_INSIDE = 100
 _REFUSED = re.compile(r"[^\w\-. /]")
 
@@ -87,7 +87,7 @@ def cut(text: str, name: str, longest: int = LONGEST_TAG, what: str = "tag") -> 
 
 
 def to_json(value: object) -> str:
-    """Return the value as JSON. Values that JSON does not have become their text."""
+    """Return the value as JSON. Values that JSON lacks become text."""
     return json.dumps(value, default=str)
 
 
@@ -97,7 +97,7 @@ def from_metric(value: float) -> float:
 
 
 def encode_run_id(run_id: str) -> str:
-    """Escape the characters that are special in strings of MLflow's filters. Run ids of pipelines have none."""
+    """Escape the characters that are special in strings of MLflow's filters. Pipelines' run ids do not have any."""
     return run_id.replace("%", "%25").replace("'", "%27").replace("\\", "%5C")
 
 

@@ -29,7 +29,7 @@ from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 
 class AppLineage(Lineage, api.Lineage):  # type: ignore[misc]
-    """The lineage of a run, also for TorchX."""
+    """The lineage of a run, in a form that TorchX also accepts."""
 
 
 class StageTracker(api.TrackerBase):  # type: ignore[misc]
@@ -63,7 +63,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         return {name: api.TrackerArtifact(name, it.path, dict(it.metadata) or None) for name, it in found.items()}
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record metadata of the run: values that JSON can hold."""
+        """Record metadata of the run: values that JSON can represent."""
         add_metadata(self._store, run_id, kwargs)
 
     def metadata(self, run_id: str) -> Mapping[str, object]:
@@ -71,7 +71,7 @@ class StageTracker(api.TrackerBase):  # type: ignore[misc]
         return METADATA.read(self._store, run_id)
 
     def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
-        """Record that the run uses another run, or something outside, and which artifact of it."""
+        """Record that the run uses another run or an external source, and which of its artifacts."""
         add_source(self._store, run_id, Source(source_id, artifact_name or None))
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[api.TrackerSource]:

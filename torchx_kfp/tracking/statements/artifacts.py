@@ -1,7 +1,7 @@
-"""Artifacts and metadata of a run: the files and folders that it made, and anything else that it states by name.
+"""Artifacts and metadata of a run: the files and folders that it created, and anything else that it states by name.
 
-``torchx.tracker.AppRun`` reads and writes the same (``backends.stage``). A stage that declares artifacts hands them on
-to KFP (``publisher``).
+``torchx.tracker.AppRun`` reads and writes the same files (``backends.stage``). A stage that declares artifacts passes
+them on to KFP (``publisher``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file or folder that a run has made.
+    """A file or folder that a run has created.
 
     Attributes:
-        name: the name under which the run registered it.
-        path: a local path or an fsspec URL. Empty if the artifact consists of metadata only.
-        metadata: anything that JSON can hold, by name.
+        name: the name with which the run registered it.
+        path: a local path or an fsspec URL. Empty if the artifact consists only of metadata.
+        metadata: anything that JSON can represent, by name.
     """
 
     name: str
@@ -43,7 +43,7 @@ def _parse_artifact(content: Mapping[str, Any]) -> Artifact:
 def _join_artifacts(found: list[Artifact]) -> dict[str, Artifact]:
     artifacts: dict[str, Artifact] = {}
     for artifact in found:
-        artifacts.pop(artifact.name, None)  # keep the order of the ones that count
+        artifacts.pop(artifact.name, None)  # the order is that of the artifacts that count
         artifacts[artifact.name] = artifact
     return artifacts
 
@@ -62,7 +62,7 @@ def add_metadata(store: Store, run_id: str, metadata: Mapping[str, object]) -> N
     """Record metadata of a run: hyperparameters, notes, anything that is not a result for other stages.
 
     Raises:
-        ResultRefusedError: JSON cannot hold it. Nothing was written.
+        ResultRefusedError: JSON cannot represent it. Nothing was written.
         TrackerError: the store failed.
     """
     METADATA.add(store, run_id, {"metadata": dict(metadata)}, f"metadata of the run {run_id!r}")
@@ -73,12 +73,12 @@ def add_artifact(
 ) -> None:
     """Register an artifact of a run.
 
-    If nothing exists at a local path yet, a warning is logged: it may be made later, or by another process of the
-    stage.
+    If nothing exists at a local path yet, a warning is logged: the file may be created later, or by another process of
+    the stage.
 
     Raises:
         ResultRefusedError: the name or path is not text, the path leads to a FIFO, a socket or a device, or JSON cannot
-            hold the metadata. Nothing was written.
+            represent the metadata. Nothing was written.
         TrackerError: the store failed.
     """
     if not isinstance(name, str) or not name:
@@ -99,7 +99,7 @@ def absolute(path: str) -> str:
 
 
 def _look_at(name: str, path: str) -> None:
-    """Report a wrong local path at once. When the stage has ended, it is too late."""
+    """Report a wrong local path at once: when the stage has ended, it is too late."""
     path = path.removeprefix("file://")
     place = absolute(path)
     if not place or "://" in place:
@@ -114,7 +114,7 @@ def _look_at(name: str, path: str) -> None:
             place,
             from_here,
         )
-    except (OSError, ValueError):  # no permission to look, or not a path of this system
+    except (OSError, ValueError):  # there is no permission to look, or it is not a path on this system
         return
     else:
         if kind:

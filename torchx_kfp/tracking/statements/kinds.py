@@ -1,12 +1,13 @@
 """Kinds of statements about a run, and how they are stored: each statement in its own file.
 
-So the processes of one run can make statements at the same time without locks, and no statement is ever half replaced.
-Files are named by the time, and the latest counts. They lie below the tracker base where keys of results cannot be and
-listings of results do not look::
+So the processes of a run can make statements at the same time without locks, and a statement is never half replaced.
+Files are named by the time, and the latest one counts. They are in a folder below the tracker base that keys of results
+cannot name and listings of results leave out::
 
     <tracker base>/.torchx_kfp/<kind>/<run id>/<nanoseconds>-<random>
 
-A new kind is a ``Kind`` in a module here, and its folder is added to ``FOLDERS``. ``publisher`` reads the same layout.
+To add a kind, define a ``Kind`` in a module here, and add its folder to ``FOLDERS``. ``publisher`` reads the same
+layout.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 #: The folders of all kinds.
 FOLDERS = ("artifacts", "metadata", "sources", "steps")
 
-#: A callable that gets the error for each file that does not hold a statement.
+#: A callable that gets the error for each file that does not contain a statement.
 Corrupt = Callable[[CorruptResultError], object]
 
 #: For up to this number of runs, the statements of each run are listed by themselves. For more, the kind is listed.
@@ -49,7 +50,7 @@ class Kind(Generic[S, T]):
         parse: turns the JSON object in a file into a statement. It may return None for an object that says nothing of
             this kind. For a malformed object it raises an AttributeError, KeyError, OverflowError, TypeError or
             ValueError.
-        join: makes one value of all statements about a run, the oldest first.
+        join: combines all statements about a run, the oldest first, into one value.
     """
 
     folder: str
@@ -62,13 +63,13 @@ class Kind(Generic[S, T]):
         Args:
             store: the store of the tracker base.
             run_id: the run.
-            content: the statement as JSON can hold it.
+            content: the statement, in a form that JSON can represent.
             what: describes the statement in errors.
             name: the name of the file, by default the time. A second statement with the same name replaces the first.
 
         Raises:
             KeyRefusedError: the run id cannot be a key.
-            ResultRefusedError: JSON cannot hold the content. Nothing was written.
+            ResultRefusedError: JSON cannot represent the content. Nothing was written.
             TrackerError: the store failed.
         """
         try:
@@ -80,10 +81,10 @@ class Kind(Generic[S, T]):
         store.write(f"{self._folder_of(run_id)}/{name or time_name()}", text)
 
     def read(self, store: Store, run_id: str) -> T:
-        """Return what is stated about a run.
+        """Return the joined statements about a run.
 
         Raises:
-            CorruptResultError: a file does not hold a statement of this kind.
+            CorruptResultError: a file does not contain a statement of this kind.
             TrackerError: the store failed.
         """
         found = self.read_many(store, [run_id])
@@ -92,16 +93,16 @@ class Kind(Generic[S, T]):
     def read_many(
         self, store: Store, run_ids: Iterable[str] | None = None, corrupt: Corrupt | None = None
     ) -> dict[str, T]:
-        """Return what is stated about each of these runs, or about all runs. Runs without statements are left out.
+        """Return the joined statements about each of these runs, or about all runs. Runs without any are left out.
 
         Args:
             store: the store of the tracker base.
             run_ids: the runs, by default all.
-            corrupt: called with the error for each file that does not hold a statement of this kind. The file is then
-                left out.
+            corrupt: called with the error for each file that does not contain a statement of this kind. The file is
+                then left out.
 
         Raises:
-            CorruptResultError: a file does not hold a statement of this kind, and ``corrupt`` is not given.
+            CorruptResultError: a file does not contain a statement of this kind, and ``corrupt`` is not given.
             TrackerError: the store failed.
         """
         keys = self._keys(store, run_ids)
@@ -139,7 +140,7 @@ class Kind(Generic[S, T]):
 
 
 def run_ids(store: Store) -> list[str]:
-    """Return the runs about which anything is stated, sorted."""
+    """Return the runs that have any statements, sorted."""
     found = store.each(store.names, [f"{PRIVATE}/{folder}" for folder in FOLDERS])
     return sorted({unquote(name.rstrip("/")) for names in found for name in names})
 
@@ -147,8 +148,8 @@ def run_ids(store: Store) -> list[str]:
 def folder_name(run_id: str) -> str:
     """Return the name of the run's folder, which ``urllib.parse.unquote`` reads back.
 
-    TorchX's own backend uses base32, which for run ids of a cluster is longer than a file system allows (255 bytes).
-    ``publisher`` has the same rule for run ids that a stage makes, which do not contain ``%``.
+    TorchX's own backend uses base32, which makes the run ids of a cluster longer than a file system allows (255 bytes).
+    ``publisher`` follows the same rule for the run ids that a stage makes, which do not contain ``%``.
     """
     return run_id.replace("%", "%25").replace("/", "%2F")
 

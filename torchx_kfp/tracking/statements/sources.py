@@ -1,7 +1,8 @@
-"""Sources and start of a run: the runs and other things that it was made of, and when and where it started.
+"""Sources and start of a run: the runs and other things that it was made from, and when and where it started.
 
-The sources make the lineage. The start is the first statement of a stage, written before its application works, so that
-a tracker base that cannot be written is found at once and not after a training. Both are in one file::
+Lineage is derived from the sources. The start is the first statement of a stage, written before its application begins
+its work, so that a tracker base that cannot be written is noticed at once rather than after a training. Both are in one
+file::
 
     {"sources": [...], "started": {"time": 1767225600.5, "host": "node-3", "image": "repo/train:1"}}
 """
@@ -18,7 +19,7 @@ from torchx_kfp import protocol
 from torchx_kfp.tracking.statements.kinds import Kind
 from torchx_kfp.tracking.stores.store import Store
 
-#: Names of the first statement of a stage that reads others, and of one that does not. They are the same for all
+#: The names of the first statement of a stage that reads others, and of one that does not. They are the same for all
 #: processes of a stage, and sort before names made from the time. A process that records a start without the stage's
 #: sources does not replace the statement that has them.
 _READS, _NONE = "0-reads", "0-start"
@@ -28,12 +29,12 @@ _TORCHRUN, _RANK = "TORCHELASTIC_RUN_ID", "RANK"
 
 @dataclass(frozen=True)
 class Source:
-    """Something that a run was made of.
+    """Something that a run was made from.
 
     Attributes:
-        run_id: the id of another run, or the name of something outside, such as a dataset.
+        run_id: the id of another run, or the name of an external source, such as a dataset.
         artifact: the name of the artifact that was used, if known.
-        alias: the name under which the pipeline declares the source, if it does.
+        alias: the name with which the pipeline declares the source, if it does.
     """
 
     run_id: str
@@ -43,12 +44,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a stage. If several processes of a stage start one after the other, the last one's.
+    """The start of a stage. If several processes of a stage start one after the other, the last start counts.
 
     Attributes:
         time: seconds since 1970.
-        host: the name of the host; on Kubernetes the name of the pod.
-        image: the image, or None if it is not known. A container is not told its own.
+        host: the name of the host; on Kubernetes, the name of the pod.
+        image: the image, or None if it is not known. A container is not told its own image.
     """
 
     time: float
@@ -75,7 +76,7 @@ def _parse_start(content: Mapping[str, Any]) -> Start | None:
         started = content["started"]
         image = started.get("image")
         return Start(float(started["time"]), str(started["host"]), None if image is None else str(image))
-    except (AttributeError, KeyError, TypeError, ValueError):  # a start of no use is not worth an error
+    except (AttributeError, KeyError, TypeError, ValueError):  # a malformed start is not worth an error
         return None
 
 
@@ -85,7 +86,7 @@ _STARTS = Kind("sources", _parse_start, lambda found: min(found, key=lambda star
 
 
 def encode_sources(sources: Iterable[Source]) -> dict[str, object]:
-    """Return the statement of these sources as JSON can hold it."""
+    """Return the statement of these sources, in a form that JSON can represent."""
     return {"sources": [{"run_id": s.run_id, "artifact": s.artifact, "alias": s.alias} for s in sources]}
 
 
@@ -104,8 +105,8 @@ def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunId
     Args:
         store: the store of the tracker base.
         run_id: the run.
-        parents: alias -> run id, or the run ids of a fan-in. Empty run ids are left out.
-        start: by default ``start_here()``.
+        parents: the run id, or the run ids of a fan-in, by alias. Empty run ids are left out.
+        start: the start, by default ``start_here()``.
 
     Raises:
         KeyRefusedError: the store cannot hold a statement about this run id.
@@ -122,7 +123,7 @@ def record_start(store: Store, run_id: str, parents: Mapping[str, protocol.RunId
 
 
 def read_starts(store: Store, run_ids: Iterable[str]) -> dict[str, Start]:
-    """Return the starts of those of the runs that have recorded one.
+    """Return the recorded starts of these runs.
 
     Raises:
         TrackerError: the store failed.

@@ -1,6 +1,6 @@
 """Metrics over the steps of a training: one curve for each name, which stays small however long the training is.
 
-Each process of a run has one statement, which it replaces every few seconds (``step_log``). For each name it keeps up
+Each process of a run has one statement, which it replaces every few seconds (``step_log``). For each name, it keeps up
 to ``MAX_POINTS`` points: every value at first, then every second one, every fourth one, and so on. The number of
 values, the last one, the smallest and the largest are exact.
 """
@@ -22,11 +22,12 @@ from torchx_kfp.tracking.statements.kinds import Kind
 if TYPE_CHECKING:
     import pandas
 
-#: Points of one name that a process keeps. With many names it keeps fewer of each, ``_ALL_POINTS`` in all: about 2 MB.
+#: The points that a process keeps for one name. With many names, it keeps fewer for each, and ``_ALL_POINTS`` in total:
+#: about 2 MB.
 MAX_POINTS, _ALL_POINTS = 1000, 50_000
-#: Names that a process may use.
+#: The number of names that a process may use.
 MAX_NAMES = 500
-#: Bits of a step, as in MLflow.
+#: The bits of a step, as in MLflow.
 _STEP_BITS = 63
 
 
@@ -40,12 +41,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """The values that a run has logged under one name, in the order of their steps.
+    """The values that a run has logged with one name, in the order of their steps.
 
     Attributes:
         points: the points that were kept, about 1,000 for each process.
         count: the number of values that were logged.
-        last: the value of the largest step.
+        last: the value at the largest step.
         min: the smallest value. NaN does not count, unless all values are NaN.
         max: the largest value, likewise.
     """
@@ -120,7 +121,7 @@ class Series:
 
 
 def points_for_each(names: int) -> int:
-    """Return how many points each of this number of names may keep."""
+    """Return the number of points that a process may keep for each of this number of names."""
     return min(MAX_POINTS, _ALL_POINTS // max(1, names))
 
 
@@ -154,7 +155,7 @@ def check_step(run_id: str, step: int, metrics: Mapping[str, float]) -> tuple[in
 
 
 def encode_series(series: Mapping[str, Series]) -> dict[str, object]:
-    """Return the statement of these series as JSON can hold it."""
+    """Return the statement of these series, in a form that JSON can represent."""
     return {
         "metrics": {
             name: {
@@ -184,7 +185,7 @@ def _join_curves(processes: list[dict[str, Curve]]) -> History:
     return history
 
 
-#: The curves of a run. What several processes have logged under one name is one curve.
+#: The curves of a run. Values that several processes have logged with one name become one curve.
 STEPS = Kind("steps", _parse_curves, _join_curves)
 
 

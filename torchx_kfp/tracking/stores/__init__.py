@@ -1,1 +1,1 @@
-"""Stores hold the files of a tracker: in a local directory, or on any file system of fsspec."""
+"""Stores keep the files of a tracker: in a local directory, or on any fsspec file system."""

@@ -1,4 +1,4 @@
-"""Calls to a store: many at once, and each again while it fails for a moment.
+"""Calls to a store: many at once, and retried when the store fails for a moment.
 
 A store may be busy, restart, or be out of reach for a moment.
 """
@@ -26,9 +26,9 @@ _logger = logging.getLogger(__name__)
 #: Seconds for which an application's tracker keeps trying. A restart of a storage server or of a node's network takes
 #: less.
 PATIENCE = 60.0
-#: The same where somebody waits: at a command line, for a page, or for the next stage of a run on this machine.
+#: The same while a user waits: at a command line, for a page, or for the next stage of a run on this machine.
 SHORT_PATIENCE = 5.0
-#: Seconds before the second attempt. The wait is doubled each time, up to the longest.
+#: Seconds before the second attempt, and the longest wait. The wait is doubled each time.
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 8.0
 
 #: HTTP status codes that mean "not now".
@@ -60,7 +60,7 @@ _CONNECTION_ERRORS = {
     "Timeout",
     "TimeoutError",
 }
-#: Connection errors that do not pass.
+#: Connection errors that are permanent.
 _LASTING = {"CertificateError", "ClientConnectorCertificateError", "ClientSSLError", "SSLError"}
 
 
@@ -156,13 +156,13 @@ def retried(action: Callable[[], T], patience: float, what: Callable[[], str]) -
                 _logger.warning("Cannot %s now, trying again in %.1f s (%s: %s)", what(), pause, name, error)
             if group is None:
                 time.sleep(pause)
-            elif group.stopped.wait(pause):  # nobody waits for it any more
+            elif group.stopped.wait(pause):  # the value is not needed any more
                 raise
             wait = min(2 * wait, _LONGEST_WAIT)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same call may work a moment later: connections, time-outs, and stores that say so."""
+    """Return whether the same call may soon succeed: the connection failed, it timed out, or the store says so."""
     for reason in _reasons(error):
         names = {kind.__name__ for kind in type(reason).__mro__}
         if names & _LASTING:
@@ -179,7 +179,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _outcome(function: Callable[[T], R], item: T) -> Callable[[], R]:
-    """Call the function, and return a call that gives its value or raises its exception."""
+    """Call the function, and return a callable that returns its value or raises its exception."""
     try:
         value = function(item)
     except Exception as error:

@@ -26,16 +26,17 @@ from torchx_kfp.tracking.stores.keys import PRIVATE, File
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Bytes that Linux's file systems allow for one name.
+#: The bytes that Linux's file systems allow in one name.
 _MAX_NAME = 255
-#: Bytes that Linux allows for a path.
+#: The bytes that Linux allows in a path.
 _MAX_PATH = 4095
-#: For network file systems. A local one answers faster than threads are switched, so each thread makes a few calls.
+#: This suits network file systems. A local one answers faster than threads are switched, so a thread makes a few calls
+#: in a row.
 _CONCURRENCY = Concurrency(threads=8, batch=16)
 
 
 class DiskStore:
-    """One file for each key below a directory.
+    """A store with one file for each key, below a directory.
 
     The directory may be reached through symbolic links. Links below it are not followed: a stage in a container that
     shares the directory could otherwise make other stages read and write elsewhere. Listings leave links out.
@@ -50,7 +51,7 @@ class DiskStore:
         self.base = base
         self._patience = patience
         self._folder = folder.rstrip("/")
-        # Names are UTF-8 on disk, whatever the locale of the process says.
+        # Names on disk are UTF-8, whatever the process's locale is.
         self._root = os.fsencode(self._folder) or b"/"
         self._prefix = os.fsencode(self._folder) + b"/"
 
@@ -113,7 +114,7 @@ class DiskStore:
         return self
 
     def keys(self, prefix: str | None) -> list[str]:
-        """Return the prefix and the keys below it, as far as they exist, or all keys."""
+        """Return the prefix and the keys below it, if they exist, or all keys."""
         try:
             return sorted(self._walk(b"" if prefix is None else prefix.encode(), {PRIVATE.encode()}))
         except OSError as error:
@@ -180,7 +181,7 @@ class DiskStore:
                 if os.path.isfile(self._prefix + prefix):
                     yield prefix.decode()
                 return
-        waiting = [prefix]  # no recursion: a key may have more parts than Python's stack
+        waiting = [prefix]  # no recursion: a key may have more parts than Python's stack allows
         while waiting:
             key = waiting.pop()
             try:

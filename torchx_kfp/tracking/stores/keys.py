@@ -1,7 +1,7 @@
-"""Keys: which values can be one, and the text under which a store knows them.
+"""Keys: which values are accepted, and the text by which a store knows them.
 
-A key is a path of names below the tracker base. Stores give no meaning to any of its characters except ``/``, which
-separates the names.
+A key is a path of names below the tracker base. Its only character with a meaning for stores is ``/``, which separates
+the names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torchx_kfp.text import shown
 
 Key = int | str
 
-#: The folder of everything that a tracker keeps beside results (``statements``), and of a local store's temporary
-#: files. No key may contain the name, and no listing shows it.
+#: The folder for everything that a tracker keeps besides results (``statements``), and for a local store's temporary
+#: files. Keys must not contain the name, and listings do not show it.
 PRIVATE = files.PRIVATE
 
 #: TorchX's own runner sets TORCHX_JOB_ID to an app handle, ``local_cwd://session/app``, which has an empty name.
@@ -41,7 +41,7 @@ def key_text(key: Key) -> str:
     if isinstance(key, bool) or not isinstance(key, (str, int)):
         raise KeyRefusedError(f"A key is a str or an int. Got {type(key).__name__}: {shown(key)}.")
     try:
-        # The methods of the base classes: for a member of an enum of str or int they give its value, not its name.
+        # For a member of an enum of str or int, the base classes' methods return its value rather than its name.
         text = str.__str__(key) if isinstance(key, str) else int.__repr__(key)
     except ValueError:
         raise KeyRefusedError(
@@ -56,7 +56,7 @@ def key_text(key: Key) -> str:
 def run_id_parts(key: str) -> tuple[str, str, str] | None:
     """Return the pipeline run, stage and execution in the run id of a stage, or None for any other key."""
     parts = key.split("/")
-    # In a folder the two slashes of an app handle become one: local_cwd://session/app.
+    # In a folder, the two slashes of an app handle become one: local_cwd://session/app.
     return None if len(parts) != 3 or not all(parts) or parts[0].endswith(":") else (parts[0], parts[1], parts[2])
 
 

@@ -1,4 +1,4 @@
-"""The store on any file system of fsspec: object stores, memory, SFTP and others."""
+"""The store on any fsspec file system: object stores, memory, SFTP and others."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from torchx_kfp.tracking.stores.keys import PRIVATE, File
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Protocols of stores that have objects with names, but no folders.
+#: The protocols of stores that have named objects, but no folders.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2", "tos", "obs"}
 #: The longest name of an object on S3 and Google Cloud Storage, in bytes of UTF-8.
 _MAX_OBJECT_NAME = 1024
-#: Requests at once. S3 allows thousands; a client in Python makes some hundred in a second.
+#: How many requests are made at once. S3 allows thousands; a client in Python makes some hundred in a second.
 _REQUESTS = 64
-#: Seconds for one attempt to write, and the bytes that add another second. botocore asks S3 whether it may send
-#: ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs has time-outs for everything else.
+#: Seconds for one attempt to write, and the number of bytes that add another second. botocore asks S3 whether it may
+#: send ("Expect: 100-continue"), and the HTTP client waits for the answer forever; s3fs has time-outs for everything
+#: else.
 _WRITE_SECONDS, _BYTES_PER_SECOND = 30.0, 100_000
 #: The fields in which fsspec's file systems give the time at which a file was written.
 _MODIFIED = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
@@ -46,8 +47,8 @@ _NO_CREDENTIALS = {
 def open_filesystem(base: str) -> tuple[Any, str]:
     """Return the fsspec file system that the URL names, and the path on it. No request is sent yet.
 
-    For S3 there is a connection for each concurrent request, and the retries of botocore and s3fs are off: ``calls``
-    tries again for every file system alike. The user's own configuration of botocore takes precedence.
+    For S3, there is a connection for each concurrent request, and the retries of botocore and s3fs are off: ``calls``
+    retries for all file systems alike. The user's own configuration of botocore takes precedence.
     """
     options = {}
     for protocol in re.findall(r"(?:^|::)(s3a?)://", base):
@@ -63,7 +64,7 @@ def open_filesystem(base: str) -> tuple[Any, str]:
 
 
 class FsspecStore:
-    """One file or object for each key, on any file system of fsspec.
+    """A store with one file or object for each key, on any fsspec file system.
 
     The base is resolved once. Keys are joined to its path and are never parsed as part of a URL.
     """
@@ -81,7 +82,7 @@ class FsspecStore:
             raise TrackerBaseError(
                 f"The tracker base {base!r} does not name a bucket. Use one such as s3://bucket/results."
             )
-        # Others, such as SFTP, may not allow calls from several threads.
+        # Other file systems, such as SFTP, may not allow calls from several threads.
         self._asynchronous = all(getattr(layer, "async_impl", False) for layer in _layers(filesystem))
         self._concurrency = Concurrency(_REQUESTS if self._asynchronous else 1)
         finder = getattr(filesystem, "_find", filesystem.find)
@@ -92,7 +93,7 @@ class FsspecStore:
 
     @property
     def _fs(self) -> Any:
-        # Clients of object stores do not survive a fork. Nor does the event loop of older fsspec, which raises then.
+        # Clients of object stores do not survive a fork. Nor does the event loop of older fsspec, which then raises.
         if self._pid != os.getpid() and survives_fork():
             self._opened, self._pid = open_filesystem(self.base)[0], os.getpid()
         return self._opened
@@ -111,7 +112,7 @@ class FsspecStore:
                 raise self._problem("read", key, error) from error
             self._refuse_beside(key, path)
             return None
-        except Exception as error:  # the clients of stores raise errors of their own
+        except Exception as error:  # each store's client raises its own errors
             raise self._problem("read", key, error) from error
 
     def write(self, key: str, content: bytes) -> None:
@@ -123,7 +124,7 @@ class FsspecStore:
             try:
                 self._pipe(path, content)
             except FileNotFoundError:
-                if self._objects:  # the bucket is missing, and none is made here
+                if self._objects:  # the bucket is missing, and buckets are not created here
                     raise
                 self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
                 self._pipe(path, content)
@@ -145,7 +146,7 @@ class FsspecStore:
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer in {seconds:g} s") from None
         except BaseException:
-            # Ctrl-C: an abandoned write must not arrive later and replace the next one.
+            # After Ctrl-C, an abandoned write must not arrive later and replace the next one.
             future.cancel()
             raise
 
@@ -153,7 +154,7 @@ class FsspecStore:
         """Remove the key's file, if it exists."""
         path = self._path(key)
         try:
-            # Not rm: it would read the key as a pattern.
+            # rm would read the key as a pattern.
             self._tried("remove", key, lambda: self._fs.rm_file(path))
         except FileNotFoundError as error:
             if _bucket_is_missing(error):
@@ -171,13 +172,13 @@ class FsspecStore:
         return each(function, items, self._concurrency)
 
     def for_this_thread(self) -> FsspecStore:
-        """Return the store for a thread other than the one that opened it, whose client may be for that one."""
+        """Return the store for a thread other than the one that opened it: its client may work only in that one."""
         if self._asynchronous:
             return self
         return FsspecStore(self.base, *open_filesystem(self.base), self._patience)
 
     def keys(self, prefix: str | None) -> list[str]:
-        """Return the prefix and the keys below it, as far as they exist, or all keys."""
+        """Return the prefix and the keys below it, if they exist, or all keys."""
         path = self._root if prefix is None else self._path(prefix)
         if prefix is not None and self._finds_prefixes:
             # For a folder that does not exist, s3fs would send two more requests.
@@ -188,7 +189,7 @@ class FsspecStore:
             found = self._listed(lambda: self._fs.find(path))
         own = prefix is not None and prefix.partition("/")[0] == PRIVATE
         if prefix is not None and self._objects and not own and path not in found and self.read(prefix) is not None:
-            found.append(path)  # an object may exist beside others below its name
+            found.append(path)  # an object may exist as well as others below its name
         keys = self._below(found)
         start = len(prefix or "")
         return [key for key in keys if not key.endswith("/") and PRIVATE not in key[start:].split("/")]
@@ -227,7 +228,7 @@ class FsspecStore:
 
     def _listed(self, action: Callable[[], T]) -> T | list[Any]:
         def list_anew() -> T:
-            self._fs.invalidate_cache()  # other processes write as well
+            self._fs.invalidate_cache()  # other processes also write
             return action()
 
         try:
@@ -265,7 +266,7 @@ class FsspecStore:
         return path
 
     def _refuse_beside(self, key: str, path: str) -> None:
-        """Refuse on memory:// the keys that file systems refuse, so that tests with it show the error."""
+        """Reject on memory:// the keys that file systems reject, so that tests with it show the error."""
         if not self._memory:
             return
         if self._fs.isfile(self._root):

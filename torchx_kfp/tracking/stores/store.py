@@ -20,7 +20,7 @@ from torchx_kfp.tracking.stores.objects import FsspecStore, open_filesystem
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Protocol -> the extra of this package that supports it.
+#: The extra of this package that supports a protocol.
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 #: ``s3:/bucket``: a typo that fsspec takes for a relative directory.
 _ONE_SLASH = re.compile(r"(?!file:|local:)[a-z][a-z0-9+]+:/(?!/)")
@@ -47,7 +47,7 @@ class Store(Protocol):
         """Remove a file unless it was written since it was listed, and return whether it is gone."""
 
     def keys(self, prefix: str | None) -> list[str]:
-        """Return the prefix and the keys below it, as far as they exist, or all keys. Both lists are sorted."""
+        """Return the prefix and the keys below it, if they exist, or all keys. Both lists are sorted."""
 
     def names(self, prefix: str | None = None) -> list[str]:
         """Return the names directly below the prefix or the base, sorted. Names of folders end with a slash."""
