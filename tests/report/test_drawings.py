@@ -11,13 +11,13 @@ from kfp import compiler, dsl
 
 from tests.local.components import shell, shell_out, write
 from tests.report.runs import many_stages, play
-from torchx_kfp import report
 from torchx_kfp.local import StageResult, State
 from torchx_kfp.report import read_model
 from torchx_kfp.report.formats import text
 from torchx_kfp.report.graph import draw_graph
 from torchx_kfp.report.layout import Box, edges, place
 from torchx_kfp.report.model import StageView
+from torchx_kfp.report.page import style_sheet
 from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, draw_plots
 
 
@@ -169,11 +169,10 @@ def test_numbers_of_a_sequence_have_none_between_them() -> None:
 
 
 def test_every_state_has_its_colour() -> None:
-    styles = (Path(report.__file__).parent / "page.css").read_text()
+    styles = style_sheet()
     for state in State:
-        name = state.replace(" ", "-")
-        assert f".s-{name} {{ --c: var(--{name}); }}" in styles
-        assert styles.count(f" --{name}: #") >= 3, "in light and dark, and where a theme is chosen"
+        assert f".s-{state.replace(' ', '-')} {{ --c: var(--{state.color}); }}" in styles
+        assert styles.count(f" --{state.color}: #") == 4, "in light and dark, where a theme is chosen, and on paper"
 
 
 def test_values_are_legible() -> None:

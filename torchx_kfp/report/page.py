@@ -66,7 +66,7 @@ def render(run: RunView, place: Path) -> str:
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
         **_content(run, place.resolve()),
-        css=Markup((_HERE / "page.css").read_text(encoding="utf-8")),
+        css=Markup(style_sheet()),
         script=Markup(script),
         # The browser runs no script but this one and makes no requests, even if something was not escaped.
         policy=(
@@ -74,6 +74,12 @@ def render(run: RunView, place: Path) -> str:
             f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         ),
     )
+
+
+def style_sheet() -> str:
+    """Return ``page.css`` and the rules that give each state one of its colors."""
+    colors = "".join(f".s-{state.replace(' ', '-')} {{ --c: var(--{state.color}); }}\n" for state in State)
+    return (_HERE / "page.css").read_text(encoding="utf-8") + colors
 
 
 def _content(run: RunView, place: Path) -> dict[str, Any]:

@@ -13,11 +13,11 @@ class State(str, enum.Enum):
     order in which they are shown: the worst first, success last.
     """
 
-    def __new__(cls, word: str, glyph: str = "", ascii_glyph: str = "", style: str = "") -> State:
+    def __new__(cls, word: str, glyph: str = "", ascii_glyph: str = "", style: str = "", color: str = "") -> State:
         state = str.__new__(cls, word)
         state._value_ = word
         state.rank = len(cls.__members__)
-        state.glyph, state.ascii_glyph, state.style = glyph, ascii_glyph, style
+        state.glyph, state.ascii_glyph, state.style, state.color = glyph, ascii_glyph, style, color
         return state
 
     _value_: str
@@ -25,28 +25,29 @@ class State(str, enum.Enum):
     #: A sign for the state, and one for terminals that are limited to ASCII.
     glyph: str
     ascii_glyph: str
-    #: The style of the word in a terminal, as rich knows it; the report's are in ``page.css``.
+    #: The style of the word in a terminal, as rich knows it, and its color in the report, as ``page.css`` names it.
     style: str
+    color: str
 
-    FAILED = "failed", "✗", "x", "bold red"
+    FAILED = "failed", "✗", "x", "bold red", "red"
     #: The process that ran the pipeline was killed.
-    INTERRUPTED = "interrupted", "!", "!", "bold red"
+    INTERRUPTED = "interrupted", "!", "!", "bold red", "purple"
     #: The run was ended while the stage was running or waiting for its next attempt.
-    CANCELED = "canceled", "■", "#", "yellow"
-    RUNNING = "running", "●", "*", "cyan"
+    CANCELED = "canceled", "■", "#", "yellow", "orange"
+    RUNNING = "running", "●", "*", "cyan", "blue"
     #: An attempt has failed, and the next one follows.
-    RETRYING = "retrying", "↻", "r", "yellow"
+    RETRYING = "retrying", "↻", "r", "yellow", "orange"
     #: The stage knows its inputs and waits for a free place.
-    QUEUED = "queued", "○", "o", "dim"
+    QUEUED = "queued", "○", "o", "dim", "gray"
     #: The stage waits for other stages.
-    WAITING = "waiting", "·", ".", "dim"
+    WAITING = "waiting", "·", ".", "dim", "gray"
     #: A stage that this one depends on has failed, or the run was ended before its turn.
-    NOT_RUN = "not run", "–", "-", "dim"
-    SUCCEEDED = "succeeded", "✓", "+", "green"
+    NOT_RUN = "not run", "–", "-", "dim", "gray"
+    SUCCEEDED = "succeeded", "✓", "+", "green", "green"
     #: The outputs were taken from an earlier run that did the same work.
-    CACHED = "cached", "=", "=", "green"
+    CACHED = "cached", "=", "=", "green", "teal"
     #: The condition was false, or a stage that this one reads was skipped.
-    SKIPPED = "skipped", "↷", ">", "dim"
+    SKIPPED = "skipped", "↷", ">", "dim", "gray"
 
     @property
     def is_success(self) -> bool:
@@ -59,9 +60,14 @@ class State(str, enum.Enum):
         return self in (State.RUNNING, State.RETRYING)
 
     @property
+    def is_pending(self) -> bool:
+        """Whether the stage has not started, and still may."""
+        return self in (State.QUEUED, State.WAITING)
+
+    @property
     def is_over(self) -> bool:
         """Whether the state is final."""
-        return not (self.is_active or self in (State.QUEUED, State.WAITING))
+        return not (self.is_active or self.is_pending)
 
     def __str__(self) -> str:
         return self._value_

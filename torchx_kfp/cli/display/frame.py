@@ -230,7 +230,7 @@ def _choose(rows: list[_Row], room: int) -> dict[State, int]:
         elif row.state.is_success:
             ended.append(row)
         else:
-            (coming if row.state in (State.QUEUED, State.WAITING) else others).append(row)
+            (coming if row.state.is_pending else others).append(row)
     for those in (important, ended):
         those.sort(key=lambda row: row.rank)
     # Stages that have just ended alternate with those that come next.
@@ -280,7 +280,7 @@ def _several(counts: Mapping[State, int], bar: str | None) -> Text:
     filled = _BAR * (total - open_) // total
     text = Text.assemble((bar[0] * filled, "green"), (bar[1] * (_BAR - filled), "dim"), " ") if bar else Text()
     text.append(f"{total - open_:,}/{total:,}  ")
-    expected = (State.SUCCEEDED, State.QUEUED, State.WAITING)
+    expected = {State.SUCCEEDED, *(state for state in State if state.is_pending)}
     return text.append_text(_counts({state: number for state, number in counts.items() if state not in expected}))
 
 
