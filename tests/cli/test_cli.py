@@ -22,6 +22,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 def test_help_names_every_command(call: Call) -> None:
     done = call("--help")
     assert done.returncode == 0
+    assert "..." not in done.stdout.partition("Commands:")[2], "every summary fits"
     for command in ("cancel", "compare", "compile", "gc", "lineage", "logs", "results", "run", "runs"):
         assert f"\n  {command} " in done.stdout
         assert call(command, "--help").returncode == 0

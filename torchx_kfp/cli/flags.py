@@ -18,11 +18,20 @@ output_dir_option: Decorator = click.option(
     metavar="DIR",
     default=OUTPUT_DIR,
     show_default=True,
-    help="The directory with the folders of runs.",
+    help="The directory that has the folders of runs.",
+)
+
+parameter_option: Decorator = click.option(
+    "-p",
+    "--parameter",
+    "words",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="The value of a pipeline parameter. May be given several times.",
 )
 
 
-def format_option(*forms: str, text: str = "Output format.") -> Decorator:
+def format_option(*forms: str, text: str = "The format of the output.") -> Decorator:
     """Add ``--format``, whose value is the argument ``form``; the first of the forms is the default."""
     return click.option("--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help=text)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from torchx_kfp.cli.display.printing import print_message, print_text
+from torchx_kfp.cli.flags import parameter_option
 from torchx_kfp.text import counted
 
 
 @click.command("check")
 @click.argument("target", metavar="FILE[:NAME]|YAML")
-@click.option("-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="The value of a parameter.")
+@parameter_option
 @click.option("--strict", is_flag=True, help="Exit with 2 if there is any finding.")
 @click.pass_context
 def check_command(ctx: click.Context, target: str, words: tuple[str, ...], strict: bool) -> None:

@@ -69,8 +69,8 @@ class Row:
 def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, output_dir: str, form: str) -> None:
     """Compare what runs recorded under TRACKER_BASE: results, metrics logged by step, and metadata.
 
-    RUN is a pipeline run, the run id of one stage, the beginning or end of one, or "latest". Cached stages of a run on
-    this machine count with the results that they were given.
+    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest". Cached
+    stages of a run on this machine count with the results that they took from the cache.
 
     \b
     torchx-kfp compare s3://bucket/results \\

@@ -13,7 +13,7 @@ from torchx_kfp.files import write_output
 @click.argument("target", metavar="FILE[:NAME]")
 @click.option("-o", "--output", metavar="FILE", default="-", help="Where to write the YAML.  [default: stdout]")
 @click.option(
-    "--strict", is_flag=True, help="Exit with an error, not a warning, if the pipeline fails or differs on KFP."
+    "--strict", is_flag=True, help="Write nothing and exit with 2 if the pipeline fails or differs on KFP's backend."
 )
 def compile_command(target: str, output: str, strict: bool) -> None:
     """Compile the pipeline in a Python file to YAML.

@@ -23,7 +23,12 @@ _SHOWN = 10
 @click.command("gc", short_help="Remove old pipeline runs from a tracker base.")
 @click.argument("tracker_base")
 @click.option(
-    "--older-than", "age", metavar="AGE", type=Duration(), required=True, help="Such as 30d, 2w, 12h or 1h30m."
+    "--older-than",
+    "age",
+    metavar="AGE",
+    type=Duration(),
+    required=True,
+    help="The age from which runs are removed, such as 30d, 2w, 12h or 1h30m.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed without removing it.")
 def gc_command(tracker_base: str, age: float, dry_run: bool) -> None:

@@ -42,12 +42,14 @@ _RESULTS, _PATH = 60, 40
 @click.argument("tracker_base")
 @click.argument("run")
 @output_dir_option
-@format_option("tree", "mermaid", "dot", "json", text="Output format; Mermaid and Graphviz (dot) draw graphs.")
+@format_option(
+    "tree", "mermaid", "dot", "json", text="The format of the output; mermaid and dot (Graphviz) are graphs."
+)
 def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
     """Show what RUN was made from and what was made from it, across all pipelines that use TRACKER_BASE.
 
-    RUN is the run id of one stage, a pipeline run (all of its stages), the beginning or end of one, or "latest". For a
-    run on this machine, the results that its cached stages were given count too.
+    RUN is the id of one stage's run or of a pipeline run (all of its stages), the beginning or end of such an id, or
+    "latest". For a run on this machine, the results that its cached stages took from the cache count too.
 
     \b
     torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate

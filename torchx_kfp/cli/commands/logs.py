@@ -32,10 +32,11 @@ _INTERVAL = 0.1
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
 @output_dir_option
 def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None, output_dir: str) -> None:
-    """Print the output of STAGE in RUN, or of all stages, with the stage's name before each line.
+    """Print the output of the stages of RUN, or of one STAGE.
 
-    RUN is a run id, the beginning or the end of one, or "latest". STAGE is the name of a stage as 'run' shows it, of
-    one execution of it, or of a task in a loop (all its iterations).
+    RUN is a run id, the beginning or the end of one, or "latest". STAGE is the name of a stage as `torchx-kfp run`
+    shows it (train[2]), the name of a task in a loop, for all its iterations (train), or the name of one execution
+    (train-2-0). If the output is of several stages, each line begins with the name of its stage.
 
     \b
     torchx-kfp logs latest

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "sorts",
     metavar="NAME",
     multiple=True,
-    help="Sort by this result, then by the next one; -NAME puts the largest first.",
+    help="Sort by this result; -NAME puts the largest first. Further --sort options break ties.",
 )
 @click.option(
     "--where", "expressions", metavar="EXPRESSION", multiple=True, help="Show only runs for which this is true."
@@ -72,9 +72,9 @@ def results_command(
 ) -> None:
     """Show the results that stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
 
-    RUN is a pipeline run, the run id of one stage, the beginning or end of one, or "latest". Without RUN and options,
-    the command lists the runs that have results. Cached stages of a run on this machine are shown with the results that
-    they were given.
+    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest". Without RUN
+    and options, the command lists the runs that have results. Cached stages of a run on this machine are shown with the
+    results that they took from the cache.
 
     \b
     torchx-kfp results s3://bucket/results --stage train \\

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages
+from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages, parameter_option
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.runs import OUTPUT_DIR
@@ -20,22 +20,25 @@ if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline, RunResult
     from torchx_kfp.local.options import ResumeKeywords
 
-#: The values that --secret takes.
-KEYS = "a folder with one file for each key, a file with KEY=VALUE lines, or its manifest"
-
 
 @click.command("run", cls=ContainerCommand, short_help="Run a pipeline on this machine.")
 @click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
+@parameter_option
 @click.option(
-    "-p", "--parameter", "words", metavar="NAME=VALUE", multiple=True, help="The value of a pipeline parameter."
+    "--tracker-base",
+    metavar="DIR|URL",
+    help=f"Where stages record their results: the value of the parameter {TRACKER_BASE}.",
 )
-@click.option("--tracker-base", metavar="URL", help=f"Where stages record results: the parameter {TRACKER_BASE}.")
-@click.option("--output-dir", metavar="DIR", help=f"Where the run's logs and outputs go.  [default: {OUTPUT_DIR}]")
+@click.option(
+    "--output-dir",
+    metavar="DIR",
+    help=f"The directory in which the run gets a folder for its logs and outputs.  [default: {OUTPUT_DIR}]",
+)
 @click.option(
     "--parallelism",
     metavar="N",
     type=click.IntRange(1),
-    help="How many stages run at the same time.  [default: two for each CPU]",
+    help="How many stages may run at the same time.  [default: twice the number of CPUs, and at least 4]",
 )
 @click.option(
     "--max-items",
@@ -51,25 +54,53 @@ KEYS = "a folder with one file for each key, a file with KEY=VALUE lines, or its
 )
 @click.option("--timeout", metavar="TIME", type=Duration(), help="End the run after this time, such as 90s or 2h.")
 @click.option("--fail-fast", is_flag=True, help="End the run at the first failure. Exit tasks still run.")
-@click.option("--resume", "resumed", metavar="RUN", help="Continue a run that failed, was canceled or was killed.")
-@click.option("--no-cache", is_flag=True, help="Ignore cached results.")
-@click.option("--directory", metavar="DIR", help="Where stages run and find their scripts.  [default: this directory]")
-@click.option("--workspace", metavar="DIR", help="The workspace that the stages share.  [default: in the run's folder]")
-@click.option("--secret", "secrets", metavar="NAME=PATH", multiple=True, help=f"A Kubernetes secret: {KEYS}.")
-@click.option("--config-map", "config_maps", metavar="NAME=PATH", multiple=True, help="A config map, like --secret.")
+@click.option(
+    "--resume",
+    "resumed",
+    metavar="RUN",
+    help='Continue a run that failed, was canceled or was killed: a run id, the beginning or end of one, or "latest".',
+)
+@click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
+@click.option(
+    "--directory",
+    metavar="DIR",
+    help="The directory in which stages run and find their scripts.  [default: the current one]",
+)
+@click.option(
+    "--workspace",
+    metavar="DIR",
+    help="The directory to use as the pipeline's workspace, which its stages share.  [default: in the run's folder]",
+)
+@click.option(
+    "--secret",
+    "secrets",
+    metavar="NAME=PATH",
+    multiple=True,
+    help="The values of a Kubernetes secret that stages use. PATH is a folder with one file for each key, a file with "
+    "KEY=VALUE lines, or the secret's manifest.",
+)
+@click.option(
+    "--config-map",
+    "config_maps",
+    metavar="NAME=PATH",
+    multiple=True,
+    help="The values of a config map; PATH is as for --secret.",
+)
 @click.option(
     "--docker",
     "stages",
     metavar="[STAGE]",
     multiple=True,
-    help="Run all stages, or only the named one, in their images with Docker or Podman.",
+    help="Run all stages in containers of their images, with Docker or Podman; with STAGE, only this stage. May be "
+    "given several times.",
 )
 @click.option(
     "--mount",
     "mounts",
     metavar="SRC[:DST][:ro]",
     multiple=True,
-    help="A path of this machine for containers to see.",
+    help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they cannot write "
+    "to it. May be given several times.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show only the final table and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line.")
@@ -98,8 +129,8 @@ def run_command(
 ) -> None:
     """Run a pipeline on this machine: its stages as processes of the current environment, or in containers.
 
-    Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME selects one of several. LIST and STRUCT
-    parameters are JSON: -p 'points=[{"lr": 0.1}]'.
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME selects one of several. Write the
+    values of LIST and STRUCT parameters as JSON: -p 'points=[{"lr": 0.1}]'.
 
     In a terminal, a live view shows the stages while they run. Otherwise the lines that they print are shown.
     """

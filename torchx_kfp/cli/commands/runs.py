@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def runs_command(output_dir: str, form: str) -> None:
     """List the runs on this machine, the newest first.
 
-    A run is running, succeeded, failed, canceled, or interrupted: its process was killed.
+    The state of a run is running, succeeded, failed, canceled, or interrupted (its process was killed).
     """
     from torchx_kfp.runs.history import find_runs, read_run
 

@@ -14,7 +14,7 @@ from torchx_kfp.errors import UnknownRunError
 from torchx_kfp.text import counted, listed, moment, printable
 
 
-@click.command("show")
+@click.command("show", short_help="Show everything that is known about a stage's run.")
 @click.argument("tracker_base")
 @click.argument("run")
 @output_dir_option
@@ -22,8 +22,8 @@ from torchx_kfp.text import counted, listed, moment, printable
 def show_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
     """Show everything known about RUN: its start, results, metrics, metadata, artifacts, and the runs that it reads.
 
-    RUN is the run id of one stage, the beginning or end of one, or a name such as "latest/train". A cached stage of a
-    run on this machine is shown with what it was given.
+    RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train". A cached
+    stage of a run on this machine is shown with what it took from the cache.
 
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
