@@ -39,7 +39,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
     "yaml": {"pipeline", "backend", "local"},
     "celpy": {"pipeline", "cli"},
-    "packaging": {"local.stage"},
+    "packaging": {"local.attempt"},
     "click": {"cli"},
     "rich": {"cli"},
     "docker": {"local.engines"},

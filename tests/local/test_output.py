@@ -11,7 +11,7 @@ from kfp import dsl
 from tests.local.components import python, shell
 from torchx_kfp.errors import StageFailedError
 from torchx_kfp.local import Lines
-from torchx_kfp.local.stage.logs import Log
+from torchx_kfp.local.attempt.logs import Log
 from torchx_kfp.runs.watch import Terminal
 
 

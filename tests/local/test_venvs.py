@@ -16,7 +16,7 @@ import pytest
 from kfp import compiler, dsl
 
 from tests.facts import says
-from torchx_kfp.local.stage.packages import InstallError, are_satisfied, cache_folder, provide_environment
+from torchx_kfp.local.attempt.packages import InstallError, are_satisfied, cache_folder, provide_environment
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:

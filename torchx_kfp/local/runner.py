@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.errors import ArgumentError
+from torchx_kfp.local.attempt.logs import LogPump
+from torchx_kfp.local.attempt.prepare import RunContext
 from torchx_kfp.local.bases import check_bases
 from torchx_kfp.local.cache.entries import FOLDER as CACHE_FOLDER
 from torchx_kfp.local.cache.entries import Cache, Memory
@@ -28,8 +30,6 @@ from torchx_kfp.local.platform.secrets import Given, GivenKeys, verify_given
 from torchx_kfp.local.platform.settings import has_workspace
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
 from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
-from torchx_kfp.local.stage.logs import LogPump
-from torchx_kfp.local.stage.prepare import RunContext
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.artifacts import is_artifact
 from torchx_kfp.pipeline.findings import Finding

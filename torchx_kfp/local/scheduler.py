@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torchx_kfp.local.attempt.logs import LogPump
+from torchx_kfp.local.attempt.prepare import RunContext
 from torchx_kfp.local.cache.entries import Memory
 from torchx_kfp.local.platform.settings import time_limit
 from torchx_kfp.local.platform.volumes import volume_outputs, volume_task
@@ -29,8 +31,6 @@ from torchx_kfp.local.scopes import (
     task_inputs,
     with_defaults,
 )
-from torchx_kfp.local.stage.logs import LogPump
-from torchx_kfp.local.stage.prepare import RunContext
 from torchx_kfp.local.stages import Happening, Stages
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.conditions import holds

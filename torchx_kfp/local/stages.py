@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from torchx_kfp.local.attempt.execution import Execution, Outcome
+from torchx_kfp.local.attempt.logs import LogPump
+from torchx_kfp.local.attempt.prepare import Preparation, RunContext
 from torchx_kfp.local.cache.code import CodeFiles
 from torchx_kfp.local.cache.entries import Memory
 from torchx_kfp.local.cache.keys import input_key
 from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.local.scopes import Node
-from torchx_kfp.local.stage.execution import Execution, Outcome
-from torchx_kfp.local.stage.logs import LogPump
-from torchx_kfp.local.stage.prepare import Preparation, RunContext
 from torchx_kfp.pipeline.names import PodNames, is_execution
 from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import StageResult

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import TrackerError, explain
+from torchx_kfp.local.attempt.logs import Log, LogPump
+from torchx_kfp.local.attempt.outputs import describe_missing, read_outputs, read_run_id
+from torchx_kfp.local.attempt.packages import InstallError, activate, provide_environment
+from torchx_kfp.local.attempt.transfer import UnavailableError, copy_here
 from torchx_kfp.local.engines.engine import AttemptPlan, Engine, RunningStage, StartError, TimeLimit
 from torchx_kfp.local.engines.process import Processes
-from torchx_kfp.local.stage.logs import Log, LogPump
-from torchx_kfp.local.stage.outputs import describe_missing, read_outputs, read_run_id
-from torchx_kfp.local.stage.packages import InstallError, activate, provide_environment
-from torchx_kfp.local.stage.transfer import UnavailableError, copy_here
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.local.attempt.packages import local_state
+from torchx_kfp.local.attempt.transfer import with_copies
 from torchx_kfp.local.cache.code import CodeFiles, TooManyFiles
 from torchx_kfp.local.cache.keys import cache_key
 from torchx_kfp.local.engines.containers import MADE, NO_CONTAINERS, Containers
@@ -19,8 +21,6 @@ from torchx_kfp.local.options import RunOptions
 from torchx_kfp.local.platform.secrets import GivenKeys, given_files, given_values, variables
 from torchx_kfp.local.platform.settings import field_values, time_limit
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
-from torchx_kfp.local.stage.packages import local_state
-from torchx_kfp.local.stage.transfer import with_copies
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.commands import RUNTIME_MARK, fill_in, parse_command
 from torchx_kfp.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
