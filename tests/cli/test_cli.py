@@ -278,7 +278,7 @@ REFUSED = {
         2,
         "Error: 'empty.py' defines no pipeline. Decorate a function with @kfp.dsl.pipeline.\n",
     ),
-    ("compile", "broken.py"): (2, "cannot be imported: NameError: name 'undefined' is not defined. See the whole"),
+    ("compile", "broken.py", "-o", "a b.yaml"): (2, " --traceback compile broken.py -o 'a b.yaml'\n"),
     ("compile", "notes.txt"): (
         2,
         "Error: 'notes.txt' is not a Python file (*.py), so it defines no pipeline function.\n",
@@ -403,10 +403,12 @@ def test_an_imported_pipeline_is_not_the_files_own(call: Call, project: Path) ->
 
 def test_a_traceback_when_it_is_asked_for(call: Call, project: Path) -> None:
     (project / "broken.py").write_text("x = 1\nundefined\n")
+    assert "NameError: name 'undefined' is not defined. See the whole traceback: " in call("run", "broken.py").stderr
     done = call("--traceback", "compile", "broken.py")
     assert done.returncode == 2
     assert f'File "{project / "broken.py"}", line 2' in done.stderr
     assert f"{project / 'broken.py'}, line 2 cannot be imported: NameError" in done.stderr
+    assert done.stderr.endswith("name 'undefined' is not defined.\n")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

@@ -265,17 +265,17 @@ REFUSED = {
     ("base", "--sort", "acuracy"): (
         2,
         "Error: --sort 'acuracy' names 'acuracy', which no run here has recorded. Did you mean 'accuracy'? "
-        "There are: accuracy, big, done, epochs, l2norm/mean, loss, note, rows, source.\n",
+        "The recorded results are: accuracy, big, done, epochs, l2norm/mean, loss, note, rows, source.\n",
     ),
-    ("base", "--sort", "-zzz"): (2, "Error: --sort '-zzz' names 'zzz', which no run here has recorded. There are: acc"),
+    ("base", "--sort", "-zzz"): (2, "Error: --sort '-zzz' names 'zzz', which no run here has recorded. The recorded re"),
     ("base", "--where", "acuracy > 1"): (
         2,
-        "Error: --where 'acuracy > 1' names 'acuracy', which no run here has recorded. Did you mean 'accuracy'? There",
+        "Error: --where 'acuracy > 1' names 'acuracy', which no run here has recorded. Did you mean 'accuracy'? The re",
     ),
     ("base", "--where", "l2norm/mean > 1"): (2, 'note, rows, source. Write results["l2norm/mean"].\n'),
     ("base", "--where", 'results["l2norm"] > 1'): (
         2,
-        "names 'l2norm', which no run here has recorded. Did you mean 'l2norm/mean'? There",
+        "names 'l2norm', which no run here has recorded. Did you mean 'l2norm/mean'? The rec",
     ),
     ("base", "--where", "results.nope > 1"): (2, "names 'nope', which no run here has recorded."),
     ("base", "--where", "accuracy >"): (

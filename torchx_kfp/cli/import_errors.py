@@ -28,12 +28,13 @@ _NOT_THE_USERS.append(str(Path(torchx_kfp.__file__).parent))
 Frames = Sequence[tuple[FrameType, int]]
 
 
-def explain_import_error(path: Path, error: BaseException) -> str:
+def explain_import_error(path: Path, error: BaseException, with_traceback: str = "") -> str:
     """Explain an error that was raised while a file was imported.
 
     Args:
         path: the file.
         error: with its traceback.
+        with_traceback: the command line that shows the whole traceback; empty if it is shown anyway.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     users = [index for index, (frame, _) in enumerate(frames) if _is_users(frame.f_code.co_filename)]
@@ -57,7 +58,7 @@ def explain_import_error(path: Path, error: BaseException) -> str:
     message = f"{where}{what}: {type(error).__name__}: {str(error).rstrip('.')}. "
     if "from __future__ import annotations" in path.read_text(encoding="utf-8", errors="replace"):
         message += "KFP reads annotations as objects: remove 'from __future__ import annotations'. "
-    return f"{message}See the whole traceback with torchx-kfp --traceback COMMAND ..."
+    return f"{message}See the whole traceback: {with_traceback}" if with_traceback else message.rstrip()
 
 
 def _is_users(file: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp.cli.display.printing import this_command
 from torchx_kfp.cli.import_errors import explain_import_error
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.sdk import import_kfp, quick_sdk
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline
 
 _PYTHON = ".py"
+_TRACEBACK = "--traceback"
 
 
 def load_pipeline_function(target: str) -> Any:
@@ -102,6 +104,7 @@ def _import(path: Path) -> ModuleType:
     sys.path[:0] = added
     paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    with_traceback = "" if _TRACEBACK in sys.argv[1:2] else this_command(_TRACEBACK, *sys.argv[1:])
     # The arguments of the command line are not the file's.
     arguments, sys.argv = sys.argv, [str(path)]
     try:
@@ -110,7 +113,7 @@ def _import(path: Path) -> ModuleType:
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:
-        raise PipelineFileError(explain_import_error(path, error)) from error
+        raise PipelineFileError(explain_import_error(path, error, with_traceback)) from error
     finally:
         sys.argv = arguments
         # To the end: a file beside the pipeline may have the name of a library that this program imports later.

@@ -87,9 +87,8 @@ def _check(expression: str, names: set[str], fields: set[str], rows: Mapping[str
 
 def unknown_name(name: str, there: Collection[str]) -> str:
     """Return the end of a message about a result that no run has."""
-    return (
-        f"which no run here has recorded.{did_you_mean(name, there)} There are: {listed(sorted(there), 20) or 'none'}."
-    )
+    recorded = f"The recorded results are: {listed(sorted(there), 20)}." if there else "No results are recorded."
+    return f"which no run here has recorded.{did_you_mean(name, there)} {recorded}"
 
 
 def _names(tree: Any, bound: frozenset[str] = frozenset()) -> Iterator[str]:

@@ -105,4 +105,4 @@ def _recorded_nearby(tracker: FsspecResultTracker, run_id: str) -> str:
     if not names:
         return "There are no results at all."
     none = f"No run under {folder!r} has results. " if folder != run_id else ""
-    return f"{none}There are: {listed(map(repr, names))}."
+    return f"{none}The tracker base holds {listed(map(repr, names))}."
