@@ -276,12 +276,12 @@ REFUSED = {
     ),
     ("compile", "empty.py"): (
         2,
-        "Error: 'empty.py' defines no pipeline. Decorate a function with @kfp.dsl.pipeline.\n",
+        "Error: 'empty.py' does not define a pipeline. Decorate a function with @kfp.dsl.pipeline.\n",
     ),
     ("compile", "broken.py", "-o", "a b.yaml"): (2, " --traceback compile broken.py -o 'a b.yaml'\n"),
     ("compile", "notes.txt"): (
         2,
-        "Error: 'notes.txt' is not a Python file (*.py), so it defines no pipeline function.\n",
+        "Error: 'notes.txt' is not a Python file (*.py), so it does not define a pipeline function.\n",
     ),
     ("compile", "pipelines.py:two", "-o", "no/where.yaml"): (
         2,
@@ -305,7 +305,10 @@ REFUSED = {
         "Error: The tracker base 'memory://x' is in the memory of one process, and each stage is a "
         "process. Use another base.\n",
     ),
-    ("compile", "v1.2.py"): (2, "v1.2.py cannot be imported: a module's name has no dot. Rename the file.\n"),
+    ("compile", "v1.2.py"): (
+        2,
+        "v1.2.py cannot be imported: a module's name must not contain a dot. Rename the file.\n",
+    ),
     ("run", "pipelines.py:two", "-p", "tracker_base=a", "--tracker-base", "b"): (
         2,
         "Error: The tracker base is given twice: --tracker-base b and -p tracker_base=...\n",
@@ -326,7 +329,7 @@ REFUSED = {
         "Error: The pipeline 'two' needs a tracker base, where its stages record results: --tracker-base results, or",
     ),
     ("run",): (2, "Missing argument 'FILE[:NAME]|YAML', or --resume RUN."),
-    ("run", "two.yaml", "--resume", "latest"): (2, "--resume does not take FILE: the run continues with what it was"),
+    ("run", "two.yaml", "--resume", "latest"): (2, "--resume does not accept FILE: the run keeps the one that it was"),
     ("run", "--resume", "latest"): (2, "There are no runs in 'local_outputs'"),
     ("run", "pipelines.py:two", "-p", "valu=1"): (2, "There is no parameter 'valu'"),
     ("run", "pipelines.py:two", "-p", "value=much"): (2, "The argument 'value'"),

@@ -329,7 +329,7 @@ def test_many_files_that_are_no_results(call: Call, base: Path) -> None:
     assert done.stderr.splitlines()[0].startswith(
         f"Left out: {base}/a-2/train/x0 is empty. A result is one JSON object"
     )
-    assert done.stderr.splitlines()[5] == "Also left out: 3 more files that hold no results."
+    assert done.stderr.splitlines()[5] == "Also left out: 3 more files without results."
 
 
 def test_names_do_not_move_the_cursor(call: Call, base: Path) -> None:

@@ -170,7 +170,7 @@ REFUSED = {
     ("logs", "latest", "shell-6"): "The stage 'shell-6' of the run RUN has no log: it was skipped: its condition is f",
     ("logs", "latest", "shell-3", "--attempt", "3"): "There is no attempt 3 at 'shell-3' in the run RUN, but 2.",
     ("logs", "latest", "--attempt", "1"): "--attempt needs a STAGE.",
-    ("cancel", "latest"): "The run RUN has ended already (failed): there is nothing to cancel.",
+    ("cancel", "latest"): "The run RUN has already ended (failed): there is nothing to cancel.",
     ("logs", "lates"): "There is no run 'lates' in 'local_outputs'. Did you mean 'latest'? Its runs",
     ("cancel", "none"): "There is no run 'none' in 'local_outputs'. Its runs",
 }
@@ -196,7 +196,7 @@ def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -
         shown = inside("logs", "young", "zzz")
         assert shown.stderr == "Error: There is no stage 'zzz' in the run young. Its stages: none yet.\n"
     shown = inside("logs", "young")
-    assert shown.stderr == "Error: No stage of the run young has a log: none has been started.\n"
+    assert shown.stderr == "Error: No stage of the run young has a log: no stage was started.\n"
     shutil.rmtree(project / "local_outputs" / "young")
 
 
@@ -285,7 +285,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     assert (found["state"], found["done"], found["failed"]) == ("canceled", 1, 0)
     done = call("cancel", "waiting")
     assert done.returncode == 2
-    assert "has ended already (canceled): there is nothing to cancel." in done.stderr
+    assert "has already ended (canceled): there is nothing to cancel." in done.stderr
 
 
 def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
@@ -305,12 +305,12 @@ def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
                 shown = inside("cancel", "run-1")
                 assert shown.returncode == 2
                 assert shown.stderr == (
-                    f"Error: The run run-1 is running, but not as a process that can be seen from here ({why}): on "
-                    "another machine, in another container, or as another user. Cancel it there.\n"
+                    f"Error: The run run-1 is running, but its process cannot be seen from here ({why}): it is on "
+                    "another machine, in another container, or belongs to another user. Cancel it there.\n"
                 )
             lock.write_text(f"{bystander.pid}\n")
         shown = inside("cancel", "run-1")
-        assert shown.stderr == "The runner of run-1 was killed before; whatever it had left running is ended now.\n"
+        assert shown.stderr == "The runner of run-1 was killed before; processes that it left running are ended now.\n"
         assert bystander.poll() is None
     finally:
         bystander.kill()

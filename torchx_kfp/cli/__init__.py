@@ -22,7 +22,7 @@ from torchx_kfp.text import did_you_mean
 __all__ = ["main"]
 
 
-#: Command -> the module that defines it, as ``<command>_command``; in the order of a run's life.
+#: The module that defines each command, as ``<command>_command``, in the order of a run's life.
 _MODULES = {
     "compile": "compile",
     "check": "check",
@@ -90,7 +90,7 @@ class _Group(click.Group):
         except TorchxKfpError as error:
             if ctx.params.get("traceback"):
                 print_message(traceback.format_exc())
-            # The end of a stage's log has its colours.
+            # The end of a stage's log keeps its colors.
             print_message(f"Error: {error}", colours=isinstance(error, StageFailedError))
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:

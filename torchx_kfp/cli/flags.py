@@ -49,7 +49,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 
 
 _DOCKER = "--docker"
-# The name of a stage, as KFP makes it. The name of a file has a dot, and a colon if a pipeline is selected.
+# Matches the name of a stage, as KFP makes it. The name of a file has a dot, and a colon if a pipeline is selected.
 _STAGE = re.compile(r"[^-.:][^.:]*")
 
 
@@ -61,7 +61,7 @@ class ContainerCommand(click.Command):
 
 
 def _with_values(words: Sequence[str]) -> list[str]:
-    """Return the words, with an empty value for each ``--docker`` that no stage's name follows."""
+    """Return the words, with an empty value for each ``--docker`` that is not followed by a stage's name."""
     found: list[str] = []
     for word, following in zip(words, [*words[1:], ""], strict=False):
         if word == "--":

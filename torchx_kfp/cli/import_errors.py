@@ -1,4 +1,4 @@
-"""Explains an error in a user's pipeline file in one sentence: the place, the value and the way out."""
+"""Explain an error in a user's pipeline file in one sentence: the place, the value and the way out."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _unexpected(frame: FrameType, error: BaseException) -> str | None:
 
 
 def _functions(frame: FrameType, name: str) -> Iterator[Callable[..., Any]]:
-    """What the user's code may have called by this name: its own names, and those of modules and classes in it."""
+    """Yield the functions that code may have called by this name: its own, and those of modules and classes in it."""
     for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
         # KFP's components know their functions' names with hyphens.
         called = str(getattr(value, "__name__", None) or getattr(value, "name", "")).replace("-", "_")
@@ -98,7 +98,7 @@ def _functions(frame: FrameType, name: str) -> Iterator[Callable[..., Any]]:
 
 
 def _channel(frames: Frames, error: BaseException) -> str | None:
-    """A channel where Python needs a value."""
+    """Explain a channel where Python needs a value."""
     text = _CHANNEL.search(str(error))
     if not text and not _CHANNEL_TYPES.search(str(error)):
         return None
@@ -127,7 +127,7 @@ def _channel_arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def _name_of(value: Any) -> str | None:
-    """The pipeline parameter or output that a value is, or has as text."""
+    """Return the name of the pipeline parameter or output that a value is, or contains as text."""
     from kfp.dsl import pipeline_channel
 
     if isinstance(value, pipeline_channel.PipelineChannel):

@@ -1,4 +1,4 @@
-"""Loads the pipeline that a command line names: a compiled file, or a function in a Python file."""
+"""Load the pipeline that a command line names: a compiled file, or a function in a Python file."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def load_pipeline_function(target: str) -> Any:
     """Import the pipeline function that ``FILE`` or ``FILE:NAME`` names.
 
     The file is imported as part of its package, so that a file in ``project/pipelines/`` finds
-    ``project/components/`` from any current directory, which can be imported from too. The same holds for the Python
-    programs that this process starts as stages.
+    ``project/components/`` from any current directory. Modules in the current directory can also be imported. The same
+    is true for the Python programs that this process starts as stages.
 
     Raises:
         PipelineFileError: the file or the pipeline does not exist, or the file cannot be imported.
@@ -39,7 +39,7 @@ def load_pipeline_function(target: str) -> Any:
     if not os.path.isfile(path):
         raise _missing(file, "Give a Python file: FILE.py, or FILE.py:NAME.", (_PYTHON,))
     if path.suffix != _PYTHON:
-        raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it defines no pipeline function.")
+        raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it does not define a pipeline function.")
     pipelines = _pipelines(_import(path.resolve()))
     return _choose(pipelines, name, file)
 
@@ -48,7 +48,7 @@ def load_target(target: str) -> Pipeline:
     """Load the pipeline in a compiled file, or the one that ``FILE.py[:NAME]`` names.
 
     Raises:
-        PipelineFileError: the file or the pipeline does not exist, or the file does not hold one.
+        PipelineFileError: the file or the pipeline does not exist, or the file does not contain a pipeline.
     """
     from torchx_kfp.local import load_pipeline
     from torchx_kfp.pipeline.load import SUFFIXES
@@ -94,7 +94,7 @@ def _split(target: str) -> tuple[str, str | None]:
 
 def _import(path: Path) -> ModuleType:
     if "." in path.stem:
-        raise PipelineFileError(f"{path} cannot be imported: a module's name has no dot. Rename the file.")
+        raise PipelineFileError(f"{path} cannot be imported: a module's name must not contain a dot. Rename the file.")
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").exists():
         parts.insert(0, root.name)
@@ -109,14 +109,14 @@ def _import(path: Path) -> ModuleType:
     arguments, sys.argv = sys.argv, [str(path)]
     try:
         with quick_sdk(), warnings.catch_warnings():
-            # It is two lines long, for each of many components.
+            # The warning is two lines long, and comes for each of many components.
             warnings.filterwarnings("ignore", "The default base_image used by", FutureWarning)
             module = importlib.import_module(".".join(parts))
     except (Exception, SystemExit) as error:
         raise PipelineFileError(explain_import_error(path, error, with_traceback)) from error
     finally:
         sys.argv = arguments
-        # To the end: a file beside the pipeline may have the name of a library that this program imports later.
+        # Move them to the end: a file next to the pipeline may have the name of a library that is imported later.
         sys.path[:] = [*(folder for folder in sys.path if folder not in added), *added]
     if Path(module.__file__ or "").resolve() != path:
         raise PipelineFileError(
@@ -137,7 +137,7 @@ def _pipelines(module: ModuleType) -> dict[str, Any]:
 def _choose(pipelines: dict[str, Any], name: str | None, file: str) -> Any:
     there = ", ".join(sorted(pipelines)) or "none"
     if name is not None:
-        # The name of the function or, as in run ids, of the pipeline.
+        # The name may be the function's or, as in run ids, the pipeline's.
         named = [pipeline for key, pipeline in pipelines.items() if name in (key, pipeline.name)]
         if not named:
             known = [*pipelines, *(pipeline.name for pipeline in pipelines.values())]
@@ -146,7 +146,7 @@ def _choose(pipelines: dict[str, Any], name: str | None, file: str) -> Any:
             )
         return named[0]
     if not pipelines:
-        raise PipelineFileError(f"{file!r} defines no pipeline. Decorate a function with @kfp.dsl.pipeline.")
+        raise PipelineFileError(f"{file!r} does not define a pipeline. Decorate a function with @kfp.dsl.pipeline.")
     if len(pipelines) > 1:
         raise PipelineFileError(f"{file!r} has several pipelines: {there}. Choose one: {file}:{sorted(pipelines)[0]}.")
     return next(iter(pipelines.values()))

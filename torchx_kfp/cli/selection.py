@@ -1,7 +1,7 @@
-"""Which runs a command line means: the tracker base, and runs by their name, its beginning or its end.
+"""Find the runs that a command line names: under a tracker base, by their name, its beginning or its end.
 
-Runs are looked for under a tracker base, and among those on this machine that have used it. A run whose stages were
-cached has recorded nothing itself: its folder tells whose results it was given.
+Runs are looked up under a tracker base, and among the runs on this machine that have used it. A run whose stages were
+cached has not recorded anything itself: its folder tells whose results it was given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchx_kfp.tracking import FsspecResultTracker, Result
     from torchx_kfp.tracking.stores.store import Store
 
-#: Runs on this machine that a message, or the search for the newest run, considers.
+#: The number of runs on this machine that a message, or the search for the newest run, considers.
 _LOOKED_AT = 20
 
 
@@ -50,14 +50,14 @@ def open_tracker(base: str) -> FsspecResultTracker:
 
 
 def verify_exists(store: Store, way_out: str) -> None:
-    """Verify that a local store exists, which a reader does not need to.
+    """Verify that a local store exists; reading itself would not fail.
 
     Args:
         store: any store.
-        way_out: what the message says if no similar directory can be suggested.
+        way_out: the end of the message if no similar directory can be suggested.
 
     Raises:
-        TrackerBaseError: it is in a directory that does not exist.
+        TrackerBaseError: its directory does not exist.
     """
     from torchx_kfp.tracking.stores.disk import DiskStore
 
@@ -71,12 +71,12 @@ def verify_exists(store: Store, way_out: str) -> None:
 
 
 def pipeline_run(key: str) -> str:
-    """Return the pipeline run in a run id; of another key, return its first part, and of an app handle all of it."""
+    """Return the pipeline run in a run id; for another key, its first part, and for an app handle, all of it."""
     return key if ":/" in key else key.partition("/")[0]
 
 
 def parts(key: str) -> dict[str, str]:
-    """Return the ``run``, ``stage`` and ``execution`` in a run id; empty for another key."""
+    """Return the ``run``, ``stage`` and ``execution`` in a run id; they are empty for another key."""
     from torchx_kfp.tracking.stores.keys import run_id_parts
 
     found = run_id_parts(key)
@@ -90,12 +90,12 @@ def read(tracker: FsspecResultTracker, keys: Iterable[str]) -> dict[str, dict[st
     for error in corrupt[:LISTED]:
         print_message(f"Left out: {error}")
     if len(corrupt) > LISTED:
-        print_message(f"Also left out: {counted(len(corrupt) - LISTED, 'more file')} that hold no results.")
+        print_message(f"Also left out: {counted(len(corrupt) - LISTED, 'more file')} without results.")
     return found
 
 
 def say_if_misplaced(base: str, keys: Collection[str]) -> None:
-    """Say on stderr if a folder in the base, or the one above it, is probably the base that was meant."""
+    """Say on stderr if a folder in the base, or the folder above it, is probably the base that was meant."""
     if any(parts(key) or ":/" in key for key in keys):
         return
     above, _, name = base.rstrip("/").rpartition("/")
@@ -110,12 +110,13 @@ def say_if_misplaced(base: str, keys: Collection[str]) -> None:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The run ids that a command line means.
+    """The run ids that a command line names.
 
     Attributes:
         name: the full name of the run, or of the part of a run.
         keys: its run ids.
-        cached: those of them that an earlier run has recorded -> the run ids that they would have in this run.
+        cached: the run ids that cached results would have in this run, by the run ids with which an earlier run has
+            recorded them.
     """
 
     name: str
@@ -127,14 +128,14 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
     """Find the run ids that the user means.
 
     Args:
-        run: a pipeline run, a run id, or the beginning or end of one. Each of its names may be cut short, as long as
-            only one fits. ``latest`` is the newest pipeline run.
+        run: a pipeline run, a run id, or the beginning or end of one. Each of its parts may be cut short, as long as
+            only one run matches. ``latest`` is the newest pipeline run.
         known: all run ids under the tracker base, sorted.
-        tracker: of the base.
+        tracker: the tracker of that base.
         output_dir: the directory with the folders of runs on this machine; it may be missing.
 
     Raises:
-        UnknownRunError: no run fits, or several do.
+        UnknownRunError: no run matches, or several do.
     """
     from torchx_kfp.pipeline.names import LATEST, fitting
 
@@ -192,7 +193,7 @@ class RunsHere:
 
     @cached_property
     def folders(self) -> Mapping[str, Path]:
-        """Folders of runs by name, the newest first."""
+        """The folders of runs by name, the newest first."""
         from torchx_kfp.runs.history import find_runs
 
         try:
@@ -214,14 +215,14 @@ class RunsHere:
             run, _, rest = run_id.partition("/")
             if run == record.run_id or run_id not in self._known or _place(stage.tracker_base or "") != self._place:
                 continue
-            # An execution of this run, or of a second earlier one, may have this name too.
+            # An execution of this run, or of a second earlier run, may have the same name.
             key = f"{record.run_id}/{rest}"
             found[f"{key}-of-{run}" if key in found or key in self._known else key] = run_id
         return found
 
 
 def nothing(base: str, run: str | None = None) -> TorchxKfpError:
-    """Return the error for a base without any results."""
+    """Return the error for a base without results."""
     kind = MissingResultsError if run is None else UnknownRunError
     return kind(f"There are no results under {base!r}. Is it the tracker base that the pipeline ran with?")
 
@@ -264,10 +265,10 @@ def _unknown(run: str, word: str, done: str, found: Iterable[str], here: RunsHer
     """Return the error for a missing run, which names the runs that exist, the most similar first.
 
     Args:
-        run: what the user means.
-        word: the part of it that nothing has.
+        run: the user's word for the run.
+        word: the part of it that does not exist.
         done: the parts before it, which exist.
-        found: the run ids that begin with these.
+        found: the run ids that begin with these parts.
         here: the runs on this machine.
         base: the tracker base.
     """

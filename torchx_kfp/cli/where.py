@@ -12,14 +12,14 @@ import click
 from torchx_kfp.cli.display.printing import print_message
 from torchx_kfp.text import counted, did_you_mean, listed
 
-#: Names in an expression other than those of results.
+#: The names in an expression that are not names of results.
 OWN = ("run", "stage", "execution", "run_id")
 #: The name of the map with all results of a run.
 _RESULTS = "results"
 _MACROS = {"all", "exists", "exists_one", "filter", "map", "reduce", "min"}
-#: What people who know Python or SQL better may write.
+#: Operators of Python or SQL that people may write, and those of the language.
 _HINTS = {"and": "&&", "or": "||", "not": "!", "=": "==", "is": "==", "<>": "!="}
-#: Types of the language, by celpy's names for them.
+#: The language's types, by celpy's names for them.
 _KINDS = {"Int": "a whole number", "Double": "a number", "String": "text", "Bool": "true or false"}
 _WORD = re.compile(r"\w+|<>|=|\S")
 
@@ -30,11 +30,11 @@ def matching(expression: str, rows: Mapping[str, tuple[Row, Row]]) -> list[str]:
     """Return the keys of the rows for which the expression is true. A row that lacks a name does not match.
 
     Args:
-        expression: in the Common Expression Language.
-        rows: key -> all values by name, and only the results.
+        expression: the expression, in the Common Expression Language.
+        rows: for each key, all values by name, and only the results.
 
     Raises:
-        click.UsageError: it is not an expression, names something that no row has, or is not a boolean.
+        click.UsageError: the text is not an expression, names something that no row has, or is not a boolean.
     """
     import celpy
     from celpy.celparser import CELParseError
@@ -147,7 +147,7 @@ def _cel(value: Any) -> Any:
 
 
 def _arithmetic() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return the language's arithmetic for mixed types of numbers: a user does not see the type of a result."""
+    """Return the language's arithmetic for mixed types of numbers: users do not see the types of results."""
     from celpy import celtypes
 
     numbers = (celtypes.IntType, celtypes.DoubleType)

@@ -1,7 +1,7 @@
-"""Artifacts on a page: rendered as in KFP's UI where it renders them, and each with its metadata and a link.
+"""Artifacts on a page: rendered if KFP's UI renders them, and each with its metadata and a link.
 
-The content of artifacts is not trusted. HTML inside Markdown is not rendered. HTML is shown in a frame that runs no
-scripts, makes no requests, and has a different origin than the page.
+The content of artifacts is not trusted. HTML inside Markdown is not rendered. HTML is shown in a frame that does not
+run scripts or make requests, and has a different origin than the page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchx_kfp.report.formats import number
 MOST_BYTES = 1_000_000
 #: The largest number of classes for which a confusion matrix is drawn.
 _MOST_CLASSES = 60
-#: The metadata entry with the place of an artifact stored elsewhere; KFP's URI leads to a file that names the place.
+#: The metadata entry with the location of an artifact stored elsewhere; KFP's URI is that of a file that names it.
 _LOCATION = "location"
 #: The side of a ROC curve's drawing, and its margins: left, top, right, bottom.
 ROC_SIZE, ROC_MARGIN = 240.0, (40.0, 10.0, 10.0, 36.0)
@@ -77,7 +77,8 @@ class Roc:
 class ArtifactView:
     """An artifact on the page.
 
-    ``markdown`` is safe HTML, ``frame`` is the document of a frame, and ``note`` says what is not shown.
+    ``markdown`` is safe HTML, ``frame`` is the document in a frame, and ``note`` says which content is not shown, and
+    why.
     """
 
     name: str
@@ -102,7 +103,7 @@ class ArtifactViews:
     Args:
         place: the page's folder.
         runs: the folder of all runs. Files elsewhere are linked but not shown: people share the page, and must not
-            share a private file with it just because a stage named that file as its artifact.
+            thereby share a private file just because a stage has named it as its artifact.
     """
 
     def __init__(self, place: Path, runs: Path) -> None:
@@ -185,7 +186,7 @@ class ArtifactViews:
 
 
 def render_markdown(text: str) -> str:
-    """Render Markdown as HTML that is safe in a page: HTML in it becomes text, and remote pictures become links."""
+    """Render Markdown as HTML that is safe on a page: HTML in it becomes text, and remote pictures become links."""
     from markdown_it import MarkdownIt
 
     markdown = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])

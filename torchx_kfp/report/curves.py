@@ -12,15 +12,15 @@ from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axi
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.tracking import Curve, Point
 
-#: How many metrics of a task are drawn, and how many curves of a chart have a colour and a name.
+#: How many metrics of a task are drawn, and how many curves of a chart have a color and a name.
 MOST_METRICS, MOST_COLOURS = 12, 8
-#: The most points of a curve, the most points of a chart, and the number to which any curve may be thinned.
+#: The most points of a curve, the most points of a chart, and the least to which a curve is thinned.
 _POINTS, _ALL_POINTS, _FEWEST = 460, 8000, 24
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve as a path; ``colour`` is a number, or None if there are too many curves for colours."""
+    """A curve as a path; ``colour`` is a number, or None if there are too many curves for colors."""
 
     stage: str
     label: str

@@ -14,7 +14,7 @@ from torchx_kfp.report.model import RunView, StageView
 from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import duration, shorten
 
-#: The width and height of a box, and how many letters it holds: usually, and in a graph of very many tasks.
+#: The width and height of a box, and how many letters fit into it: usually, and in a graph with very many tasks.
 _SIZE, _COMPACT = (190.0, 46.0, 23), (124.0, 26.0, 15)
 _MANY = 80
 #: A wider graph is turned, if that makes it narrower.
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Graph:
-    """The drawing, in pixels. If it is ``compact``, boxes have no room for notes."""
+    """The drawing, in pixels. If it is ``compact``, boxes do not have room for notes."""
 
     nodes: list[Node]
     groups: list[Group]
@@ -158,7 +158,7 @@ def _describe(task: Task) -> tuple[str, str]:
 
 
 def _readable(condition: str) -> str:
-    """Write KFP's condition much as its author did."""
+    """Return KFP's condition much as its author wrote it."""
     condition = re.sub(r"inputs\.parameter_values\['(?:pipelinechannel--)?([^']*)'\]", r"\1", condition)
     return re.sub(r"\b(?:int|double|string)\(([^()]*)\)", r"\1", condition)
 

@@ -1,9 +1,9 @@
 """Lay out a graph of nested boxes in layers, so that every edge leads forward.
 
-In a compiled pipeline, edges connect only tasks of the same scope. So each box that holds others is laid out first, and
-then placed as a box of that size in the scope around it. As in Sugiyama's method, the boxes of a layer are in the order
-of their neighbours' centres, and an edge over several layers keeps a place free in each. A layer of very many boxes is
-wrapped into several rows.
+In a compiled pipeline, edges connect only tasks of the same scope. So each box that contains others is laid out first,
+and then placed as a box of that size in the scope around it. As in Sugiyama's method, the boxes of a layer are in the
+order of their neighbors' centers, and an edge over several layers keeps a place free in each. A layer with very many
+boxes is wrapped into several rows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
-#: Gaps between the boxes of a layer and between layers; the padding and the title of a box that holds others.
+#: Gaps between the boxes of a layer and between layers; the padding and the title of a box that contains others.
 GAP, LAYER_GAP, PADDING, TITLE = 16.0, 40.0, 14.0, 26.0
 #: The limit at which a layer is wrapped: the width of a page if edges lead down, otherwise the height of a window.
 _BREADTH = {True: 1120.0, False: 900.0}
 _SWEEPS = 4
-#: If there are more long edges, they keep no places free: those would outnumber the boxes.
+#: If there are more long edges, they do not keep places free, which would outnumber the boxes.
 _MOST_BENDS = 150
 
 
@@ -46,10 +46,10 @@ class Box:
 
 
 def place(root: Box, down: bool) -> None:
-    """Gives every box its place, and each box that holds others its size.
+    """Give every box its place, and each box that contains others its size.
 
     Args:
-        root: the box that holds all others; its own place is 0, 0.
+        root: the box that contains all others; its own place is 0, 0.
         down: whether edges lead down instead of to the right.
     """
     _measure(root, down)
@@ -142,7 +142,7 @@ def _ordered(group: Box) -> list[list[Box]]:
 
 
 def _bend(group: Box, before: dict[str, list[str]], depth: dict[str, int], layers: list[list[Box]]) -> None:
-    """Keeps a place free for each edge in each layer that it passes; the places of an edge are neighbours."""
+    """Keep a place free for each edge in each layer that it passes; the places of an edge are neighbors."""
     long = [(key, box.key) for box in group.inner for key in before[box.key] if depth[box.key] - depth[key] > 1]
     group.bends = {}
     for start, end in long if len(long) <= _MOST_BENDS else ():

@@ -1,4 +1,4 @@
-"""Write the page: one file that holds its styles and its script and makes no requests."""
+"""Write the page: one file that contains its styles and its script and makes no requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DONE = (State.RUNNING, State.SUCCEEDED)
 
 
 def write_report(run: RunView, path: Path) -> None:
-    """Writes the page atomically; an existing file is overwritten.
+    """Write the page atomically; an existing file is overwritten.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -49,7 +49,7 @@ def write_report(run: RunView, path: Path) -> None:
 
 def render(run: RunView, place: Path) -> str:
     """Return the page as text; its links are relative to the folder ``place``."""
-    # Loaded late: it is slow, and errors about the run do not need it.
+    # Import it late: it is slow, and errors about the run do not need it.
     import jinja2
     from markupsafe import Markup
 
@@ -68,7 +68,7 @@ def render(run: RunView, place: Path) -> str:
         **_content(run, place.resolve()),
         css=Markup(style_sheet()),
         script=Markup(script),
-        # The browser runs no script but this one and makes no requests, even if something was not escaped.
+        # The browser runs only this script and makes no requests, even if something was not escaped.
         policy=(
             "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
             f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

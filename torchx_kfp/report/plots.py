@@ -139,7 +139,7 @@ class Axis:
         self.log = may_be_log and low > 1e-300 and high / low >= _LOG_FROM
         if self.log:
             low, high = math.log10(low), math.log10(high)
-        # Leave some room beside the outermost points. Halved, because the difference of two large numbers may overflow.
+        # Leave some room around the outermost points. Halve first: the difference of two large numbers may overflow.
         room = 2 * (high / 2 - low / 2) * 0.04 or abs(high) * 0.1 or 1.0
         self.low, self.high = max(low - room, -_LARGEST), min(high + room, _LARGEST)
         self.start, self.end = start, end

@@ -26,7 +26,7 @@ _MOST_COLUMNS = 12
 
 @dataclass(frozen=True)
 class Reading:
-    """An input that holds run ids; ``sources`` are links to the stages that have them."""
+    """An input with run ids; ``sources`` are links to the stages that have them."""
 
     name: str
     sources: list[Link]
@@ -146,7 +146,7 @@ def _last_lines(stage: StageView, count: int) -> list[str]:
 def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links: Links, tracked: Tracked) -> Entry:
     result = stage.result
     results = dict(result.results or {})
-    # Declared results are outputs too, under KFP's names.
+    # Declared results are also outputs, with KFP's names.
     repeated = {"run_id": result.run_id, **{identifier(name): value for name, value in results.items()}}
     by_name: dict[str, list[Link]] = {}
     for read in reads:

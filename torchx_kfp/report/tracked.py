@@ -1,4 +1,4 @@
-"""Read from the tracker what a run's folder lacks: starts, metadata, and metrics over steps."""
+"""Read the records that only the tracker has: starts, metadata, and metrics over steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchx_kfp.tracking.stores.store import open_store
 
 @dataclass(frozen=True)
 class Tracked:
-    """The tracker's records, by tracker base and run id. ``problems`` are sentences about what could not be read."""
+    """The tracker's records, by tracker base and run id. ``problems`` are sentences about unreadable records."""
 
     histories: Mapping[tuple[str, str], History] = field(default_factory=dict)
     metadatas: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)

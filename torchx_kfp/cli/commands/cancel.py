@@ -19,7 +19,7 @@ from torchx_kfp.text import listed
 if TYPE_CHECKING:
     from torchx_kfp.runs.history import RunRecord
 
-#: Seconds that a runner gets after its stages' grace period, to kill what is left of them.
+#: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
 _BEYOND_GRACE = 30.0
 
 
@@ -27,7 +27,7 @@ _BEYOND_GRACE = 30.0
 @click.argument("run")
 @output_dir_option
 def cancel_command(run: str, output_dir: str) -> None:
-    """End RUN as Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
+    """End RUN like Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
 
     RUN is a run id, the beginning or the end of one, or "latest". The command waits until the run has ended. If the
     runner was killed, the command ends the stages that it left running.
@@ -39,10 +39,10 @@ def cancel_command(run: str, output_dir: str) -> None:
     record = read_run(folder)
     if record.state is State.INTERRUPTED:
         _end_left(record)
-        print_message(f"The runner of {record.run_id} was killed before; whatever it had left running is ended now.")
+        print_message(f"The runner of {record.run_id} was killed before; processes that it left running are ended now.")
         return
     if not record.is_running:
-        raise ArgumentError(f"The run {record.run_id} has ended already ({record.state}): there is nothing to cancel.")
+        raise ArgumentError(f"The run {record.run_id} has already ended ({record.state}): there is nothing to cancel.")
     grace = _grace(record)
     if _terminate(folder, record):
         stages = f"{listed(record.run.active)}, for up to {grace:g} s" if record.run.active else "its end"
@@ -52,11 +52,11 @@ def cancel_command(run: str, output_dir: str) -> None:
     if state in (State.CANCELED, State.INTERRUPTED):
         print_message(f"The run {record.run_id} is canceled.")
     else:
-        print_message(f"The run {record.run_id} has ended before that ({state}).")
+        print_message(f"The run {record.run_id} ended before it was canceled ({state}).")
 
 
 def _end_left(record: RunRecord) -> None:
-    """Ends the processes and containers that a killed runner has left."""
+    """End the processes and containers that a killed runner has left."""
     from torchx_kfp.local import remove_containers
     from torchx_kfp.local.engines.process import kill_marked
 
@@ -73,17 +73,17 @@ def _grace(record: RunRecord) -> float:
 
 
 def _terminate(folder: Path, record: RunRecord) -> bool:
-    """Sends SIGTERM to the run's process, and to no other; False if it has ended meanwhile.
+    """Send SIGTERM to the run's process and to no other; return False if it has ended meanwhile.
 
     Raises:
-        ArgumentError: there is no such process that this one may signal.
+        ArgumentError: there is no such process here, or it cannot be signaled.
     """
     from torchx_kfp.runs.journal import is_runner, is_running, read_pid
 
     pid = read_pid(folder)
     with contextlib.suppress(ProcessLookupError):
         if pid is not None:
-            # What is looked at then is what gets the signal, also if the process's id is given to another meanwhile.
+            # Check and signal the same process, even if its id is meanwhile given to another one.
             handle = os.pidfd_open(pid)
             try:
                 if is_runner(pid, folder):
@@ -95,8 +95,8 @@ def _terminate(folder: Path, record: RunRecord) -> bool:
         return False
     process = f"process {pid} is not its runner" if pid is not None else "its process is not recorded"
     raise ArgumentError(
-        f"The run {record.run_id} is running, but not as a process that can be seen from here ({process}): on another "
-        "machine, in another container, or as another user. Cancel it there."
+        f"The run {record.run_id} is running, but its process cannot be seen from here ({process}): it is on another "
+        "machine, in another container, or belongs to another user. Cancel it there."
     )
 
 
@@ -107,7 +107,7 @@ def _wait(folder: Path, record: RunRecord, patience: float) -> None:
     while is_running(folder):
         if time.monotonic() > deadline:
             raise LocalRunError(
-                f"The run {record.run_id} has not ended {patience:g} s after it was asked to. Its process is "
+                f"The run {record.run_id} did not end within {patience:g} s after it was asked to. Its process is "
                 f"{read_pid(folder)}."
             )
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""``torchx-kfp check``: find what cannot run on this machine, and what fails or differs on KFP's backend."""
+"""``torchx-kfp check``: find problems that a pipeline has on this machine or on KFP's backend."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torchx_kfp.text import counted
 def check_command(ctx: click.Context, target: str, words: tuple[str, ...], strict: bool) -> None:
     """Check a pipeline without running it.
 
-    Takes a compiled pipeline (*.yaml) or a Python file that defines one. Prints what fails or differs on KFP's backend
-    (as seen on KFP 2.17) and what cannot run on this machine, each with a way out. Exits with 2 if `torchx-kfp run`
-    would reject the pipeline.
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one. Prints everything that fails or differs on
+    KFP's backend (as seen on KFP 2.17) or cannot run on this machine, each with a way out. Exits with 2 if
+    `torchx-kfp run` would reject the pipeline.
     """
     from torchx_kfp.cli.pipeline_files import load_target, split_words
     from torchx_kfp.local import parse_arguments

@@ -56,7 +56,7 @@ class Row:
             return None
         try:
             return second - first  # type: ignore[no-any-return]
-        except OverflowError:  # an int beyond all floats
+        except OverflowError:  # an int larger than any float
             return None
 
 
@@ -115,7 +115,7 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
 
 
 def _cached_rows(chosen: Sequence[Chosen]) -> list[Row]:
-    """A row for each stage that was cached in one of the runs: the runs that its results come from."""
+    """Return a row for each stage that was cached in one of the runs: the runs that its results come from."""
     stages = dict.fromkeys(parts(key).get("stage", "") for one in chosen for key in one.cached.values())
     return [
         Row(
@@ -198,7 +198,7 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
                 for values, curve in zip_longest(row.values, row.curves, fillvalue="")
                 if row.kind != _CACHED
             ),
-            # A message names the run that it comes from; here the name would take the room of values.
+            # A message names the run that it comes from; here, the name would take the room of values.
             *(("cached" if values else "") for values in row.values if row.kind == _CACHED),
             *([_signed(row.difference)] if differing else []),
         ]
@@ -216,7 +216,7 @@ def _print_table(labels: Sequence[str], rows: Sequence[Row]) -> None:
         cells = [[*row[:2], label, value] for row in cells for label, value in zip(labels, row[2:], strict=False)]
         dim = {place for place in range(len(cells)) if place // len(labels) in dim}
         columns, labels = ["stage", "name", "run", "value"], ["value"]
-    # Not cut: two long texts that differ could look the same.
+    # Values are not cut: two long texts that differ could look the same.
     print_table(columns, cells, right=[*labels, *end] if "run" not in columns else (), fold=labels, dim=dim)
 
 
@@ -246,12 +246,12 @@ def _print_json(labels: Sequence[str], rows: Sequence[Row]) -> None:
 
 
 def _cell(values: Sequence[Any]) -> Any:
-    """A single value keeps its type; several become text."""
+    """Return a single value with its type, and several values as text."""
     return values[0] if len(values) == 1 else _show(values, str)
 
 
 def _show(values: Sequence[Any], show: Callable[[Any], str]) -> str:
-    """Show a value, or the range and number of several."""
+    """Format a value, or the range and number of several values."""
     if not values:
         return ""
     if len(values) == 1:

@@ -21,8 +21,8 @@ def compile_command(target: str, output: str, strict: bool) -> None:
     Upload the YAML in the KFP UI or with kfp.Client().create_run_from_pipeline_package, or run it on this machine with
     `torchx-kfp run`. NAME selects one of several pipelines in the file.
 
-    Like `torchx-kfp check`, the command warns about what fails or differs on KFP's backend. For a large pipeline it
-    says how close a run comes to Argo's limit of 1 MiB.
+    Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
+    pipeline, it says how close a run comes to Argo's limit of 1 MiB.
     """
     from torchx_kfp.cli.pipeline_files import load_pipeline_function
     from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of

@@ -16,7 +16,7 @@ from torchx_kfp.text import counted, duration, listed, printable
 if TYPE_CHECKING:
     from torchx_kfp.tracking.cleanup import Findings, OldRun
 
-#: Names that a message lists.
+#: The number of names that a message lists.
 _SHOWN = 10
 
 

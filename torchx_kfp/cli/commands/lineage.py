@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     Results = Mapping[str, Mapping[str, Result]]
 
-#: Runs under one alias, and levels, that a tree shows.
+#: How many runs with one alias, and how many levels, a tree shows.
 _WIDTH, _DEPTH = 20, 30
-#: Characters by which rich indents a level, and those left for a run.
+#: The characters by which rich indents a level, and the least that are left for a run.
 _INDENT, _ROOM = 4, 40
-#: Characters of the results in a tree, and of an artifact's path.
+#: How many characters of results, and of an artifact's path, a tree shows.
 _RESULTS, _PATH = 60, 40
 
 
@@ -82,7 +82,7 @@ def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> 
     starts: Mapping[str, Start] = {}
     if form in ("tree", "json"):
         results = read(tracker, sorted({*recorded} & {*runs_of(lineage)}))
-        # A tree shows only those of the runs that were asked for.
+        # A tree shows only the starts of the requested runs.
         starts = read_starts(tracker.store, runs_of(lineage) if form == "json" else lineage.run_ids)
     if form == "json":
         print_json(_as_json(lineage, results, starts))
@@ -125,7 +125,7 @@ def _print_trees(lineage: Lineage, results: Results, starts: Mapping[str, Start]
     above: dict[str, list[Link]] = {}
     for link in lineage.links:
         above.setdefault(link.run_id, []).append(link)
-    # Links among the runs that were asked for are in the first tree already.
+    # The first tree already has the links among the requested runs.
     below: dict[str, list[Link]] = {}
     for link in without_links_among(lineage.run_ids, lineage.links):
         below.setdefault(link.source, []).append(link)
@@ -153,10 +153,10 @@ class _Forest:
     """Trees that show each run once.
 
     Attributes:
-        links: run id -> the links to what stands below it.
-        other: the end of such a link that stands below.
-        results: of all runs.
-        starts: of runs that tell when and where they ran.
+        links: the links to the runs below a run, by its run id.
+        other: returns the end of such a link that is below.
+        results: the results of all runs.
+        starts: the starts of runs that have recorded when and where they ran.
     """
 
     links: Mapping[str, list[Link]]
@@ -168,7 +168,7 @@ class _Forest:
         self.shown: set[str] = set()
 
     def roots(self, run_ids: Iterable[str]) -> Iterator[str]:
-        """The first of these runs, and those that are not below an earlier root."""
+        """Yield the first of these runs, and those that are not below an earlier root."""
         below: set[str] = set()
         for root in run_ids:
             if root in below:
@@ -176,7 +176,7 @@ class _Forest:
             yield root
             waiting = [root]
             below.add(root)
-            for run_id in waiting:  # grows on the way
+            for run_id in waiting:  # the list grows
                 found = {self.other(link) for link in self.links.get(run_id, ())} - below
                 below |= found
                 waiting += found
@@ -213,7 +213,7 @@ class _Forest:
         return whole
 
     def _below(self, run_id: str) -> list[Link | str]:
-        """The lines below a run: its start, its links by alias, and a note in place of links that are left out."""
+        """Return the lines below a run: its start, its links by alias, and a note in place of omitted links."""
         by_alias: dict[str | None, list[Link]] = {}
         for link in self.links.get(run_id, ()):
             by_alias.setdefault(link.alias, []).append(link)
@@ -231,7 +231,7 @@ class _Forest:
     def _label(self, run_id: str, root: str, link: Link | None = None, again: bool = False) -> str:
         run = pipeline_run(root) if run_id != root else None
         results = "(shown above)" if again else without_run(show_results(self.results.get(run_id, {})), run)
-        # A pipe gets everything.
+        # Text for a pipe is not cut.
         cut = terminal_width() is not None
         if cut:
             results = shorten(results, _RESULTS)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchx_kfp.runs.history import RunRecord
 
 _CHUNK = 1 << 16
-# Seconds between two looks at what goes on.
+# Seconds between two checks for new output.
 _INTERVAL = 0.1
 
 
@@ -63,13 +63,13 @@ def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None,
 
 
 class _Choice:
-    """The logs that the user means; while the run goes on, they get more."""
+    """The logs that the user has chosen; while the run goes on, there may be more of them."""
 
     def __init__(self, record: RunRecord, stage: str | None, attempt: int | None) -> None:
         self._stage = stage
         self._attempt = attempt
         self._pod: str | None = None
-        #: By stage, the place of the attempt that is shown first: those that follow are shown, too.
+        #: The index of the first attempt that is shown, by stage: later ones are shown, too.
         self._first = {name: len(attempts) - 1 for name, attempts in record.run.attempts.items()}
         executed = [event for events in record.run.attempts.values() for event in events if event.pod_name == stage]
         if executed and stage not in record.run.tasks_by_stage:
@@ -77,7 +77,7 @@ class _Choice:
             self._pod = stage if attempt is None else None
 
     def stages(self, record: RunRecord) -> list[str]:
-        """The names of the stages that are meant, of those that are known by now."""
+        """Return the names of the chosen stages that are already known."""
         tasks = record.run.tasks_by_stage
         if self._stage is None:
             return list(tasks)
@@ -86,7 +86,7 @@ class _Choice:
         return [name for name, task in tasks.items() if task == self._stage]
 
     def logs(self, record: RunRecord) -> Iterator[tuple[str, Path]]:
-        """Stages and their logs, in the order in which they started."""
+        """Yield stages and their logs, in the order in which they started."""
         chosen = set(self.stages(record))
         for name, attempts in record.run.attempts.items():
             if name in chosen:
@@ -94,19 +94,19 @@ class _Choice:
                     if started.log_file is not None:
                         yield name, started.log_file
         for name, result in record.run.ends.items():
-            # One that was cached has the log of the run that it is from.
+            # A cached stage has the log of the run that it comes from.
             if name in chosen and name not in record.run.attempts and result.log_file is not None:
                 yield name, result.log_file
 
     def is_over(self, record: RunRecord) -> bool:
-        """Whether nothing more is to come."""
+        """Return whether no more output can come."""
         if not record.is_running:
             return True
         chosen = self.stages(record)
         return self._stage is not None and bool(chosen) and all(self._has_ended(record, name) for name in chosen)
 
     def verify(self, record: RunRecord, follow: bool) -> None:
-        """Raises ArgumentError if there is nothing to show, and nothing to wait for."""
+        """Raise ArgumentError if there is nothing to show and nothing to wait for."""
         stages = self.stages(record)
         waits = follow and record.is_running
         for sentence in self._gone(record):
@@ -115,7 +115,7 @@ class _Choice:
             print_message(sentence)
         if self._stage is None:
             if not waits and not any(self.logs(record)):
-                raise ArgumentError(f"No stage of the run {record.run_id} has a log: none has been started.")
+                raise ArgumentError(f"No stage of the run {record.run_id} has a log: no stage was started.")
         elif not stages and not _may_come(record, self._stage):
             raise _unknown(record, self._stage)
         elif self._attempt and not waits and not any(self.logs(record)):
@@ -153,7 +153,7 @@ class _Choice:
 
 
 class _Printer:
-    """Prints what has come in logs since it was last asked to."""
+    """Prints the output that has been added to logs since the last call."""
 
     def __init__(self, prefixed: bool) -> None:
         self._prefixed = prefixed
@@ -162,11 +162,11 @@ class _Printer:
         self._rests: dict[Path, tuple[str, bytes]] = {}
 
     def show(self, name: str, path: Path) -> None:
-        """Prints what is new in the log of this stage: the very bytes if it is one alone, and for no terminal."""
+        """Print the new output in the log of this stage: as plain bytes for a single stage, unless to a terminal."""
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            return  # the process is only just being started
+            return  # the process is still being started
         except OSError as error:
             raise ArgumentError(f"The log {str(path)!r} cannot be read: {error.strerror}.") from None
         with file:
@@ -176,7 +176,7 @@ class _Printer:
             self._read[path] = file.tell()
 
     def finish(self) -> None:
-        """Prints lines that have no end."""
+        """Print the last lines that are not complete."""
         for name, rest in self._rests.values():
             if rest:
                 self._print_lines(name, [rest])
@@ -196,13 +196,13 @@ class _Printer:
 
 
 def _may_come(record: RunRecord, stage: str) -> bool:
-    """Whether the pipeline has this stage, though nothing has been heard of it."""
+    """Return whether the pipeline has this stage, although it has not had an event yet."""
     from torchx_kfp.local import State, load_pipeline
     from torchx_kfp.pipeline.names import without_indices
     from torchx_kfp.pipeline.walk import walk
 
     if record.state in (State.SUCCEEDED, State.FAILED):
-        return False  # all have been heard of
+        return False  # every stage has had an event
     try:
         planned = {place.name for place in walk(load_pipeline(record.pipeline_file)) if place.is_stage}
     except PipelineFileError:

@@ -113,9 +113,9 @@ def results_command(
 def _chosen(tracker: FsspecResultTracker, run: str | None, output_dir: str) -> Chosen:
     # Keys below the name are listed first: a base may have many other runs.
     keys: list[str] = []
-    with contextlib.suppress(KeyRefusedError):  # no run can have the name, such as '..'
+    with contextlib.suppress(KeyRefusedError):  # a run cannot have this name, such as '..'
         keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
-    # The results that a cached stage was given are under another run.
+    # The results that a cached stage was given are those of another run.
     if keys and run is not None and not _is_here(run, output_dir):
         return Chosen(run.rstrip("/"), tuple(keys))
     known = tracker.keys()
@@ -176,7 +176,7 @@ def _of_stages(keys: list[str], stages: Sequence[str]) -> list[str]:
 
 
 def _values(found: Results) -> dict[str, dict[str, Any]]:
-    """The names that an expression may use for each run: its results, and the parts of its run id."""
+    """Return the values that an expression may use for each run: its results, and the parts of its run id."""
     taken = {name for results in found.values() for name in results}
     own = {key: {"run_id": key, **parts(key)} for key in found}
     return {
@@ -234,7 +234,7 @@ def _print_table(found: Results, cached: Mapping[str, str]) -> None:
         for key, name in names_here.items()
     ]
     names = list(dict.fromkeys(name for results in found.values() for name in results))
-    # Each column takes three characters at least: no need to measure a table of hundreds.
+    # Each column takes at least three characters, so a table with hundreds of them need not be measured.
     if (width := terminal_width()) is None or 4 * len(names) < width:
         cells = [
             [run_id, *(without_run(show_value(results[name]), run) if name in results else "" for name in names)]

@@ -144,7 +144,7 @@ def run_command(
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     given = parse_given(secrets, "--secret")
     given_maps = parse_given(config_maps, "--config-map")
-    # None leaves an option as it is: a new run has the default, a resumed one what it had before.
+    # None leaves an option as it is: a new run has the default, a resumed one keeps its value.
     limits: ResumeKeywords = {
         "parallelism": parallelism,
         "cache": False if no_cache else None,
@@ -192,7 +192,7 @@ def run_command(
 
 
 def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> Shown:
-    """Return what these options, and the terminal, ask for."""
+    """Return the watch that these options, and the terminal, ask for."""
     from torchx_kfp.cli.display.printing import is_capable, wants_colors
     from torchx_kfp.cli.display.watch import Json, Shown, ShownLines
     from torchx_kfp.runs.state import RunState, outline
@@ -215,7 +215,7 @@ def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> 
 def _refuse_with_resume(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value:
-            raise click.UsageError(f"--resume does not take {name}: the run continues with what it was started with.")
+            raise click.UsageError(f"--resume does not accept {name}: the run keeps the one that it was started with.")
 
 
 def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
@@ -243,12 +243,12 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
     else:
         base = option
     if base and "://" not in base:
-        base = os.path.expanduser(base)  # a shell does not do it after an '='
+        base = os.path.expanduser(base)  # a shell does not do this after an '='
     if base.startswith("memory:"):
         raise ArgumentError(
             f"The tracker base {base!r} is in the memory of one process, and each stage is a process. Use another base."
         )
-    # The runner finds out whether it takes results.
+    # The runner checks whether results can be written there.
     check_tracker_base(base)
-    # A stage may change its directory.
+    # The base is absolute because a stage may change its directory.
     return {TRACKER_BASE: base if "://" in base else os.path.abspath(base)}

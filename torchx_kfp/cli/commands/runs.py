@@ -1,4 +1,4 @@
-"""``torchx-kfp runs``: the runs on this machine. Those of a tracker are listed by ``results``."""
+"""``torchx-kfp runs``: list the runs on this machine. ``results`` lists those of a tracker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def runs_command(output_dir: str, form: str) -> None:
 
 
 def say_corrupt(record: RunRecord) -> None:
-    """Says on stderr what of the run's record could not be read."""
+    """Report on stderr the parts of the run's record that could not be read."""
     for sentence in record.corrupt:
         print_message(sentence)
 
@@ -74,7 +74,7 @@ def _print_table(records: list[RunRecord]) -> None:
 
 
 def _started(seconds: float) -> str:
-    """When a run began, in local time; a terminal has no room for seconds, nor for this year."""
+    """Return the local time at which a run began; a terminal has no room for seconds, or for the current year."""
     then = time.localtime(seconds)
     if terminal_width() is None:
         return time.strftime("%Y-%m-%d %H:%M:%S", then)

@@ -96,7 +96,7 @@ def _print_table(found: dict[str, Any]) -> None:
 
 
 def _curve(found: dict[str, Any]) -> str:
-    """``▇▅▃▂▁  0.1 at 999, min 0.09 at 950, max 2.3 at 0  (1000 values)``."""
+    """Format a curve: ``▇▅▃▂▁  0.1 at 999, min 0.09 at 950, max 2.3 at 0  (1000 values)``."""
     line = sparkline([point["value"] for point in found["points"]])
     ends = [
         f"{label}{show_value(found[which]['value'])} at {found[which]['step']}"

@@ -18,7 +18,7 @@ from torchx_kfp.runs.state import RunState, StageState, TaskState
 from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import REPLACEMENT, clean, duration
 
-#: Line breaks and tabs become spaces; joiners, whose width depends on the terminal, become a sign.
+#: Line breaks and tabs become spaces; joiners, whose width depends on the terminal, become a replacement character.
 _IN_A_LINE = {**dict.fromkeys(map(ord, "\n\t"), " "), **dict.fromkeys(map(ord, "\u200c\u200d"), REPLACEMENT)}
 #: How many failed iterations of a loop have a row.
 _FAILED = 3
@@ -217,7 +217,7 @@ def _rank(state: State, ended_at: float) -> tuple[int, float]:
 
 
 def _choose(rows: list[_Row], room: int) -> dict[State, int]:
-    """Hides the rows for which there is no room, and returns the counts of their stages."""
+    """Hide the rows for which there is no room, and return the counts of their stages."""
     if len(rows) <= room:
         return {}
     important: list[_Row] = []
@@ -249,7 +249,7 @@ def _choose(rows: list[_Row], room: int) -> dict[State, int]:
 
 
 def _tails(rows: list[_Row], spare: int) -> int:
-    """Return how many lines of output fit below each running stage; if 0, the last line goes beside the stage."""
+    """Return how many lines of output fit below each running stage; if 0, the last line is shown next to the stage."""
     talking = sum(1 for row in rows if row.lines)
     each = min(LINES, spare // talking) if talking else 0
     return each if each > 1 else 0
@@ -270,7 +270,7 @@ def _label(row: _Row, ascii_only: bool) -> Text:
 
 
 def _several(counts: Mapping[State, int], bar: str | None) -> Text:
-    """Show the progress of a loop or a nested pipeline. ``bar`` has the characters of a bar, if one fits."""
+    """Format the progress of a loop or a nested pipeline. ``bar`` has the characters of a bar, if one fits."""
     total = sum(counts.values())
     if counts == {State.WAITING: total}:
         return Text()
@@ -293,7 +293,7 @@ def _loop_time(task: TaskState, now: float) -> str:
 
 
 def _output(line: str) -> Text:
-    """Return a line of a stage's output with its colours, but without anything that would move the cursor."""
+    """Return a line of a stage's output with its colors, but without anything that would move the cursor."""
     # rich breaks lines wherever Python's splitlines does.
     text = _cleaned(Text.from_ansi("".join(line[:_CUT].expandtabs(4).splitlines())))
     text.stylize_before("dim")
@@ -301,7 +301,7 @@ def _output(line: str) -> Text:
 
 
 def _cleaned(text: Text) -> Text:
-    """Return the text in one line, with a sign in place of each character that a terminal would not simply show."""
+    """Return the text in one line; characters that a terminal would not simply show are replaced one by one."""
     if not text.plain.isprintable():
         text = text.copy()
         # Each character is replaced by exactly one, so that styles keep their places.

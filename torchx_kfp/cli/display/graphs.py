@@ -11,7 +11,7 @@ from torchx_kfp.text import shorten
 if TYPE_CHECKING:
     from torchx_kfp.tracking import Artifact, Lineage, Link
 
-#: Characters that are escaped: all but those that have no meaning inside quotes in any version of Mermaid.
+#: Matches characters to escape: all except those without a meaning inside quotes in any version of Mermaid.
 _MERMAID_PLAIN = re.compile(r"[^\w /.:,=@+?!%()\[\]-]|[\r\n]")
 
 
@@ -66,7 +66,7 @@ def without_links_among(runs: Sequence[str], links: Iterable[Link]) -> list[Link
 
 
 def _mermaid_text(text: str) -> str:
-    # With entities, Mermaid and Markdown read none of these characters as syntax.
+    # As entities, Mermaid and Markdown do not read these characters as syntax.
     return _MERMAID_PLAIN.sub(lambda found: f"#{ord(found[0])};", text)
 
 
@@ -75,7 +75,7 @@ def _quoted(text: str) -> str:
 
 
 def _dot_text(text: str) -> str:
-    # Graphviz reads entities of HTML in every label.
+    # Graphviz reads HTML entities in every label.
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
     # Graphviz does not draw control characters.
     return _quoted("".join(character if character.isprintable() else " " for character in escaped))

@@ -1,8 +1,8 @@
 """Show a picture of the run in the terminal, and redraw it while the run goes on.
 
-``rich.live`` does not serve here: it leaves lines behind when the terminal becomes narrower, keeps the cursor hidden
-(even after the program was killed), and may mix the lines of two pictures. Here each picture is a single write, after
-which the terminal is in its usual state, with the cursor on an empty line below the picture.
+``rich.live`` is not suitable: it leaves lines behind when the terminal becomes narrower, keeps the cursor hidden (even
+after the program was killed), and may mix the lines of two pictures. Here, each picture is a single write that leaves
+the terminal in its usual state, with the cursor on an empty line below the picture.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ class Screen:
         self._widths: list[int] = []
 
     def draw(self, lines: Sequence[Text], rendered: Sequence[str], above: str = "") -> None:
-        """Replaces the previous picture; the text ``above`` stays in the terminal, above the new one."""
+        """Replace the previous picture; the text ``above`` stays in the terminal, above the new one."""
         picture = "".join(f"{line}\x1b[K\r\n" for line in rendered)
         above = above.replace("\n", "\x1b[K\r\n")
         self._terminal.write(f"{_BEGIN}{self._back()}{above}{_CUT}{picture}\x1b[J{_END}")
         self._widths = [line.cell_len for line in lines]
 
     def erase(self, above: str = "") -> None:
-        """Removes the picture."""
-        # Line by line: tmux would keep a screen that is erased from its first position in its history.
+        """Remove the picture."""
+        # Erase line by line: if a screen is erased from its first position, tmux keeps it in its history.
         height = self._height()
         blank = "\x1b[K\r\n" * height
         self._terminal.write(f"{self._back()}{blank}\x1b[K")
         self.draw([], [], above)
 
     def forget(self) -> None:
-        """Leaves the previous picture where it is, because something was written below it."""
+        """Leave the previous picture where it is, because something was written below it."""
         self._widths = []
 
     def _back(self) -> str:
@@ -84,12 +84,12 @@ class Output:
         self._unfinished: dict[str, str] = {}
 
     def on_line(self, stage: str, line: str) -> None:
-        """Takes a line of a stage's output. The first line may come before the event of the stage's start."""
+        """Receive a line of a stage's output. The first line may come before the event of the stage's start."""
         if line and not line.isspace():
             self._lines.setdefault(stage, deque(maxlen=LINES)).append(line)
 
     def on_unfinished(self, stage: str, line: str) -> None:
-        """Takes the stage's unfinished line."""
+        """Receive the stage's unfinished line."""
         self._unfinished[stage] = line
 
     def tail(self, stage: str) -> list[str]:
@@ -99,7 +99,7 @@ class Output:
         return lines[-LINES:]
 
     def forget(self, stage: str) -> None:
-        """Drops the lines of a stage that has ended."""
+        """Drop the lines of a stage that has ended."""
         self._lines.pop(stage, None)
         self._unfinished.pop(stage, None)
 
@@ -130,7 +130,7 @@ class LiveView(Shown):
         self._thread = threading.Thread(target=self._run, name="view", daemon=True)
 
     def on_event(self, event: Event) -> None:
-        """Takes an event of the run."""
+        """Receive an event of the run."""
         with self._lock:
             self.run.on_event(event)
             if isinstance(event, StageFinished):
@@ -140,27 +140,27 @@ class LiveView(Shown):
             self.say("".join(f"{line}\n" for line in messages(event)))
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
-        """Takes lines of a stage's output."""
+        """Receive lines of a stage's output."""
         with self._lock:
             for line in lines:
                 self._output.on_line(stage, line)
             self._changed = True
 
     def on_unfinished(self, stage: str, line: str) -> None:
-        """Takes a stage's unfinished line."""
+        """Receive a stage's unfinished line."""
         with self._lock:
             self._output.on_unfinished(stage, line)
             self._changed = True
 
     def say(self, text: str) -> None:
-        """Writes a text above the picture, where it stays."""
+        """Write a text above the picture, where it stays."""
         with self._lock:
             self._said.append(clean(text, colours=True))
             self._changed = True
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Shows the picture while the block runs, and then removes it."""
+        """Show the picture while the block runs, and then remove it."""
         with contextlib.redirect_stderr(_Above(self.say)), _continued(self._screen.forget):
             self._thread.start()
             try:
@@ -210,7 +210,7 @@ class _Above(io.TextIOBase):
 
 @contextlib.contextmanager
 def _continued(handle: Callable[[], None]) -> Iterator[None]:
-    """Calls ``handle`` when the program continues after Ctrl-Z, because the shell has written below the picture."""
+    """Call ``handle`` when the program continues after Ctrl-Z, because the shell has written below the picture."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -46,12 +46,12 @@ def is_capable(stream: TextIO) -> bool:
 
 
 def wants_colors() -> bool:
-    """Return whether colours are allowed: the user has not set NO_COLOR (https://no-color.org)."""
+    """Return whether colors are allowed: the user has not set NO_COLOR (https://no-color.org)."""
     return not os.environ.get("NO_COLOR")
 
 
 def styled(text: str, **style: Any) -> str:
-    """Return the text in a style, if stdout takes styles."""
+    """Return the text in a style if stdout accepts styles."""
     return click.style(text, **style) if has_styles() else text
 
 
@@ -140,7 +140,7 @@ def show_results(results: Mapping[str, Any]) -> str:
 
 
 def without_run(text: str, run: str | None) -> str:
-    """Abbreviate the run's id in the text for a terminal, which shows the id above; pipes get the whole text."""
+    """Remove the run's id from the text for a terminal, which shows the id above; pipes get the whole text."""
     return text.replace(f"{run}/", f"{symbol('…', '...')}/") if run and sys.stdout.isatty() else text
 
 
@@ -165,7 +165,7 @@ def sparkline(values: Sequence[float], width: int = 12) -> str:
     shown = [values[part * (len(values) - 1) // (parts - 1)] for part in range(parts)]
     finite = [value for value in shown if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    # Halved, because the difference of two large numbers may overflow.
+    # Halve first, because the difference of two large numbers may overflow.
     room = high / 2 - low / 2
     most = len(_LEVELS) - 1
 

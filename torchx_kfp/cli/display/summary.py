@@ -16,16 +16,16 @@ from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import counted, duration, listed
 
-#: On a terminal, up to this many iterations that end alike have a row each.
+#: On a terminal, up to this many iterations that ended alike have a row each.
 _ROWS = 10
 
 
 def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_json: bool) -> None:
-    """Runs a pipeline and prints a summary of its result.
+    """Run a pipeline and print a summary of its result.
 
     Args:
         start: runs the pipeline.
-        run: the state of that run, from which a run that a signal ends is summarized.
+        run: the state of that run, used for the summary if a signal ends the run.
         quiet: whether to print only the table and errors.
         as_json: whether to leave out the table.
 

@@ -1,4 +1,4 @@
-"""Print tables and trees. They fit the terminal; in a file or a pipe nothing is cut."""
+"""Print tables and trees. They fit the terminal; in a file or a pipe, nothing is cut."""
 
 from __future__ import annotations
 
@@ -133,9 +133,9 @@ def fits(columns: Sequence[str], rows: Iterable[Sequence[str]], cut: Collection[
 
 
 def rendered(what: RenderableType) -> str:
-    """Render it with rich for the terminal's width, with styles if the terminal has them."""
+    """Render an object with rich for the terminal's width, with styles if the terminal has them."""
     encoding = sys.stdout.encoding or "utf-8"
-    # Not to stdout itself: its errors are handled elsewhere, and lines are stripped.
+    # Do not write to stdout itself: its errors are handled elsewhere, and lines are stripped.
     file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", write_through=True)
     styles = has_styles()
     console = Console(

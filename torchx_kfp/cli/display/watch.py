@@ -1,4 +1,4 @@
-"""Show a run while it goes on: as a picture, as lines, as JSON, or not at all."""
+"""Show a run in progress: as a picture, as lines, as JSON, or not at all."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Json(Shown):
 
 
 def for_stderr(text: str) -> str:
-    """Return lines for stderr: their colours end with each line, or are removed if stderr takes none."""
+    """Return lines for stderr: their colors end with each line, or are removed if stderr does not accept colors."""
     if "\x1b" not in text:
         return text
     if not (is_capable(sys.stderr) and wants_colors()):
