@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
-from torchx_kfp.cli.display.graphs import dot, mermaid
+from torchx_kfp.cli.display.lineage import dot, mermaid
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Lineage, Link, Source
 from torchx_kfp.tracking.statements.artifacts import add_artifact
 from torchx_kfp.tracking.statements.sources import SOURCES, Start, add_source, encode_sources, record_start

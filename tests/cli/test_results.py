@@ -267,7 +267,10 @@ REFUSED = {
         "Error: --sort 'acuracy' names 'acuracy', which no run here has recorded. Did you mean 'accuracy'? "
         "The recorded results are: accuracy, big, done, epochs, l2norm/mean, loss, note, rows, source.\n",
     ),
-    ("base", "--sort", "-zzz"): (2, "Error: --sort '-zzz' names 'zzz', which no run here has recorded. The recorded re"),
+    ("base", "--sort", "-zzz"): (
+        2,
+        "Error: --sort '-zzz' names 'zzz', which no run here has recorded. The recorded re",
+    ),
     ("base", "--where", "acuracy > 1"): (
         2,
         "Error: --where 'acuracy > 1' names 'acuracy', which no run here has recorded. Did you mean 'accuracy'? The re",

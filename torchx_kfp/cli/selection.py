@@ -70,11 +70,6 @@ def verify_exists(store: Store, way_out: str) -> None:
     raise TrackerBaseError(f"{wrong}.{near or f' {way_out}'}")
 
 
-def pipeline_run(key: str) -> str:
-    """Return the pipeline run in a run id; for another key, its first part, and for an app handle, all of it."""
-    return key if ":/" in key else key.partition("/")[0]
-
-
 def parts(key: str) -> dict[str, str]:
     """Return the ``run``, ``stage`` and ``execution`` in a run id; they are empty for another key."""
     from torchx_kfp.tracking.stores.keys import run_id_parts
@@ -273,6 +268,7 @@ def _unknown(run: str, word: str, done: str, found: Iterable[str], here: RunsHer
         base: the tracker base.
     """
     from torchx_kfp.pipeline.names import LATEST
+    from torchx_kfp.tracking.stores.keys import pipeline_run
 
     if done:
         # The pipeline run exists: its own stages help more than other runs.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.cli.commands.runs import say_corrupt
 from torchx_kfp.cli.display.printing import is_read, print_bytes, print_message, print_text
 from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.errors import ArgumentError, PipelineFileError
@@ -48,7 +47,8 @@ def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None,
         raise ArgumentError("--attempt needs a STAGE.")
     reader = RunReader(find_run(output_dir, run))
     record = reader.read()
-    say_corrupt(record)
+    for sentence in record.corrupt:
+        print_message(sentence)
     choice = _Choice(record, stage, attempt)
     choice.verify(record, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1)

@@ -28,7 +28,6 @@ from torchx_kfp.cli.selection import (
     nothing,
     open_tracker,
     parts,
-    pipeline_run,
     read,
     say_cached,
     say_if_misplaced,
@@ -138,6 +137,7 @@ def _is_here(run: str, output_dir: str) -> bool:
 
 def _list_runs(keys: Iterable[str], here: RunsHere) -> None:
     from torchx_kfp.cli.display.tables import print_table
+    from torchx_kfp.tracking.stores.keys import pipeline_run
 
     stages: dict[str, list[str]] = {}
     for key in keys:

@@ -34,19 +34,14 @@ def runs_command(output_dir: str, form: str) -> None:
         except (ArgumentError, OSError) as error:
             print_message(f"Left out: {error}")
     for record in records:
-        say_corrupt(record)
+        for sentence in record.corrupt:
+            print_message(sentence)
     if form == "json":
         print_json([_as_json(record) for record in records])
     elif records:
         _print_table(records)
     else:
         print_message(f"There are no runs in {output_dir!r}.")
-
-
-def say_corrupt(record: RunRecord) -> None:
-    """Report on stderr the parts of the run's record that could not be read."""
-    for sentence in record.corrupt:
-        print_message(sentence)
 
 
 def _done(record: RunRecord) -> int:

@@ -60,6 +60,11 @@ def run_id_parts(key: str) -> tuple[str, str, str] | None:
     return None if len(parts) != 3 or not all(parts) or parts[0].endswith(":") else (parts[0], parts[1], parts[2])
 
 
+def pipeline_run(key: str) -> str:
+    """Return the pipeline run in a run id; for another key, its first part, and for an app handle, all of it."""
+    return key if ":/" in key else key.partition("/")[0]
+
+
 def _problem(text: str) -> str | None:
     if not text:
         return "is empty. Name what the results belong to, for example a run id"
