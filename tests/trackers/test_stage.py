@@ -20,7 +20,7 @@ from torchx_kfp import protocol
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError, TrackerError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, current_run
 from torchx_kfp.tracking.backends.stage import StageTracker, create
-from torchx_kfp.tracking.torchx_layout import import_torchx
+from torchx_kfp.tracking.import_torchx import import_torchx
 
 RUN = "local_cwd://session/app-1"
 OTHER = "kubernetes://default/app-2"

@@ -10,7 +10,8 @@ from typing import Any
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.files import write_output
-from torchx_kfp.report import artifacts, formats, plots
+from torchx_kfp.report import formats, plots
+from torchx_kfp.report.artifacts import ROC_MARGIN, ROC_SIZE
 from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
 from torchx_kfp.report.model import RunView, by_task, find_reads
@@ -62,7 +63,8 @@ def render(run: RunView, place: Path) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
-    environment.globals.update(formats=formats, State=State, plots=plots, roc=artifacts)
+    environment.globals.update(formats=formats, State=State, plots=plots)
+    environment.globals.update(ROC_SIZE=ROC_SIZE, ROC_MARGIN=ROC_MARGIN)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
         **_content(run, place.resolve()),

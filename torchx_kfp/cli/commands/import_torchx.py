@@ -23,9 +23,9 @@ def import_command(torchx_root: str, tracker_base: str) -> None:
     torchx-kfp import s3://bucket/torchx s3://bucket/results
     """
     from torchx_kfp.tracking import FsspecResultTracker
+    from torchx_kfp.tracking.import_torchx import import_torchx
     from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
     from torchx_kfp.tracking.stores.store import open_store
-    from torchx_kfp.tracking.torchx_layout import import_torchx
 
     verify_exists(open_store(torchx_root), "Name the folder that is root_path in TorchX's configuration.")
     wrong: list[CorruptResultError] = []
