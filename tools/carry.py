@@ -28,9 +28,9 @@ _BOOT = (
 #: Code for type checkers only.
 _TYPES = re.compile(r"^from __future__.*?\n|^TYPE_CHECKING = False\n.*?\n\n", re.DOTALL | re.MULTILINE)
 
-_MODULE = '''"""``torchx_kfp.publisher`` as an argument of ``python3 -c``. Written by ``make goldens``."""
+_MODULE = '''"""``torchx_kfp.publisher`` as an argument of ``python3 -c``. Do not edit: ``make goldens`` writes it."""
 
-#: What it was made of: the SHA-256 of that module's text.
+#: The SHA-256 of the text of that module, from which ``PROGRAM`` was made.
 SOURCE = "{digest}"
 
 PROGRAM = (

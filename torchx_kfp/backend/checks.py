@@ -1,4 +1,4 @@
-"""Behavior of KFP's backend that a pipeline's author may not expect: seen on KFP 2.17.0, or read in its source.
+"""Find what fails or differs on KFP's backend, judging by KFP 2.17.0 and its source.
 
 The pipelines of ``tests/local/corpus`` were run on that version; ``docs/why/differences.md`` has a table of the
 differences.

@@ -1,4 +1,4 @@
-"""The command line: one thin module for each command.
+"""The command line: commands read their words, call the other packages, and show what those return.
 
 Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call, 130 for Ctrl-C.
 """

@@ -1,1 +1,1 @@
-"""Call TorchX component functions to see which AppDef they build from the inputs of a KFP component."""
+"""TorchX component functions as KFP components: calls with stand-ins show which AppDef a function builds."""

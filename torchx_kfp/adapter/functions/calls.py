@@ -1,4 +1,4 @@
-"""Call TorchX component functions to see which AppDef they build from the inputs of a KFP component.
+"""Call a TorchX component function to see which AppDef it builds from the inputs of a KFP component.
 
 The function is called with stand-ins for values that are known only at run time. As text, a stand-in is KFP's
 placeholder for that input; every other use is an error that names the line of the function. Then the function is called

@@ -1,6 +1,6 @@
-"""``torchx_kfp.publisher`` as an argument of ``python3 -c``. Written by ``make goldens``."""
+"""``torchx_kfp.publisher`` as an argument of ``python3 -c``. Do not edit: ``make goldens`` writes it."""
 
-#: What it was made of: the SHA-256 of that module's text.
+#: The SHA-256 of the text of that module, from which ``PROGRAM`` was made.
 SOURCE = "44cb9852c8e3cd4e7e3bc43181fe29b710b664e6facec8f628193e4a6514d5b2"
 
 PROGRAM = (

@@ -1,1 +1,1 @@
-"""The commands, each in a thin module."""
+"""The commands, each in its own module, which imports none of the others."""

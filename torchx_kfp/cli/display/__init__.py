@@ -1,1 +1,1 @@
-"""Draw runs, tables and graphs in a terminal."""
+"""Print and draw what commands show: messages, tables, JSON, lineages, and runs while they go on."""
