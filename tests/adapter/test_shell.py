@@ -656,6 +656,37 @@ def test_a_variable_of_the_role_that_holds_a_channel_is_a_value() -> None:
     assert "has 'n' in arithmetic" in refusal("sh", "-c", "echo $((n)) {}", env={"n": "{}"})
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["sh|-c|echo $(({} + 1))", "sh|-c|n={}; echo $((n + 1))", "bash|-c|let n={}+1", "bash|-c|(( n = {} ))"],
+)
+def test_what_to_write_for_arithmetic(command: str) -> None:
+    message = refusal(*command.split("|"))
+    assert 'Compute whole numbers with expr, to which a value is data: "$(expr {text} + 1)". Or pass it' in message
+    assert """args=["-c", 'python train.py --""" in message
+
+
+@pytest.mark.parametrize(
+    "command", ["bash|-c|[[ {} -gt 3 ]]", "sh|-c|[ {} -gt 3 ]", "sh|-c|if test {} -le 1; then x; fi"]
+)
+def test_what_to_write_for_a_comparison_of_numbers(command: str) -> None:
+    assert 'if expr {text} ">" 3 >/dev/null; then ...; fi. Or pass it' in refusal(*command.split("|"))
+
+
+def test_what_the_message_shows_for_arithmetic_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def pipeline(text: str = "") -> None:
+        program = f'if expr {text} ">" 3 >/dev/null; then echo large; fi; echo "$(expr {text} + 1)"'
+        task_from_app(make_app("run", entrypoint="sh", args=["-c", program]))
+
+    compiled = compile_pipeline(pipeline)
+    assert run_stage(tmp_path, compiled, "run", text="41").stdout == b"large\n42\n"
+    for value in HOSTILE:
+        run_stage(tmp_path, compiled, "run", text=value)
+    assert not (tmp_path / "pwned").exists()
+
+
 def test_the_message_names_what_to_write() -> None:
     assert "write lr, or set LR in the role's env" in refusal("sh", "-c", "LR={}; train")
     assert 'write "$lr"' in refusal("sh", "-c", "lr={}; train $lr")

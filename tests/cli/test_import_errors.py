@@ -70,6 +70,27 @@ MISTAKES = {
     ),
     "int(n)": "Python needs a value while the pipeline is compiled. The pipeline parameter 'n' has one only when",
     "for i in range(n):\n        task_from_app(app())": "The pipeline parameter 'n' has one only when the pipeline runs: ",
+    'task_from_app(app(env={"A": f"{lr:.2f}"}))': (
+        "The pipeline parameter 'lr' has one only when the pipeline runs: pass it without a format, f\"{lr}\", and "
+        'format it in the application, such as f"{float(sys.argv[1]):.2f}". (TypeError: unsupported format string'
+    ),
+    'task_from_app(app(env={"A": "%.2f" % lr}))': (
+        "The pipeline parameter 'lr' has one only when the pipeline runs: pass it without a format"
+    ),
+    'task_from_app(app(env={"A": "%d" % n}))': (
+        "The pipeline parameter 'n' has one only when the pipeline runs: pass it without a format"
+    ),
+    "f\"{t.outputs['accuracy']:>9}\"": (
+        "The output 'accuracy' of 'train' has one only when the pipeline runs: pass it without a format, "
+        "f\"{t.outputs['accuracy']}\", and format it"
+    ),
+    'task_from_app(app(env={"A": f"{n * 2}"}))': (
+        "The pipeline parameter 'n' has one only when the pipeline runs: pass it as it is, f\"{n}\", and compute "
+        "in the application, such as float(sys.argv[1]) * 2, or in a stage before it, whose output is a channel: double"
+    ),
+    "round(lr, 2)": "The pipeline parameter 'lr' has one only when the pipeline runs: pass it as it is, f\"{lr}\"",
+    "-n": "The pipeline parameter 'n' has one only when the pipeline runs: pass it as it is, f\"{n}\"",
+    "','.join([lr])": "The pipeline parameter 'lr' has one only when the pipeline runs: write it as text",
     "undefined(n)": "the pipeline cannot be built: NameError: name 'undefined' is not defined",
     "{}['x']": "the pipeline cannot be built: KeyError: 'x'",
 }

@@ -19,8 +19,27 @@ from torchx_kfp.text import counted, did_you_mean
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=.*?;\}\}", re.DOTALL)
 #: The names of channels in Python's own messages.
 _CHANNEL_TYPES = re.compile(r"Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOperation")
+#: What Python says of formats, of operators and functions of numbers, and of str.join -> the way out.
+_WAYS_OUT = (
+    (
+        re.compile(r"format string|__format__|real number, not|(number|integer) is required, not"),
+        'pass it without a format, f"{channel}", and format it in the application, such as '
+        'f"{float(sys.argv[1]):.2f}".',
+    ),
+    (
+        re.compile(r"operand type|__(round|trunc|floor|ceil)__|bad operand"),
+        'pass it as it is, f"{channel}", and compute in the application, such as float(sys.argv[1]) * 2, or in a '
+        "stage before it, whose output is a channel: double(x=channel).output.",
+    ),
+    (re.compile(r"expected str instance"), 'write it as text, f"{channel}".'),
+)
+_CONSTANT = (
+    "give a constant. Channels work in a role's entrypoint, args, the values of env and image; resources are set on "
+    "the task, task.set_cpu_limit(channel)."
+)
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ['\"](\w+)['\"]")
 _OUTPUT_OF = re.compile(r"(\w+)\.outputs\[")
+_OUTPUT_NAMED = re.compile(r"""(\w+)\.outputs\[["'](\w+)["']\]""")
 _ONLY_OUTPUT_OF = re.compile(r"(\w+)\.output\b")
 _NOT_THE_USERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _NOT_THE_USERS.append(str(Path(torchx_kfp.__file__).parent))
@@ -106,16 +125,17 @@ def _channel(frames: Frames, error: BaseException) -> str | None:
         return None
     called = frames[1][0] if len(frames) > 1 else None
     argument, value = next(_channel_arguments(called), ("", None)) if called else ("", None)
-    channel = _name_of(value) or (_named(text["task"], text["name"]) if text else None) or _on_line(*frames[0])
+    code, named = _on_line(*frames[0]) or ("channel", None)
+    channel = _name_of(value) or (_named(text["task"], text["name"]) if text else None) or named
     if called and argument:
         shown = f"{called.f_code.co_name}() got {argument}={_show(value)}, and needs its value"
     else:
         shown = "Python needs a value"
     said = f"{type(error).__name__}: {_CHANNEL.sub(_braces, str(error))}"
+    way_out = next((sentence for pattern, sentence in _WAYS_OUT if pattern.search(str(error))), _CONSTANT)
     return (
         f"{shown} while the pipeline is compiled. {channel or 'A pipeline channel'} has one only when the pipeline "
-        "runs: give a constant. Channels work in a role's entrypoint, args, the values of env and image; resources are "
-        f"set on the task, task.set_cpu_limit(channel). ({said})"
+        f"runs: {way_out.replace('{channel}', f'{{{code}}}')} ({said})"
     )
 
 
@@ -140,11 +160,14 @@ def _named(task: str | None, name: str) -> str:
     return f"The output {name!r} of {task!r}" if task else f"The pipeline parameter {name!r}"
 
 
-def _on_line(frame: FrameType, line: int) -> str | None:
-    """Return the name of the one channel on the line of code, if there is exactly one."""
-    words = re.findall(r"\w+", linecache.getline(frame.f_code.co_filename, line))
-    found = {name for word in words if (name := _name_of(frame.f_locals.get(word)))}
-    return found.pop() if len(found) == 1 else None
+def _on_line(frame: FrameType, line: int) -> tuple[str, str] | None:
+    """Return the code of the one channel on the line, and its name, if there is exactly one."""
+    code = linecache.getline(frame.f_code.co_filename, line)
+    values = {word: frame.f_locals.get(word) for word in re.findall(r"\w+", code)}
+    for found in _OUTPUT_NAMED.finditer(code):
+        values[found[0]] = getattr(frame.f_locals.get(found[1]), "outputs", {}).get(found[2])
+    names = {code: name for code, value in values.items() if (name := _name_of(value))}
+    return next(iter(names.items())) if len(names) == 1 else None
 
 
 def _show(value: Any) -> str:

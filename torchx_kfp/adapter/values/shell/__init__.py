@@ -111,7 +111,7 @@ def lift_channels(
     try:
         check(parser.parse(), bash=bash, values=values)
     except NotUnderstood as error:
-        _refuse(program, where, str(error))
+        _refuse(program, where, str(error), error.instead)
     variables: dict[Reference, str] = {}
     taken = {*taken, *re.findall(r"\w+", source)}
     text = ""
@@ -128,12 +128,13 @@ def lift_channels(
     return text, {name: reference for reference, name in variables.items()}
 
 
-def _refuse(program: Parts, where: str, why: str) -> NoReturn:
+def _refuse(program: Parts, where: str, why: str, instead: str = "") -> NoReturn:
     name = next(part.name for part in program if isinstance(part, Reference))
+    rule = "A channel is accepted only where shells are known to treat its value as data. Pass"
+    way_out = f"{instead.format(f'{{{name}}}')} Or pass" if instead else rule
     raise ChannelError(
-        f"{where} is a shell program with the pipeline channel {name!r}, and {why}. A channel is accepted only where "
-        "shells are known to treat its value as data. Pass it after the program, as an argument of one of your "
-        f"""programs: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]."""
+        f"{where} is a shell program with the pipeline channel {name!r}, and {why}. {way_out} it after the program, as "
+        f"""an argument of one of your programs: args=["-c", 'python train.py --{name} "$1"', "sh", f"{{{name}}}"]."""
     )
 
 

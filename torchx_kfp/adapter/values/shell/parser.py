@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from torchx_kfp.adapter.values.shell.tree import (
+    COMPUTE,
     Command,
     Compound,
     Function,
@@ -112,7 +113,7 @@ class Parser(Words):
         self._blanks()
         keyword = self._keyword()
         if self._starts("(("):
-            self._refuse("holds (( )), where the shell evaluates the values of variables")
+            self._refuse("holds (( )), where the shell evaluates values as code", COMPUTE)
         if keyword in _UNKNOWN_WORDS:
             self._refuse(f"holds {keyword!r}")
         if self._starts("(") or keyword in ("{", "if", "while", "until", "for", "case"):

@@ -44,6 +44,8 @@ from torchx_kfp.adapter.values.shell.programs import (
     shell_options,
 )
 from torchx_kfp.adapter.values.shell.tree import (
+    COMPARE,
+    COMPUTE,
     Command,
     Compound,
     Function,
@@ -88,8 +90,8 @@ def check(
     _Rules(flow, bash).script(script, stdin)
 
 
-def _refuse(why: str) -> NoReturn:
-    raise NotUnderstood(why)
+def _refuse(why: str, instead: str = "") -> NoReturn:
+    raise NotUnderstood(why, instead)
 
 
 @dataclass
@@ -147,7 +149,7 @@ class _Rules:
                 self.script(piece.script, stdin)
             if piece.kind == "arithmetic" and not set(piece.names) <= self.flow.numbers:
                 names = ", ".join(map(repr, piece.names))
-                _refuse(f"has {names} in arithmetic, where the shell evaluates the value of a variable")
+                _refuse(f"has {names} in arithmetic, where the shell evaluates values as code", COMPUTE)
             if splits and not piece.quoted and self.flow.piece_holds(piece):
                 what = f"${piece.text}" if piece.kind == "variable" else "$( )"
                 _refuse(f'has {what}, which holds a value, without quotes: write "{what}"')
@@ -173,7 +175,9 @@ class _Rules:
         if "/" in name or program not in KNOWN_BUILTINS:
             self._not_written(words[0])
         if program in REFUSED_BUILTINS:
-            _refuse(f"holds {name!r}, which reads its arguments as code or as names, or changes how others are read")
+            instead = COMPUTE if program == "let" else ""
+            why = "reads its arguments as code or as names, or changes how others are read"
+            _refuse(f"holds {name!r}, which {why}", instead)
         if program in TAKE_VALUES:
             return
         if rule := _RULES.get(program):
@@ -346,6 +350,8 @@ class _Rules:
             return
         if len(words) == 1 or (len(words) == 2 and texts[0] in _UNARY) or (len(words) == 3 and texts[1] in _BINARY):
             return
+        if len(words) == 3 and texts[1] in _NUMERIC:
+            _refuse(f"compares numbers in {name!r}, where a shell may evaluate a value as code", COMPARE)
         _refuse(f"has a test in {name!r} that is not of text or files: compare with = or !=")
 
     def _set(self, name: str, arguments: list[Word], stdin: bool) -> None:

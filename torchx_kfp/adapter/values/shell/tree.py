@@ -5,9 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+#: What to write in place of arithmetic; ``{}`` stands for the value.
+COMPUTE = """Compute whole numbers with expr, to which a value is data: "$(expr {} + 1)"."""
+#: What to write in place of a comparison of numbers.
+COMPARE = """Compare whole numbers with expr, to which a value is data: if expr {} ">" 3 >/dev/null; then ...; fi."""
+
 
 class NotUnderstood(Exception):
-    """It is unknown how the program uses values. The message is a clause that says why."""
+    """It is unknown how the program uses values. The message is a clause that says why.
+
+    Args:
+        why: the clause.
+        instead: a sentence that says what to write, with ``{}`` for the value.
+    """
+
+    def __init__(self, why: str, instead: str = "") -> None:
+        super().__init__(why)
+        self.instead = instead
 
 
 @dataclass(frozen=True)

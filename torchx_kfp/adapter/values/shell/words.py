@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from torchx_kfp.adapter.values.shell.tree import NotUnderstood, Piece, Redirect, Script, Word
+from torchx_kfp.adapter.values.shell.tree import COMPUTE, NotUnderstood, Piece, Redirect, Script, Word
 
 CHANNEL = "\0"
 
@@ -62,8 +62,8 @@ class Words:
     def _script(self, ends: tuple[str, ...]) -> Script:
         raise NotImplementedError
 
-    def _refuse(self, why: str) -> NoReturn:
-        raise NotUnderstood(why)
+    def _refuse(self, why: str, instead: str = "") -> NoReturn:
+        raise NotUnderstood(why, instead)
 
     def _here(self) -> str:
         return self.text[self.at : self.at + 12].replace(CHANNEL, "<channel>")
@@ -240,4 +240,4 @@ class Words:
                 self.at = position + 2
                 names = tuple(re.findall(r"(?<![\w])[A-Za-z_]\w*", inside))
                 return Piece("arithmetic", quoted=quoted, names=names)
-        return self._refuse("holds arithmetic of anything but numbers and plain names")
+        return self._refuse("holds arithmetic of anything but numbers and plain names", COMPUTE)
