@@ -121,11 +121,11 @@ class Run:
     def log(self, step: int, metrics: Mapping[str, float] | None = None, /, **named: float) -> None:
         """Log metrics of one step of a training: ``run.log(step, loss=0.3)``. The call returns at once.
 
-        A background thread writes the metrics: after two seconds, then every five seconds and later once a minute, when
-        the process ends, and on SIGTERM. A process that is killed in another way loses the metrics since the last
-        write; ``flush()`` writes at once. If the store fails, a warning is logged and the next write tries again.
-        However many steps there are, about 1,000 points of a metric are kept, together with the exact last, smallest
-        and largest value. All processes of a stage can log; their values under one name become one curve.
+        A background thread writes the metrics: after two seconds, then every five seconds, later less often, down to
+        once a minute, and also when the process ends and on SIGTERM. A process that is killed in another way loses the
+        metrics since the last write; ``flush()`` writes at once. If the store fails, a warning is logged and the next
+        write tries again. However many steps there are, about 1,000 points of a metric are kept, together with the
+        exact last, smallest and largest value. All processes of a stage can log; their values under one name become one curve.
 
         Args:
             step: a number that counts batches, epochs or anything else to draw the metrics over.

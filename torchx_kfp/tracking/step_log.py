@@ -1,7 +1,7 @@
 """Write the metrics that a process logs, in the background and without a request for each step.
 
 Logging appends to a queue. A thread takes from the queue and replaces the statement of the process: after two seconds,
-then every five, and later less often, up to once a minute. A process that is killed loses the metrics since the last
+then every five, and later less often, down to once a minute. A process that is killed loses the metrics since the last
 write. A process that ends, or is asked to end with SIGTERM, writes the rest first.
 """
 
