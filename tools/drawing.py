@@ -17,7 +17,6 @@ DRAWING = REPOSITORY / "docs" / "architecture.svg"
 
 #: Characters of a line, pixels of a character, of a line, and around the text in a box.
 _LETTERS, _LETTER, _LINE, _MARGIN = 31, 7.0, 16.0, 12.0
-_ROOM_HEIGHT = 26.0
 #: Modules that all packages may use: arrows to them would say nothing.
 _EVERYWHERE = {"errors", "extras", "files", "named", "text"}
 
@@ -45,12 +44,9 @@ def draw(source: Source) -> str:
             boxes[other].after = sorted([*boxes[other].after, name])
     root = Box("", 0.0, 0.0, inner=[boxes[name] for name in sorted(boxes)])
     place(root, down=True)
-    floors: dict[int, float] = {}
-    for box in root.inner:
-        floors[box.layer] = max(floors.get(box.layer, 0.0), box.y + box.height)
-    parts = [_arrow(start, [*bends, end], floors) for start, bends, end in edges(root)]
+    parts = _arrows(root, "arrow")
     for name, box in sorted(boxes.items()):
-        parts += _package(source, name, box, rooms[name])
+        parts += _package(source, box, rooms[name])
     foundation = Box(", ".join(sorted(_EVERYWHERE)), root.width - 2 * PADDING, 2.0 * _LINE + _MARGIN)
     foundation.x, foundation.y = PADDING, root.height
     parts += _text_box(foundation, ["These stand below all the others: every package may import them."])
@@ -82,14 +78,13 @@ def _rooms(source: Source, package: str) -> Box:
     inside = reduced(inside) if cycle(inside) is None else {name: set() for name in inside}
     boxes = {}
     for name in sorted(inside):
-        label = name.removeprefix(f"{package}.")
-        boxes[name] = Box(label, len(label) * 1.1 * _LETTER + 2 * _MARGIN, _ROOM_HEIGHT)
+        boxes[name] = _box(source, name, Box("", 0.0, 0.0))
     for name, others in inside.items():
         for other in others:
-            boxes[other].after = sorted([*boxes[other].after, name.removeprefix(f"{package}.")])
+            boxes[other].after = sorted([*boxes[other].after, name])
     root = Box("", 0.0, 0.0, inner=list(boxes.values()))
     if boxes:
-        place(root, down=False)
+        place(root, down=True)
     return root
 
 
@@ -105,30 +100,24 @@ def _box(source: Source, name: str, rooms: Box) -> Box:
     return Box(name, width, (len(lines) + 1) * _LINE + 1.5 * _MARGIN + rooms.height)
 
 
-def _package(source: Source, name: str, box: Box, rooms: Box) -> list[str]:
-    parts = _text_box(box, _said(source, name, rooms))
-    left, top = box.x, box.y + box.height - rooms.height
-    for each in rooms.all_inside():
+def _package(source: Source, box: Box, rooms: Box) -> list[str]:
+    parts = _text_box(box, _said(source, box.key, rooms))
+    left, top = box.x + (box.width - rooms.width) / 2, box.y + box.height - rooms.height
+    bends = (bend for way in rooms.bends.values() for bend in way)
+    for each in (*rooms.inner, *bends):
         each.x, each.y = each.x + left, each.y + top
-    for bends in rooms.bends.values():
-        for bend in bends:
-            bend.x, bend.y = bend.x + left, bend.y + top
-    parts += [_arrow(start, [*bends, end]) for start, bends, end in edges(rooms)]
+    parts += _arrows(rooms, "arrow inside")
     for room in rooms.inner:
-        parts.append(
-            f'<rect class="room" x="{room.x:.0f}" y="{room.y:.0f}" width="{room.width:.0f}" '
-            f'height="{room.height:.0f}" rx="4"/>'
-            f'<text x="{room.x + _MARGIN:.0f}" y="{room.y + 17:.0f}">{escape(room.key)}</text>'
-        )
+        parts += _text_box(room, _said(source, room.key, Box("", 0.0, 0.0)), "room")
     return parts
 
 
-def _text_box(box: Box, lines: list[str]) -> list[str]:
+def _text_box(box: Box, lines: list[str], kind: str = "package") -> list[str]:
     x, y = box.x + _MARGIN, box.y + _LINE + 4
     return [
-        f'<rect class="package" x="{box.x:.0f}" y="{box.y:.0f}" width="{box.width:.0f}" '
+        f'<rect class="{kind}" x="{box.x:.0f}" y="{box.y:.0f}" width="{box.width:.0f}" '
         f'height="{box.height:.0f}" rx="6"/>',
-        f'<text class="name" x="{x:.0f}" y="{y:.0f}">{escape(box.key)}</text>',
+        f'<text class="name" x="{x:.0f}" y="{y:.0f}">{escape(box.key.rpartition(".")[2])}</text>',
         *(
             f'<text x="{x:.0f}" y="{y + number * _LINE + 2:.0f}">{escape(line)}</text>'
             for number, line in enumerate(lines, 1)
@@ -136,31 +125,32 @@ def _text_box(box: Box, lines: list[str]) -> list[str]:
     ]
 
 
-def _arrow(start: Box, way: list[Box], floors: Mapping[int, float] | None = None) -> str:
+def _arrows(root: Box, kind: str) -> list[str]:
+    """The arrows between the boxes in a box. Each leads down, past the larger boxes beside the one that it is from."""
+    floors: dict[int, float] = {}
+    for box in root.inner:
+        floors[box.layer] = max(floors.get(box.layer, 0.0), box.y + box.height)
+    return [_arrow(start, [*bends, end], floors, kind) for start, bends, end in edges(root)]
+
+
+def _arrow(start: Box, way: list[Box], floors: Mapping[int, float], kind: str) -> str:
     """A curve from a box through the places that are kept free for it.
 
     Args:
         start: where it begins.
         way: the places, and the box that it leads to.
-        floors: of each layer, where it ends; the arrow leads down then, and to the right otherwise.
+        floors: of each layer, where it ends.
+        kind: the class of the curve.
     """
     path = ""
     for box in way:
-        if floors is not None:
-            x1, y1 = start.x + start.width / 2, start.y + start.height
-            x2, y2 = box.x + box.width / 2, box.y
-            # Past the larger boxes beside it.
-            floor = floors[start.layer] if not start.is_bend else y1
-            middle = (floor + y2) / 2
-            curve = f"V{floor:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
-        else:
-            x1, y1 = start.x + start.width, start.y + start.height / 2
-            x2, y2 = box.x, box.y + box.height / 2
-            middle = (x1 + x2) / 2
-            curve = f"C{middle:.0f} {y1:.0f} {middle:.0f} {y2:.0f} {x2:.0f} {y2:.0f}"
-        path += f"{'L' if path else 'M'}{x1:.0f} {y1:.0f}{curve}"
+        x1, y1 = start.x + start.width / 2, start.y + start.height
+        x2, y2 = box.x + box.width / 2, box.y
+        floor = floors[start.layer] if not start.is_bend else y1
+        middle = (floor + y2) / 2
+        path += f"{'L' if path else 'M'}{x1:.0f} {y1:.0f}"
+        path += f"V{floor:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
         start = box
-    kind = "arrow inside" if floors is None else "arrow"
     return f'<path class="{kind}" d="{path}" marker-end="url(#tip)"/>'
 
 

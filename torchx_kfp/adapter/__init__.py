@@ -1,4 +1,4 @@
-"""The adapter: turns an AppDef into a stage plan (pure data), and the plan into a KFP component or task.
+"""Turn an AppDef into a stage plan (pure data), and the plan into a KFP component or task.
 
 ``values``     values that are known only at run time: channels, references, shell programs, text that engines change,
                names
