@@ -125,7 +125,8 @@ class Run:
         once a minute, and also when the process ends and on SIGTERM. A process that is killed in another way loses the
         metrics since the last write; ``flush()`` writes at once. If the store fails, a warning is logged and the next
         write tries again. However many steps there are, about 1,000 points of a metric are kept, together with the
-        exact last, smallest and largest value. All processes of a stage can log; their values under one name become one curve.
+        exact last, smallest and largest value. All processes of a stage can log; their values under one name become one
+        curve.
 
         Args:
             step: a number that counts batches, epochs or anything else to draw the metrics over.
