@@ -22,6 +22,7 @@ from tests.runs.test_state import finished
 from torchx_kfp import task_from_app
 from torchx_kfp.local import State
 from torchx_kfp.report import read_model, write_report
+from torchx_kfp.report.formats import circumstances
 from torchx_kfp.report.sections import Links, sections
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.runs.events import RunStarted
@@ -162,6 +163,41 @@ def test_a_page_says_how_the_run_ended_and_how_it_goes_on(failed: Path, tmp_path
     assert f"torchx-kfp run --resume {failed.name} --output-dir " in page
     play(tmp_path / "done", ["a"])
     assert "--resume" not in write(tmp_path / "done").read_text()
+
+
+def test_a_page_says_how_the_run_was_run_and_has_no_internals(failed: Path, tmp_path: Path) -> None:
+    write_report(read_model(failed), tmp_path / "page.html")
+    section = (tmp_path / "page.html").read_text().partition('<section id="run">')[2]
+    for fact in ("<h4>How it ran</h4>", "<dt>stages ran</dt>", "<code>as processes</code>", "<dt>directory</dt>"):
+        assert fact in section
+    for internal in ("null", "[]", "grace", "python_path", "named", "max_items", "condition_time"):
+        assert internal not in section
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, {"stages ran": "as processes"}),
+        (
+            {"docker": [], "mounts": [], "timeout": None, "cache": True, "workspace": "", "parallelism": 1},
+            {"stages ran": "as processes", "at the same time": "up to 1 stage"},
+        ),
+        ({"docker": True, "mounts": ["/data:/data:ro"]}, {"stages ran": "in containers", "mounts": ["/data:/data:ro"]}),
+        ({"docker": ["a", "b"]}, {"stages ran": "in containers: a, b; all others as processes"}),
+        (
+            {"timeout": 5400.0, "cache": False, "fail_fast": True, "directory": "/home/you"},
+            {
+                "stages ran": "as processes",
+                "directory": "/home/you",
+                "time limit": "1h 30m",
+                "cache": "off",
+                "first failure": "ends the run",
+            },
+        ),
+    ],
+)
+def test_options_in_users_words(options: dict[str, Any], shown: dict[str, Any]) -> None:
+    assert circumstances(options) == shown
 
 
 def test_outputs_that_repeat_results_are_left_out(tmp_path: Path) -> None:
