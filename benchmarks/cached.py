@@ -1,10 +1,10 @@
-"""Time of ``torchx-kfp run`` on the digits pipeline when every stage comes from the cache, in seconds.
+"""The time of ``torchx-kfp run`` on the digits pipeline when every stage comes from the cache, in seconds.
 
     python -m benchmarks.cached
 
-The pipeline is run once, and then all cached: as compiled YAML and as the Python file. The peer is a process that only
-imports kfp, which running the Python file cannot do without. A line for each: the fastest and the median run, the
-processor time of the median, and the ratio of the medians.
+The pipeline is run once, and then again from the cache: as compiled YAML and as the Python file. The peer is a process
+that only imports kfp, which is necessary to run the Python file. The benchmark prints a line for each: the fastest and
+the median run, the processor time of the median, and the ratio of the medians.
 """
 
 import os
@@ -22,7 +22,7 @@ PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
 
 
 def seconds(words: list[str]) -> tuple[float, float]:
-    """Seconds by the clock, and of processors."""
+    """Return the seconds on the clock, and those of processors."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(words, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     clock, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -40,7 +40,7 @@ def main() -> None:
             "run digits.yaml": [PROGRAM, "run", compiled, *where],
             "run digits.py": [PROGRAM, "run", "pipelines/digits.py", *where],
         }
-        seconds(programs["run digits.py"])  # what is cached of the one is cached of the other, once it is looked at
+        seconds(programs["run digits.py"])  # the stages cached for the YAML are then cached for it, too
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
         for _ in range(ROUNDS):
             for name, words in programs.items():

@@ -1,4 +1,4 @@
-"""Time to compile 300 tracked stages, against the same pipeline written by hand with dsl.container_component.
+"""The time to compile 300 tracked stages, compared to the same pipeline written by hand with dsl.container_component.
 
     python -m benchmarks.compile
 
@@ -100,7 +100,7 @@ def seconds(function: Callable[..., None], clock: Callable[[], float] = time.per
 
 
 def growth() -> bool:
-    """Whether each of 1,000 stages takes at most 1.5 times as long as each of 300. Prints KFP's own time as well."""
+    """Tell whether each of 1,000 stages takes at most 1.5 times as long as each of 300, and print KFP's own time."""
     found = {}
     for stages in (STAGES, 1000, 2000):
         with quick_sdk():

@@ -1,8 +1,9 @@
-"""Time that the command line takes to show a help text, beside TorchX's, in milliseconds.
+"""The time that the command line takes to show a help text, compared to TorchX's, in milliseconds.
 
     python -m benchmarks.help
 
-All programs run in turn, as installed. A line for each: the fastest and the median run, and the ratio of the medians.
+All programs run in turn, as installed. The benchmark prints a line for each: the fastest and the median run, and the
+ratio of the medians.
 """
 
 import json
@@ -43,7 +44,7 @@ def main() -> None:
         )
     if "--json" in sys.argv:
         print(json.dumps(rows))
-    # The fastest run is what other programs on the machine have disturbed least.
+    # The fastest run is the one that other programs on the machine have disturbed least.
     sys.exit(any(min(found) > LIMIT for found in times[1:]))
 
 

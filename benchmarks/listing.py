@@ -1,9 +1,9 @@
-"""Listing keys by prefix among very many, without reading them.
+"""The time to list keys by prefix among very many, without reading them.
 
     python -m benchmarks.listing [--keys N] [--s3]
 
-On a local disk; with --s3 also on moto's server, which runs in this process so that the objects can be made quickly. It
-sorts all keys for each thousand that it lists, so that its time to answer is nearly all that is measured there.
+The keys are on a local disk and, with --s3, also on moto's server, which runs in this process so that the objects can
+be created quickly. It sorts all keys for each thousand that it lists, so nearly all of the measured time is its own.
 """
 
 from __future__ import annotations

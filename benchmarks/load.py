@@ -1,11 +1,11 @@
-"""Many processes that put and get on one tracker base, some of which are killed: is anything lost or mixed?
+"""Many processes that put and get on one tracker base, some of which are killed: are any results lost or mixed?
 
     python -m benchmarks.load [--base DIRECTORY] [--seconds N] [--processes N] [--s3]
 
-Each process puts under keys of its own and under keys that all share, adds metadata to a run that all share, and reads
-what the others put. What a put has returned for is written down. Every half second one process is killed with SIGKILL,
-and another one takes its place. At the end, all that was written down has to be there: a process's own key holds its
-last put or a later one, a shared key what one of them has put there, whole. Exits with 1 where not.
+Each process puts results under its own keys and under keys that all share, adds metadata to a run that all share, and
+reads the results of the others. Each put that has returned is logged. Every half second, one process is killed with
+SIGKILL, and another one replaces it. At the end, all logged puts must be there: a process's own key must have its last
+put or a later one, and a shared key must have the whole put of one of them. If not, the benchmark exits with 1.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ RUN = "shared/metadata/1"
 
 
 def results(key: str, writer: str, number: int) -> dict[str, Any]:
-    """Results that show to which put they belong, whole or not."""
+    """Return results that show which put they belong to, and whether they are complete."""
     return {"key": key, "writer": writer, "number": number, "check": f"{key} {writer} {number}", "fill": "x" * 500}
 
 
 def problem(key: str, found: dict[str, Any]) -> str | None:
     if found and found != results(key, found.get("writer", ""), found.get("number", -1)):
-        return f"{key} holds what nobody has put there: {found}"
+        return f"{key} has results that no process has put there: {found}"
     return None
 
 
 def work(base: str, writer: str, seconds: float, log: Path) -> None:
-    """One process: it exits with 1 when it reads what nobody has put."""
+    """Be one of the processes; exit with 1 after reading results that no process has put there."""
     tracker = FsspecResultTracker(base)
     run = current_run(protocol.encode(protocol.StageContext(base, RUN, {"all": tuple(SHARED)})))
     own = [f"own/{writer}/{number}" for number in range(3)]
@@ -64,7 +64,7 @@ def work(base: str, writer: str, seconds: float, log: Path) -> None:
 
 
 def verify(base: str, logs: list[Path]) -> tuple[list[str], collections.Counter[str]]:
-    """What is wrong, and how much was acknowledged."""
+    """Return the errors, and the number of acknowledged puts."""
     tracker = FsspecResultTracker(base)
     stored = dict(tracker.items())
     metadata = current_run(protocol.encode(protocol.StageContext(base, RUN))).metadata()
@@ -85,7 +85,7 @@ def verify(base: str, logs: list[Path]) -> tuple[list[str], collections.Counter[
 
 
 def load(base: str, seconds: float, processes: int, kill_every: float = 0.5) -> tuple[list[str], str]:
-    """Run the load; what is wrong, and a line about what was done."""
+    """Run the load, and return the errors and a line that describes the load."""
     with tempfile.TemporaryDirectory() as folder:
         started = 0
         kills = 0

@@ -1,9 +1,9 @@
-"""The local runner beside kfp.local on the same pipelines: seconds, overhead, memory, processor time.
+"""The local runner compared to kfp.local on the same pipelines: seconds, overhead, memory, processor time.
 
     python -m benchmarks.local
 
-Both run Python components as processes; containers are processes here, and containers under kfp.local where a Docker
-engine answers. Limits are those of the eight stages that sleep for two seconds, and of the overhead per stage.
+Both run Python components as processes. Container components are processes here, and containers under kfp.local if a
+Docker engine answers. There are limits for the eight stages that sleep for two seconds, and for the overhead per stage.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ PIPELINES = {name: globals()[name] for name in ("python_stages", "python_loop", 
 
 
 def ours(pipeline: Any, folder: str, **options: Any) -> tuple[RunResult, float, float]:
-    """The run, its seconds, and the seconds of processor time that the runner took by itself."""
+    """Return the run, its seconds, and the seconds of processor time that the runner itself took."""
     path = str(Path(folder, "pipeline.yaml"))
     compiler.Compiler().compile(pipeline, path)
     started, used = time.perf_counter(), time.process_time()
@@ -102,7 +102,7 @@ def ours(pipeline: Any, folder: str, **options: Any) -> tuple[RunResult, float, 
 
 
 def theirs(name: str, folder: str) -> float | None:
-    """The seconds that kfp.local takes, in a process of its own; None where it cannot run the pipeline."""
+    """Return the seconds that kfp.local takes in a separate process; None if it cannot run the pipeline."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local", "kfp.local", name]
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
@@ -121,13 +121,13 @@ def run_theirs(name: str) -> None:
 
 
 def resident() -> float:
-    """Megabytes of this process that are in memory."""
+    """Return the megabytes of this process that are in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6
 
 
 def memory(folder: str) -> dict[str, float]:
-    """A loop of 1,000 items: seconds, and megabytes after the first stage, the 500th and the last."""
+    """Run a loop of 1,000 items; return its seconds, and the megabytes after the first, the 500th and the last."""
     megabytes: list[float] = []
 
     class Measure(Watch):

@@ -1,10 +1,10 @@
-"""Reading many results from S3: at once, one by one, and with TorchX's tracker.
+"""The time to read many results from S3: at once, one by one, and with TorchX's tracker.
 
     python -m benchmarks.objects [--results N] [--delay SECONDS]
 
-The server is moto's, on this machine, behind a proxy that holds each request back for a while: Amazon gives 100 to 200
-ms as the usual time until S3 answers ("Performance design patterns for Amazon S3"), which a local server has not.
-Without it (--delay 0) the server's own speed is what is measured, some 300 requests in a second.
+The server is moto's, on this machine, behind a proxy that delays each request: Amazon states 100 to 200 ms as the usual
+time until S3 answers ("Performance design patterns for Amazon S3"), and a local server is much faster. Without a delay
+(--delay 0), the server's own speed is measured, which is some 300 requests in a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS = {"accuracy": 0.9312, "loss": 0.123456, "epochs": 12, "note": "the best
 
 @contextlib.contextmanager
 def delayed(server: S3Server, delay: float) -> Iterator[str]:
-    """The URL of the server behind the delay."""
+    """Yield the URL of the server behind the delay."""
     if not delay:
         yield server.url
         return
@@ -64,7 +64,7 @@ def compare(server: S3Server, base: str, count: int, some: int) -> None:
         tracker.put(key, **RESULTS)
     for _ in tracker.store.each(lambda key: tracker.put(key, **RESULTS), keys[some:]):
         pass
-    # One by one takes long: some of them tell the time for each.
+    # Reading one by one takes long, so the time for each is taken from some of them.
     one, _ = timed(lambda: [tracker.get(key) for key in keys[:some]])
     theirs, _ = timed(lambda: [torchx.get(key) for key in keys[:some]])
     many, found = timed(lambda: tracker.get_many(keys))

@@ -1,4 +1,4 @@
-"""Bytes that a stage takes in the Argo workflow, against the same chain written by hand with KFP's SDK.
+"""The bytes that a stage takes in the Argo workflow, compared to the same chain written by hand with KFP's SDK.
 
     python -m benchmarks.size
 

@@ -1,9 +1,9 @@
-"""Time that a tracked stage's script adds to the start of a process, in milliseconds.
+"""The time that a tracked stage's script adds to the start of a process, in milliseconds.
 
     python -m benchmarks.start
 
-The bare command and the stage's whole command run in turn, with the same real binaries. With results, it is the time
-until the application runs: what is published afterwards is no part of it.
+The bare command and the stage's whole command run in turn, with the same real binaries. For a stage with results, the
+time until the application runs is measured, without the publication of results afterwards.
 """
 
 import json
@@ -27,7 +27,7 @@ from torchx_kfp.adapter.stage.plan import plan_stage
 
 ROUNDS = 300
 LIMIT = 5.0
-#: Of the program that publishes results.
+#: The limit for the program that publishes results.
 PUBLISHER_LIMIT = 60.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def with_results() -> dict[str, object]:
-    """Milliseconds until an application runs that prints the time, by itself and in a stage with results."""
+    """Return the milliseconds until an application that prints the time runs, by itself and in a stage with results."""
     with tempfile.TemporaryDirectory() as folder:
         app = AppDef("train", roles=[Role("trainer", image="x", entrypoint="date", args=["+%s%N"])])
         publication = read_publication({"accuracy": float}, {"model": dsl.Model})

@@ -1,10 +1,10 @@
-"""Put and get of this package's tracker against TorchX's, on a local disk.
+"""Put and get of this package's tracker compared to TorchX's, on a local disk.
 
     python -m benchmarks.tracking [--base DIRECTORY] [--keys N] [--rounds N]
 
-Each round puts N keys into a fresh folder with each tracker and reads them again; nothing is deleted before
-the end. TorchX's tracker leaves what it wrote to the operating system; this one forces it to disk (fsync), so the
-same puts are timed without fsync too: that line compares the work of the two alone.
+Each round puts N keys into a fresh folder with each tracker and reads them again; nothing is deleted before the end.
+TorchX's tracker leaves it to the operating system when files reach the disk, while this one forces them to disk
+(fsync). So the same puts are also timed without fsync: that line compares only the work of the two trackers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def without_fsync() -> Iterator[None]:
 
 
 def seconds(action: Callable[[str], Any], keys: list[str]) -> float:
-    """Seconds that the action takes for one key, on average."""
+    """Return the seconds that the action takes for one key, on average."""
     start = time.perf_counter()
     for key in keys:
         action(key)

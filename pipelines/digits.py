@@ -9,7 +9,7 @@ The applications are in ``components/``. To run a compiled file on this machine,
 ``components/``, or add that folder to ``PYTHONPATH``. In a container, it is the image's working directory.
 
 ``artifacts`` is the folder for data and models: a local one, or an fsspec URL such as ``s3://bucket/digits``. The
-default is a folder beside the tracker base, with ``-artifacts`` added to its name.
+default is a folder next to the tracker base, with ``-artifacts`` added to its name.
 """
 
 from kfp import dsl
@@ -25,8 +25,9 @@ def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed
     stages = Stages(tracker_base=tracker_base)
 
     prepared = stages.task(apps.prepare(artifacts, seed))
-    # A nested pipeline, because KFP's local runner replaces what the loop reads of a task beside it by the loop's item.
-    # KFP 2.16's also needs a condition or a loop at this level, or it accepts none in nested pipelines.
+    # The loop is in a nested pipeline because KFP's local runner replaces values that a loop reads from a task next to
+    # it with the loop's item. KFP 2.16's runner also needs a condition or a loop at this level: otherwise, it does not
+    # accept any in nested pipelines.
     trained = trials.trials(tracker_base=tracker_base, prepared=prepared.outputs["run_id"])
     selected = stages.task(apps.select(), reads={"train": trained.output}, results={"accuracy": float, "model": str})
     evaluated = stages.task(
@@ -36,7 +37,7 @@ def digits(tracker_base: str, threshold: float = 0.95, artifacts: str = "", seed
         artifacts={"confusion": dsl.ClassificationMetrics, "report": dsl.Markdown},
     )
     with dsl.If(selected.outputs["accuracy"] >= threshold):
-        # Reads evaluate too, to come after it.
+        # It also reads evaluate, so that it runs after it.
         stages.task(apps.deploy(threshold), reads=[selected, evaluated])
     with dsl.If(selected.outputs["accuracy"] < threshold):
         task_from_app(echo("Not good enough to be deployed."), name="keep")

@@ -1,7 +1,7 @@
-"""Trials on hand-written digits, recorded as runs of MLflow as well.
+"""Trials on hand-written digits, which are also recorded as MLflow runs.
 
-The applications of ``components/digits`` do not know MLflow: what they record with ``current_run()`` reaches the
-trackers that the pipeline names. ``tracking_uri`` is MLflow's server; if it is empty, the variable
+The applications in ``components/digits`` do not know MLflow: everything that they record with ``current_run()`` also
+goes to the trackers that the pipeline names. ``tracking_uri`` is MLflow's server; if it is empty, the variable
 ``MLFLOW_TRACKING_URI`` names the server. ``docs/guides/mlflow.md`` shows how to run this pipeline.
 """
 

@@ -1,10 +1,11 @@
-"""Two stages in an image without Python: the second one prints what the first one recorded.
+"""Two stages in an image without Python: the second one prints the results of the first one.
 
 The tracker base is a local directory, the only kind that a shell script can read and write::
 
     torchx-kfp run pipelines/hello.py --tracker-base /tmp/hello
 
-A third stage, in an image with Python, publishes what the first one recorded, so that KFP shows it (images/publisher).
+A third stage, in an image with Python, publishes the results of the first one, so that KFP shows them
+(images/publisher).
 """
 
 from kfp import dsl

@@ -1,11 +1,11 @@
-"""A stage whose image, CPUs, memory and accelerators another stage decides while the pipeline runs.
+"""A stage whose image, CPUs, memory and accelerators are decided by another stage while the pipeline runs.
 
 The resources of a KFP task may be outputs of another task: text, as Kubernetes writes them. An AppDef cannot express
 that, so the pipeline sets them on the task::
 
     torchx-kfp run pipelines/sized.py --tracker-base /tmp/sized -p rows=1000000
 
-An accelerator's count must have the type str: KFP silently drops one of another type.
+An accelerator's count must have the type str: KFP silently drops counts of other types.
 """
 
 from kfp import dsl

@@ -1,4 +1,4 @@
-"""Part of the digits pipeline: one training for each pair of hyperparameters, on data that another stage has prepared.
+"""A part of the digits pipeline: a training for each pair of hyperparameters, on data that another stage has prepared.
 
 It can also run by itself, on the data of an earlier run: ``prepared`` is the run id of that run's stage ``prepare``,
 which ``torchx-kfp results`` shows::

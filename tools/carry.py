@@ -1,4 +1,4 @@
-"""Make ``torchx_kfp/publisher.py`` small enough for commands of stages to carry.
+"""Make ``torchx_kfp/publisher.py`` small enough to be carried by the commands of stages.
 
 ``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/adapter/stage/carried.py``. A command is part
 of KFP's cache key, so the program is kept in the repository: it must not depend on the zlib and the Python that
@@ -25,7 +25,7 @@ _BOOT = (
     'exec(decompress(b64decode("{}"),-15))'
 )
 
-#: Code for type checkers only.
+#: Matches code that is only for type checkers.
 _TYPES = re.compile(r"^from __future__.*?\n|^TYPE_CHECKING = False\n.*?\n\n", re.DOTALL | re.MULTILINE)
 
 _MODULE = '''"""``torchx_kfp.publisher`` as an argument of ``python3 -c``. Do not edit: ``make goldens`` writes it."""
@@ -55,14 +55,14 @@ def small_program() -> str:
         rename_globals=True,
         hoist_literals=False,  # they are what compresses best
     )
-    # zlib's format in a few bytes less, without its header and its checksum.
+    # This is zlib's format, compressed a little better, without its header and its checksum.
     packed = zopfli.zlib.compress(text.encode(), numiterations=1000)[2:-4]
     return _BOOT.format(base64.b64encode(packed).decode())
 
 
 def main() -> None:
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        sys.exit("CI is set, and nothing is rewritten there: run this on your machine, and commit what changes.")
+        sys.exit("CI is set, and CI does not rewrite files: run this on your machine, and commit the changes.")
     program = small_program()
     pieces = textwrap.wrap(program, 110, drop_whitespace=False)
     lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)

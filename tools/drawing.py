@@ -1,4 +1,4 @@
-"""Draws the packages for the docs: the purpose of each, the packages in it, and what it imports.
+"""Draw the packages for the docs: the purpose of each, the packages in it, and its imports.
 
 ``python -m tools.drawing`` (part of ``make goldens``) writes the drawing from the source.
 """
@@ -15,7 +15,7 @@ from torchx_kfp.report.layout import PADDING, Box, edges, place
 
 DRAWING = REPOSITORY / "docs" / "architecture.svg"
 
-#: Characters of a line, pixels of a character, of a line, and around the text in a box.
+#: The characters in a line, and the pixels of a character, of a line, and around the text in a box.
 _LETTERS, _LETTER, _LINE, _MARGIN = 31, 7.0, 16.0, 12.0
 #: Modules that all packages may use: arrows to them would say nothing.
 _EVERYWHERE = {"errors", "extras", "files", "named", "text"}
@@ -33,8 +33,8 @@ text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2328; }
 def draw(source: Source) -> str:
     """Return an SVG of the packages in layers: each arrow leads from a package to one that it imports.
 
-    An arrow is left out where others lead the same way. Boxes have a light background, so that a dark page can have
-    the drawing as well as a light one.
+    An arrow is left out if other arrows lead to the same box. Boxes have a light background, so that the drawing suits
+    dark pages as well as light ones.
     """
     arrows = reduced(source.arrows(), without={"__main__", *_EVERYWHERE})
     rooms = {name: _rooms(source, name) for name in arrows}
@@ -49,7 +49,7 @@ def draw(source: Source) -> str:
         parts += _package(source, box, rooms[name])
     foundation = Box(", ".join(sorted(_EVERYWHERE)), root.width - 2 * PADDING, 2.0 * _LINE + _MARGIN)
     foundation.x, foundation.y = PADDING, root.height
-    parts += _text_box(foundation, ["These stand below all the others: every package may import them."])
+    parts += _text_box(foundation, ["These modules are below all the others: every package may import them."])
     width, height = round(root.width), round(root.height + foundation.height + PADDING)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -71,10 +71,10 @@ def reduced(arrows: Mapping[str, Iterable[str]], without: Set[str] = frozenset()
 
 
 def _rooms(source: Source, package: str) -> Box:
-    """The packages inside of this one, laid out."""
+    """Return the packages inside this one, laid out."""
     inside = {name: {*others} for name, others in source.arrows(package).items() if name in source.packages}
     inside = {name: others & inside.keys() for name, others in inside.items()}
-    # A cycle, which the tests refuse, has no layers.
+    # A cycle, which the tests do not allow, has no layers.
     inside = reduced(inside) if cycle(inside) is None else {name: set() for name in inside}
     boxes = {}
     for name in sorted(inside):
@@ -89,7 +89,7 @@ def _rooms(source: Source, package: str) -> Box:
 
 
 def _said(source: Source, name: str, rooms: Box) -> list[str]:
-    """What the module or package is for: the first line of its docstring."""
+    """Return the purpose of a module or package: the first line of its docstring."""
     letters = max(_LETTERS, int((rooms.width - 2 * PADDING) / _LETTER))
     return wrap(source.docstrings[name].partition("\n")[0].replace("``", ""), letters)
 
@@ -137,7 +137,7 @@ def _arrow(start: Box, way: list[Box], floors: Mapping[int, float], kind: str) -
     """A curve from a box through the places that are kept free for it.
 
     Args:
-        start: where it begins.
+        start: the box in which it begins.
         way: the places, and the box that it leads to.
         floors: of each layer, where it ends.
         kind: the class of the curve.
@@ -155,7 +155,7 @@ def _arrow(start: Box, way: list[Box], floors: Mapping[int, float], kind: str) -
 
 
 def main() -> None:
-    """Writes the drawing."""
+    """Write the drawing."""
     DRAWING.write_text(draw(Source(REPOSITORY / PACKAGE)), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Reads from a package's source which module imports which.
+"""Read a package's source to find which module imports which.
 
 ``tests/test_architecture.py`` checks the imports against its rules; ``tools.drawing`` draws them.
 """
@@ -17,7 +17,7 @@ PACKAGE = "torchx_kfp"
 
 
 class Import(NamedTuple):
-    """A module imports another: at its top, inside of a function (``late``), or for types alone (``typing``)."""
+    """An import of a module: at the importer's top, inside a function (``late``), or only for types (``typing``)."""
 
     importer: str
     imported: str
@@ -46,7 +46,7 @@ class Source:
     def _add(self, it: Import, files: Mapping[str, Path]) -> None:
         first, _, rest = it.imported.partition(".")
         if first == PACKAGE:
-            # `from package import name` names a module, or something that the package has.
+            # `from package import name` names a module or an attribute of the package.
             while rest not in files:
                 rest = rest.rpartition(".")[0]
             self.imports.append(it._replace(imported=rest))
@@ -54,7 +54,7 @@ class Source:
             self.libraries.append(it._replace(imported=first))
 
     def arrows(self, package: str = "") -> dict[str, set[str]]:
-        """Each module and package directly inside of this package -> the others there that it imports."""
+        """Return the modules and packages directly inside this package, each with the others there that it imports."""
         prefix = f"{package}." if package else ""
         inside = {name for name in self.modules if name.startswith(prefix) and "." not in name[len(prefix) :]}
         arrows: dict[str, set[str]] = {name: set() for name in inside}
@@ -71,7 +71,7 @@ def _name(file: Path) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
-    """What each import statement names, when it does, and its line."""
+    """Yield the name in each import statement, the time at which it is imported, and the line."""
     within: list[tuple[ast.AST, str]] = [(tree, "top")]
     while within:
         parent, when = within.pop()
@@ -90,12 +90,12 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
 
 
 def _ancestor(name: str, names: Iterable[str]) -> str | None:
-    """The one of the names that is the module, or a package around it."""
+    """Return the name that is the module, or a package around it; None if there is none."""
     return next((each for each in names if f"{name}.".startswith(f"{each}.")), None)
 
 
 def cycle(arrows: Mapping[str, Iterable[str]]) -> list[str] | None:
-    """The names of one cycle, if there is one; each imports the next."""
+    """Return the names of one cycle, in which each imports the next; None if there is no cycle."""
     try:
         TopologicalSorter(arrows).prepare()
     except CycleError as error:

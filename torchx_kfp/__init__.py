@@ -1,7 +1,7 @@
 """torchx-kfp: TorchX applications as stages of Kubeflow Pipelines v2.
 
 Importing this package loads neither kfp nor torchx. The authoring functions and the subpackages are imported on first
-use; an installation without the extra ``pipelines`` has ``torchx_kfp.tracking`` only.
+use; an installation without the extra ``pipelines`` has only ``torchx_kfp.tracking``.
 """
 
 from __future__ import annotations

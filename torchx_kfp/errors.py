@@ -6,9 +6,9 @@
     ├── ReadsError           a stage's `reads` or tracker base is invalid
     │   └── UnknownAliasError    a stage reads nothing under this alias
     ├── OutputsError         declared results or artifacts cannot become KFP outputs
-    │   └── UnknownOutputError   a stage has no output of this name
+    │   └── UnknownOutputError   a stage has no output with this name
     ├── ProtocolError        the stage protocol's environment variables are malformed
-    ├── UnknownNameError     there is no result, output, input or artifact of this name
+    ├── UnknownNameError     there is no result, output, input or artifact with this name
     ├── NotInStageError      the process was not started as a tracked stage
     ├── TrackerError         the tracker cannot read or write
     │   ├── TrackerBaseError     the tracker base cannot be used
@@ -17,7 +17,7 @@
     │   ├── ResultRefusedError   a result has a type or size that trackers do not accept
     │   ├── CorruptResultError   stored data is not a JSON object of results
     │   ├── MissingResultsError  a run has recorded no results
-    │   ├── MissingArtifactError a run has no artifact of this name
+    │   ├── MissingArtifactError a run has no artifact with this name
     │   └── MissingMetricError   a run has logged no steps of this metric
     ├── MissingExtraError    a feature needs an extra that is not installed
     └── LocalRunError        a compiled pipeline cannot be run on this machine
@@ -71,7 +71,7 @@ __all__ = [
 
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the quota of the disk is used up",
+    errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file is larger than a limit allows (ulimit -f)",
 }
 
@@ -111,7 +111,7 @@ class OutputsError(TorchxKfpError, ValueError):
 
 
 class UnknownOutputError(OutputsError, KeyError):
-    """A stage has no output of this name."""
+    """A stage has no output with this name."""
 
     __str__ = Exception.__str__
 
@@ -121,7 +121,7 @@ class ProtocolError(TorchxKfpError, ValueError):
 
 
 class UnknownNameError(TorchxKfpError, KeyError):
-    """There is no result, output, input or artifact of this name. The message names those that exist."""
+    """There is no result, output, input or artifact with this name. The message names those that exist."""
 
     __str__ = Exception.__str__
 
@@ -161,7 +161,7 @@ class MissingResultsError(TrackerError, LookupError):
 
 
 class MissingArtifactError(TrackerError, LookupError):
-    """The run has no artifact of this name."""
+    """The run has no artifact with this name."""
 
 
 class MissingMetricError(TrackerError, KeyError):
@@ -211,6 +211,6 @@ class StageFailedError(LocalRunError):
 
 
 class StageNotFoundError(LocalRunError, KeyError):
-    """The run has no stage of this name, or several match it."""
+    """The run has no stage with this name, or several match it."""
 
     __str__ = Exception.__str__

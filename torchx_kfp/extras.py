@@ -1,7 +1,7 @@
-"""The extras of an installation, and the one error that says which of them is missing.
+"""The extras of an installation, and the error that says which one is missing.
 
-The base distribution is what applications import, and needs fsspec alone. Authoring, the command line and runs on this
-machine need the extra ``pipelines``; single features need one of the others.
+The base distribution, which applications import, needs only fsspec. Authoring, the command line and runs on this
+machine need the extra ``pipelines``; some features need one of the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import util
 from torchx_kfp.errors import MissingExtraError
 from torchx_kfp.text import listed
 
-#: Each extra with the modules that it brings (pyproject.toml names their distributions).
+#: Each extra with the modules that it installs (pyproject.toml names their distributions).
 MODULES = {
     "pipelines": (
         "celpy",
@@ -37,7 +37,7 @@ def require(extra: str, what: str) -> None:
 
     Args:
         extra: its name in pyproject.toml.
-        what: the feature that needs it; begins the message.
+        what: the feature that needs it, for the beginning of the message.
 
     Raises:
         MissingExtraError: a module of the extra is missing; the message has the line that installs it.
@@ -53,14 +53,14 @@ def require(extra: str, what: str) -> None:
 def install_line(extra: str) -> str:
     """Return the command that installs an extra.
 
-    pip and uv keep the torchx-kfp that is installed, wherever it came from, and add the packages of the extra. So the
-    line works whether or not an index has torchx-kfp.
+    pip and uv keep the installed torchx-kfp, wherever it came from, and add the packages of the extra. So the command
+    works whether or not an index has torchx-kfp.
     """
     return f'pip install "torchx-kfp[{extra}]"'
 
 
 def is_installed(module: str) -> bool:
-    """Tell whether the top-level package of a module is installed; its parts would have to be imported to be found."""
+    """Tell whether a module's top-level package is installed; finding the module itself would import the package."""
     try:
         return util.find_spec(module.partition(".")[0]) is not None
     except (ImportError, ValueError):  # a module without a spec, such as __main__, or not a module's name

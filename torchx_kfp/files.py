@@ -1,18 +1,18 @@
 """Files on this machine: written whole or not at all, and reached without following links.
 
 ``write_file`` writes atomically: a reader sees the old content or the new one, whatever happens to the writer. The
-content goes into a file without a name (``O_TMPFILE``), is forced to disk, and is then linked under its name, so a
-writer that is killed leaves nothing behind. Linux cannot link over a name that is taken: new content for an existing
-file passes for an instant through a folder ``.torchx_kfp`` beside it, which is made and removed on the way. Later
-writers remove the temporary files of a writer that was killed in that instant.
+content goes into a file without a name (``O_TMPFILE``), is forced to disk, and is then linked to its name, so a writer
+that is killed leaves nothing behind. Linux cannot link to a name that is taken: new content for an existing file passes
+for an instant through a folder ``.torchx_kfp`` next to it, which is created and removed on the way. Later writers
+remove the temporary files of a writer that was killed in that instant.
 
-``remove_file`` removes a file only if it is still the old one. A writer holds a shared lock on the folder (``flock``)
-while it writes; ``remove_file`` takes the lock exclusively, compares the file, and unlinks it. Where a file system has
-no locks on folders, or another program writes, a new file can still be lost in the instant between the comparison and
-the removal.
+``remove_unchanged`` removes a file only if it is still the old one. A writer holds a shared lock on the folder
+(``flock``) while it writes; ``remove_unchanged`` takes the lock exclusively, compares the file, and unlinks it. If a
+file system does not have locks on folders, or another program writes, a new file can still be lost in the instant
+between the comparison and the removal.
 
 Paths below a ``root`` are opened one component at a time, and a symbolic link among them is an error (``LinkError``).
-Somebody else, such as a stage in a container, may write there and plant links. The root itself may be a link.
+Other programs, such as a stage in a container, may write there and plant links. The root itself may be a link.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-#: Name of the folders that temporary files pass through.
+#: The name of the folders that temporary files pass through.
 PRIVATE = ".torchx_kfp"
 
-#: To pass through a folder takes no permission to read it. Only Linux has ``O_PATH``.
+#: Passing through a folder does not require the permission to read it. Only Linux has ``O_PATH``.
 _PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-#: A FIFO would be waited for, and a terminal would become this process's.
+#: Otherwise, opening a FIFO would block, and a terminal could become this process's controlling terminal.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
-#: How often a write is tried again: other processes may remove a folder just after this one has made it.
+#: How often a write is retried: other processes may remove a folder just after this one has created it.
 _ATTEMPTS = 100
-#: Temporary files that one write checks.
+#: The number of temporary files that one write checks.
 _SWEEP_ENTRIES = 32
 #: Seconds after which a temporary file counts as left over on file systems without locks.
 _STALE_SECONDS = 3600
 
-#: How often a folder that is being written to is tried again, and the seconds in between.
+#: How often a folder that is being written to is retried, and the seconds in between.
 _TRIES, _TRY_SECONDS = 3, 0.005
 _removing = threading.Lock()
 
-#: The errors of ``open`` where a file system or kernel does not support files without names. EPERM: ext4, in a folder
-#: that has just been removed. Any other problem shows again with a named file.
+#: The errors of ``open`` if a file system or kernel does not support files without names. EPERM comes from ext4, for a
+#: folder that was just removed. Any other problem appears again with a named file.
 _NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.EPERM)
 
-#: The errors of a write where only the file that is there may be changed: its folder takes no other files, or the file
-#: is mounted.
+#: The errors of a write if only the existing file may be changed: its folder does not accept new files, or the file is
+#: mounted.
 _NO_NEW_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 
 
 class LinkError(OSError):
-    """A symbolic link stands where links are not followed."""
+    """A path has a symbolic link where links are not followed."""
 
 
 def write_file(
@@ -68,19 +68,18 @@ def write_file(
     durable: bool = True,
     permissions: int | None = None,
 ) -> None:
-    """Write a file atomically. Missing folders are made.
+    """Write a file atomically. Missing folders are created.
 
     Args:
         path: an absolute path.
         content: the whole content of the file.
-        root: a folder above; links below it are not followed. By default the folder of the file.
-        durable: force the content and the file's name to disk, so that they survive a crash of the machine.
-
-        permissions: the file's mode bits; by default a new file's, under the umask.
+        root: a folder above the file; links below it are not followed. The default is the file's own folder.
+        durable: whether to force the content and the file's name to disk, so that they survive a crash of the machine.
+        permissions: the file's mode bits; by default those of a new file, under the umask.
 
     Raises:
         LinkError: a folder between the root and the file is a symbolic link.
-        OSError: the file could not be written. It is as it was before.
+        OSError: the file could not be written; it is unchanged.
     """
     root, folders, name = _split(path, root)
     fill = functools.partial(_fill, content=content, durable=durable, permissions=permissions)
@@ -104,16 +103,16 @@ def write_file(
         raise
     if durable:
         for place in reversed(made):
-            # The user who may write to a folder need not be allowed to read it.
+            # A user who may write to a folder may not be allowed to read it.
             with contextlib.suppress(OSError), closing(os.open(os.path.dirname(place), _LIST)) as above:
                 _sync(above)
 
 
 def write_output(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write the file that a user has named for some output; its folder has to exist.
+    """Write the file that a user has named for some output; its folder must exist.
 
     The file is written atomically and keeps its permissions. Links are followed. Devices and pipes, such as
-    ``/dev/stdout``, are written in place, and so are existing files in a folder that does not take new ones.
+    ``/dev/stdout``, are written in place, and so are existing files in a folder that does not accept new ones.
 
     Raises:
         OSError: the file could not be written.
@@ -158,16 +157,16 @@ def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, 
     Args:
         root: the folder to start from. It may be a link.
         names: the names of the folders below the root, the outermost first.
-        readable: open it for listing and locking. Otherwise the descriptor is good for passing through.
-        made: make missing folders, and add their paths to this list. By default they are an error.
+        readable: whether to open it for listing and locking. Otherwise, the descriptor can only be passed through.
+        made: a list; missing folders are created, and their paths are added to it. By default, they are an error.
 
     Raises:
         LinkError: one of the folders is a symbolic link.
-        OSError: the folder cannot be opened or made.
+        OSError: the folder cannot be opened or created.
     """
     if made is not None:
         _make_root(root, made)
-    names = [name for name in names if name]  # of two slashes in a row
+    names = [name for name in names if name]  # a name is empty between two slashes in a row
     last = _LIST if readable else _PASS
     descriptor = os.open(root, _PASS if names else last)
     for number, name in enumerate(names, 1):
@@ -193,7 +192,7 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def special_kind(mode: int) -> str:
-    """Return what a mode stands for if it is neither a file nor a folder: opening or reading that may never end."""
+    """Return the name of a kind that is neither file nor folder: opening or reading such a thing may never end."""
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return ""
     if stat.S_ISLNK(mode):
@@ -214,7 +213,7 @@ def remove_file(path: bytes, root: bytes) -> None:
 
 
 def remove_unchanged(path: bytes, root: bytes, size: int, modified: float) -> bool:
-    """Remove a file below a root if it still has this size and this time, and nobody is writing in its folder.
+    """Remove a file below a root if it still has this size and this time, and no process is writing in its folder.
 
     Returns:
         Whether the file is gone.
@@ -229,7 +228,7 @@ def remove_unchanged(path: bytes, root: bytes, size: int, modified: float) -> bo
     except FileNotFoundError:
         return True
     try:
-        # Threads of one process would be in each other's way.
+        # Otherwise, threads of this process would interfere with each other.
         with _removing:
             if not _lock_exclusively(descriptor):
                 return False
@@ -252,7 +251,7 @@ def remove_empty_folders(path: bytes, root: bytes) -> None:
         try:
             with closing(open_folder(root, folders)) as above:
                 os.rmdir(name, dir_fd=above)
-        except OSError:  # it is not empty, or somebody else was faster
+        except OSError:  # it is not empty, or another process was faster
             return
 
 
@@ -288,7 +287,7 @@ def _make_root(root: bytes, made: list[bytes]) -> None:
             missing.pop()
         except FileNotFoundError:
             missing.append(os.path.dirname(missing[-1]) or b".")
-    # Somebody removes the folders as fast as they are made, or this place does not take any, like /proc.
+    # Another process removes the folders as fast as they are created, or this place does not accept any, like /proc.
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), root)
 
 
@@ -301,7 +300,7 @@ def _writing(root: bytes, folders: list[bytes], made: list[bytes] | None) -> Ite
     """
     try:
         descriptor = open_folder(root, folders, readable=True, made=made)
-    except PermissionError:  # the user who may write to a folder need not be allowed to read it
+    except PermissionError:  # a user who may write to a folder may not be allowed to read it
         with closing(open_folder(root, folders, made=made)) as folder:
             yield folder
         return
@@ -316,7 +315,7 @@ def _writing(root: bytes, folders: list[bytes], made: list[bytes] | None) -> Ite
 
 
 def _lock_exclusively(descriptor: int) -> bool:
-    """Lock a folder; False if somebody is writing in it. On a file system without locks, go on."""
+    """Lock a folder; return False if a process is writing in it. On a file system without locks, go on."""
     for attempt in range(_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,14 +329,14 @@ def _lock_exclusively(descriptor: int) -> bool:
 
 
 def _unlock(descriptor: int) -> None:
-    """Unlock and close a folder. A process that was forked meanwhile has it open as well, and would keep the lock."""
+    """Unlock and close a folder. A process that was forked meanwhile also has it open, and would keep the lock."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _write_unnamed(folder: int, name: bytes, fill: Callable[[int], None]) -> bool:
-    """Write through a file without a name; False where that is not possible."""
+    """Write through a file without a name; return False if that is not possible."""
     flags = getattr(os, "O_TMPFILE", None)
     if flags is None:
         return False
@@ -355,7 +354,7 @@ def _write_unnamed(folder: int, name: bytes, fill: Callable[[int], None]) -> boo
             _lock(descriptor)
             _replace(folder, name, lambda private, temporary: _link(descriptor, private, temporary))
         except OSError:
-            return False  # no /proc, or a sandbox; a lasting problem shows again with a named file
+            return False  # there is no /proc, or a sandbox; a lasting problem appears again with a named file
         return True
 
 
@@ -376,7 +375,7 @@ def _write_named(folder: int, name: bytes, fill: Callable[[int], None]) -> None:
 
 
 def _replace(folder: int, name: bytes, place: Callable[[int, bytes], None]) -> None:
-    """Let ``place`` put a complete file into the private folder under a temporary name, and rename that file."""
+    """Let ``place`` put a complete file with a temporary name into the private folder, and rename that file."""
     temporary = os.urandom(8).hex().encode()
     try:
         for attempt in range(_ATTEMPTS):
@@ -400,7 +399,7 @@ def _replace(folder: int, name: bytes, place: Callable[[int, bytes], None]) -> N
 
 
 def _link(descriptor: int, folder: int, name: bytes) -> None:
-    # With a dst_dir_fd Python calls linkat(AT_SYMLINK_FOLLOW), which /proc needs.
+    # With a dst_dir_fd, Python calls linkat(AT_SYMLINK_FOLLOW), which /proc needs.
     os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=folder)
 
 
@@ -415,7 +414,7 @@ def _fill(descriptor: int, content: bytes, durable: bool, permissions: int | Non
 
 
 def _lock(descriptor: int) -> None:
-    """Show other writers that this one lives; the kernel releases the lock with the process."""
+    """Show other writers that this one is alive; the kernel releases the lock when the process ends."""
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -10,7 +10,7 @@ from torchx_kfp.text import did_you_mean, listed, shown
 
 V = TypeVar("V")
 
-#: Names that a message lists.
+#: The number of names that a message lists.
 _LISTED = 20
 
 

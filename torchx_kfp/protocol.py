@@ -1,9 +1,9 @@
-"""The stage protocol, version 1: how a stage learns who it is and whose results it may read.
+"""The stage protocol, version 1: how a stage learns which run it is and whose results it may read.
 
 The protocol is a handful of environment variables. This module has their names, and the only encoder and decoder of
 their values. Applications decode them. In a stage, a shell script sets them, because some values are known only at run
-time; ``encode`` returns the environment that the script has to produce, and that you need to start an application by
-hand. The module uses the standard library only.
+time; ``encode`` returns the environment that the script must produce, and that you need to start an application by
+hand. The module uses only the standard library.
 
 A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the stage's results below the tracker base.
 """
@@ -18,21 +18,21 @@ from torchx_kfp.errors import NotInStageError, ProtocolError
 
 VERSION = 1
 
-#: fsspec URL or local directory under which results are stored.
+#: The fsspec URL or local directory in which results are stored.
 TRACKER_BASE = "TORCHX_TRACKER_BASE"
 #: The parameter of pipelines, and the input of components, that carries the tracker base.
 TRACKER_BASE_PARAMETER = "tracker_base"
-#: Run id of this stage. The name is TorchX's: ``torchx.settings.ENV_TORCHX_JOB_ID``.
+#: The run id of this stage. The name is TorchX's: ``torchx.settings.ENV_TORCHX_JOB_ID``.
 JOB_ID = "TORCHX_JOB_ID"
-#: Run id of the first stage that this one reads. The name is TorchX's.
+#: The run id of the first stage that this one reads. The name is TorchX's.
 PARENT_RUN_ID = "TORCHX_PARENT_RUN_ID"
-#: JSON object: alias of each stage read -> its run id, or the list of run ids of a fan-in.
+#: A JSON object with the run id of each stage that is read, or the list of run ids of a fan-in, by alias.
 PARENT_RUN_IDS = "TORCHX_PARENT_RUN_IDS"
-#: Names of the tracker backends that ``torchx.tracker`` loads, separated by commas. The name is TorchX's.
+#: The names of the tracker backends that ``torchx.tracker`` loads, separated by commas. The name is TorchX's.
 TRACKERS = "TORCHX_TRACKERS"
 #: The name of this project's backend for ``torchx.tracker``.
 TRACKER_NAME = "torchx_kfp"
-#: Configuration of that backend: ``TORCHX_TRACKER_<NAME>_CONFIG``, the tracker base.
+#: The configuration of that backend, which is the tracker base: ``TORCHX_TRACKER_<NAME>_CONFIG``.
 TRACKER_CONFIG = "TORCHX_TRACKER_TORCHX_KFP_CONFIG"
 
 #: The variables that the protocol sets in a stage, besides the configuration of further trackers. An AppDef that sets
@@ -97,7 +97,7 @@ def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]], unnamed: 
 
     Args:
         parents: the run id, or the run ids of a fan-in, for each alias.
-        unnamed: aliases whose names are left empty. The script replaces each ``""`` by what ``encode_alias`` returns;
+        unnamed: aliases whose names are left empty. The script replaces each ``""`` with the value of ``encode_alias``;
             ``""`` appears nowhere else in the text.
     """
     words: list[str] = []

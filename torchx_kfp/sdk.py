@@ -1,11 +1,11 @@
-"""Make KFP's SDK quicker while torchx-kfp calls it; for all other callers it stays as it is.
+"""Make KFP's SDK quicker while torchx-kfp calls it; for all other callers, it stays as it is.
 
-- For each task of a pipeline, the SDK converts the names of all tasks to Kubernetes' form, a million names for 1,000
-  tasks (``build_spec_by_group``). Here each name is converted once.
-- Each setter of a task asks for the whole stack, with the source of every frame, only to name itself in an error
-  (``_ensure_container_spec_exists``). This takes 20 ms. Here it gets the stack without source.
+- For each task of a pipeline, the SDK converts the names of all tasks to Kubernetes' form, which makes a million names
+  for 1,000 tasks (``build_spec_by_group``). Here, each name is converted once.
+- Each setter of a task requests the whole stack, with the source of every frame, only to name itself in an error
+  (``_ensure_container_spec_exists``). This takes 20 ms. Here, it gets the stack without source.
 - ``import kfp`` loads KFP's client with the whole Kubernetes client, which takes two thirds of the time and is not
-  needed in a pipeline. Here the client is loaded on first use.
+  needed in a pipeline. Here, the client is loaded on first use.
 
 The compiled files are the same, byte for byte.
 """
@@ -44,7 +44,7 @@ _INSPECT = SimpleNamespace(**{**vars(inspect), "stack": _stack})
 
 @contextlib.contextmanager
 def quick_sdk() -> Iterator[None]:
-    """Make KFP's SDK quicker inside this context. Also a decorator."""
+    """Make KFP's SDK quicker inside this context, which can also be used as a decorator."""
     from kfp.dsl import pipeline_task, utils
 
     replaced: list[tuple[ModuleType, str, Any]] = []
@@ -71,7 +71,7 @@ def _remembered(function: Any) -> Any:
 
 
 def import_kfp() -> None:
-    """Import kfp without its client, which is imported on first use. Does nothing if kfp is loaded already."""
+    """Import kfp without its client, which is imported on first use. Do nothing if kfp is already loaded."""
     found = None if "kfp" in sys.modules else importlib.util.find_spec("kfp")
     if found is None:
         return

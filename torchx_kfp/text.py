@@ -1,9 +1,9 @@
-"""Text for people: lists of names, shortened values, durations, suggestions, and what a terminal may safely be given.
+"""Text for people: lists of names, shortened values, durations, suggestions, and text that is safe for a terminal.
 
-Everything that others have written (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
-its way to a terminal, in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal``
-for a run in progress. Control characters can move the cursor and set titles and clipboards; format characters can
-reverse the direction of writing, so that text reads as something else.
+All text that comes from elsewhere (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
+its way to a terminal, in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal`` for a
+run in progress. Control characters can move the cursor and set titles and clipboards; format characters can reverse the
+direction of writing, so that text reads as something else.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-#: Stands for a character that is not shown.
+#: Replaces a character that is not shown.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-#: Names that a message lists.
+#: The number of names that a message lists.
 LISTED = 5
 
-#: Names with which a misspelled one is compared.
+#: The number of names with which a misspelled one is compared.
 _COMPARED = 2000
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])", re.ASCII)
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
-#: An escape sequence that hides the text after it.
+#: Matches an escape sequence that hides the text after it.
 _CONCEALS = re.compile(r"[\[;]0*8[;m]")
 #: Newlines and tabs are layout; many scripts and emoji need the two joiners.
 _KEPT = "\n\t\u200c\u200d"
@@ -65,8 +65,8 @@ def duration(seconds: float, *, whole: bool = False) -> str:
     """Write a duration in at most two units: ``0.35s``, ``9.0s``, ``12m 05s``, ``3h 02m``, ``2d 07h``, ``30d``.
 
     Args:
-        seconds: a negative number, which clocks that are set back lead to, counts as 0.
-        whole: show no fractions of a second, for a clock that ticks: ``9s``.
+        seconds: the duration; a negative number, which results from clocks that are set back, counts as 0.
+        whole: whether to omit fractions of a second, for a clock that ticks: ``9s``.
     """
     seconds = max(0.0, seconds)
     if whole:
@@ -88,7 +88,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds in a duration such as ``45s``, ``1.5h``, ``1h30m`` or ``12m 05s`` (units: s, m, h, d, w).
 
     Raises:
-        ValueError: it is not a duration of more than 0 seconds.
+        ValueError: the text is not a duration of more than 0 seconds.
     """
     parts = _DURATION.findall(text)
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
@@ -106,10 +106,10 @@ def moment(seconds: float) -> str:
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """Return the value's repr for a message; of a longer one the first ``limit`` characters and its length."""
+    """Return the value's repr for a message; if it is longer than ``limit``, its beginning and its length."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an int of thousands of digits, or lists in lists in lists
+    except (ValueError, RecursionError):  # an int of thousands of digits, or deeply nested lists
         return f"a very large {type(value).__name__}"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
@@ -118,9 +118,9 @@ def shorten(text: str, limit: int, *, keep: str = "start") -> str:
     """Cut text to ``limit`` characters, with ``…`` in place of what is left out.
 
     Args:
-        text: in one line.
+        text: a text in one line.
         limit: at least 1.
-        keep: the part that tells texts apart: ``"start"``, ``"end"`` (of paths), or ``"ends"`` (of names).
+        keep: the part that distinguishes texts: ``"start"``, ``"end"`` (for paths), or ``"ends"`` (for names).
     """
     if len(text) <= limit:
         return text
@@ -135,11 +135,11 @@ def shorten(text: str, limit: int, *, keep: str = "start") -> str:
 def did_you_mean(name: object, names: Iterable[str]) -> str:
     """Return a sentence that suggests the most similar name, with a space before it; empty if none is similar.
 
-    A name that is cut short is similar too: ``digtis`` is to ``digits-20260101-120000``.
+    Names also count as similar if one is cut short, such as ``digtis`` and ``digits-20260101-120000``.
 
     Args:
-        name: what somebody wrote; a program may pass something other than text.
-        names: those that exist.
+        name: the name that a user wrote; a program may pass something other than text.
+        names: the names that exist.
     """
     near = most_similar(str(name), names)
     return f" Did you mean {near!r}?" if near is not None else ""
@@ -151,8 +151,8 @@ def did_you_mean_path(path: str | os.PathLike[str], suffixes: Collection[str] = 
     Each part may be misspelled: for ``pipelins/digit.py`` it is ``pipelines/digits.py``.
 
     Args:
-        path: of something that does not exist, or is of another kind.
-        suffixes: of the files among which one was meant; none if a folder was meant.
+        path: the path of something that does not exist or has another kind.
+        suffixes: the suffixes of files that may be meant; none if a folder is meant.
     """
     *folders, name = Path(path).parts or (".",)
     place = Path()
@@ -177,7 +177,7 @@ def most_similar(wrong: str, names: Iterable[str]) -> str | None:
     known = list(itertools.islice(names, _COMPARED))
     near = difflib.get_close_matches(wrong, known, n=1)
     if not near and wrong:
-        # The first of the names that begin alike.
+        # Of the names with the same beginning, the first one.
         beginnings = {each[: len(wrong)]: each for each in reversed(known)}
         near = [beginnings[found] for found in difflib.get_close_matches(wrong, beginnings, n=1)]
     return near[0] if near else None
@@ -214,32 +214,32 @@ def is_unsafe(character: str) -> bool:
 
 
 def clean(text: str, *, colours: bool = False) -> str:
-    """Replace each character that is unsafe in a terminal with a sign; newlines and tabs stay.
+    """Replace each character that is unsafe in a terminal; newlines and tabs stay.
 
     Args:
         text: any text.
-        colours: keep escape sequences that set colours, or bold and dim text.
+        colours: whether to keep escape sequences that set colors, or bold and dim text.
     """
     if text.isprintable():
         return text
     if not colours:
         return "".join(REPLACEMENT if is_unsafe(character) else character for character in text)
     pieces = _COLOUR.split(text)
-    # Every second one is a sequence.
+    # Every second piece is an escape sequence.
     pieces[::2] = map(clean, pieces[::2])
     pieces[1::2] = ["" if _CONCEALS.search(piece) else piece for piece in pieces[1::2]]
     return "".join(pieces)
 
 
 def clean_line(line: bytes) -> str:
-    """Decode a line of a log for a terminal: colours stay; anything else that is unsafe is replaced."""
+    """Decode a line of a log for a terminal: colors stay; anything else that is unsafe is replaced."""
     text = line.decode("utf-8", "replace").rstrip("\r")
-    # A progress bar writes over its line: show what would be left of it.
+    # A progress bar overwrites its line: show the text that would be left.
     return clean(text.rsplit("\r", 1)[-1], colours=True)
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Put text into one line: Python's escapes stand for line ends, tabs, and characters unsafe in a terminal.
+    """Put text into one line: Python's escapes replace line ends, tabs, and characters that are unsafe in a terminal.
 
     Args:
         text: any text.
@@ -252,7 +252,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def escape_json(text: str) -> str:
-    """Escape characters in JSON that are unsafe in a terminal; they can only stand inside its strings."""
+    """Escape characters in JSON that are unsafe in a terminal; they can occur only inside its strings."""
     if text.isprintable():
         return text
     return "".join(json.dumps(character)[1:-1] if is_unsafe(character) else character for character in text)

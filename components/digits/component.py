@@ -1,13 +1,13 @@
-"""TorchX components of the digits pipeline: what runs, with which arguments, in which image, on how much of a machine.
+"""TorchX components of the digits pipeline: their programs, arguments, images and resources.
 
-Their values may be pipeline channels. TorchX can run each by itself too, for example
+Their values may be pipeline channels. TorchX can also run each by itself, for example
 ``torchx run -s local_cwd components/digits/component.py:train --C 10 --gamma 0.01``, given the tracker's variables.
 """
 # No `from __future__ import annotations`: TorchX reads the parameters' types from the functions.
 
 from torchx import specs
 
-#: An image that holds this repository as its working directory, with torchx-kfp and scikit-learn.
+#: An image that has torchx-kfp and scikit-learn, and this repository as its working directory.
 IMAGE = "torchx-kfp-examples:1"
 
 

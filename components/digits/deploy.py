@@ -1,6 +1,6 @@
 """Decides whether the model of select, the first stage that it reads, is deployed. It only writes a record of that.
 
-Needs no torchx-kfp: TorchX's own tracker finds the results through the environment.
+It does not need torchx-kfp: TorchX's own tracker finds the results through the environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures the model of select on the test data of prepare, which no stage has used before.
 
-Registers the confusion matrix twice: for KFP's own view of it, as metadata, and in a report to read.
+Registers the confusion matrix twice: as metadata, which KFP draws, and in a report for people.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def main() -> None:
 
 
 def describe(test_accuracy: float, matrix: list[list[int]]) -> str:
-    """A report in Markdown.
+    """Return a report in Markdown.
 
     Args:
-        test_accuracy: the share of digits that were recognised.
+        test_accuracy: the share of digits that were recognized.
         matrix: how often each digit (the row) was taken for each (the column).
     """
     header = ["", *(f"read as {digit}" for digit in range(len(matrix)))]
     rows = [header, ["---"] * len(header)]
     rows += [[f"**{digit}**", *map(str, row)] for digit, row in enumerate(matrix)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"# Digits\n\n{test_accuracy:.2%} of the test data were recognised.\n\n{table}\n"
+    return f"# Digits\n\n{test_accuracy:.2%} of the test data were recognized.\n\n{table}\n"
 
 
 if __name__ == "__main__":

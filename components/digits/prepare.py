@@ -1,6 +1,6 @@
 """Splits scikit-learn's hand-written digits into training, validation and test data.
 
-Records where the data is, where models shall go, and the sizes of the parts.
+Records where the data is, where models are to be stored, and the sizes of the parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchx_kfp.tracking import current_run
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--artifacts", default="", help="folder for data and models; empty: beside the tracker base")
+    parser.add_argument("--artifacts", default="", help="folder for data and models; empty: next to the tracker base")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     run = current_run()
@@ -33,7 +33,7 @@ def main() -> None:
     )
 
     filesystem, path = fsspec.core.url_to_fs(args.artifacts or folder_beside(os.environ["TORCHX_TRACKER_BASE"]))
-    artifacts = filesystem.unstrip_protocol(path)  # a URL that holds in any working directory
+    artifacts = filesystem.unstrip_protocol(path)  # a URL that is valid in any working directory
     data = f"{artifacts}/{run.id}/digits.npz"
     with fsspec.open(data, "wb") as file:
         np.savez(file, x_train=x_train, y_train=y_train, x_valid=x_valid, y_valid=y_valid, x_test=x_test, y_test=y_test)
@@ -43,12 +43,13 @@ def main() -> None:
 
 
 def folder_beside(tracker_base: str) -> str:
-    """Not below the tracker base: every file there is taken for results."""
+    """Return a folder next to the tracker base, not below it, where every file would be taken for results."""
     base = tracker_base.rstrip("/")
     _, is_url, folder = base.rpartition("://")
     if not folder or (is_url and "/" not in folder):
         sys.exit(
-            f"No folder is beside the tracker base {tracker_base!r}: name one for data and models with --artifacts"
+            f"There is no folder next to the tracker base {tracker_base!r}: name one for data and models with "
+            "--artifacts"
         )
     return f"{base}-artifacts"
 

@@ -37,7 +37,7 @@ def main() -> None:
         joblib.dump(model, file)
 
     run.add_artifact("model", model_url, framework="scikit-learn", C=args.C, gamma=args.gamma)
-    # As results they are in KFP's "Compare runs", as metadata they are parameters in MLflow.
+    # As results, they are in KFP's "Compare runs"; as metadata, they are parameters in MLflow.
     run.put(accuracy=accuracy, model=model_url, C=args.C, gamma=args.gamma, fit_seconds=fit_seconds)
     run.add_metadata(C=args.C, gamma=args.gamma)
     print(f"C={args.C} gamma={args.gamma}: accuracy {accuracy:.4f}, trained in {fit_seconds:.2f} s")

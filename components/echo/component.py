@@ -1,13 +1,14 @@
-"""A TorchX component whose application is a shell script, in an image that holds no more than busybox.
+"""A TorchX component whose application is a shell script, in an image that contains only busybox.
 
-Shows how a script reads and records results without any library: the results of a run are one JSON object in the file
-``$TORCHX_TRACKER_BASE/<run id>``. A script without further tools does that in a local directory or a mounted volume.
+It shows how a script reads and records results without any library: the results of a run are one JSON object in the
+file ``$TORCHX_TRACKER_BASE/<run id>``. A script without further tools can do this in a local directory or a mounted
+volume.
 """
 # No `from __future__ import annotations`: TorchX reads the parameters' types from the functions.
 
 from torchx import specs
 
-#: A constant: the message is an argument of the script, never a part of its text.
+#: The script is a constant: the message is its argument, never a part of its text.
 SCRIPT = """\
 set -eu
 case ${TORCHX_TRACKER_BASE-} in

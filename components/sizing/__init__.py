@@ -1,1 +1,1 @@
-"""Decides how much of a machine a training needs, from the data that it is for."""
+"""Decides how many resources a training needs, based on its data."""

@@ -1,9 +1,9 @@
-"""A TorchX component that decides what the stage behind it is given: memory, CPUs, accelerators and an image."""
+"""A TorchX component that decides which resources the next stage gets: memory, CPUs, accelerators and an image."""
 # No `from __future__ import annotations`: TorchX reads the parameters' types from the functions.
 
 from torchx import specs
 
-#: An image that holds this repository as its working directory, with torchx-kfp.
+#: An image that has torchx-kfp, and this repository as its working directory.
 IMAGE = "torchx-kfp-examples:1"
 
 

@@ -1,4 +1,4 @@
-"""Decides how much of a machine a training on a table needs, in the words of Kubernetes: all are text."""
+"""Decides how many resources a training on a table needs, in the form of Kubernetes: all of them are text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from torchx_kfp.tracking import current_run
 
-#: Bytes of a number, and how often a training holds the table.
+#: The bytes of a number, and how many copies of the table a training keeps.
 _NUMBER, _COPIES = 8, 3
 
 

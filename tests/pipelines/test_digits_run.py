@@ -133,7 +133,7 @@ def test_kfp_shows_metrics_models_and_the_confusion_matrix(story: Story) -> None
     accuracy = sum(matrix[digit][digit] for digit in range(10)) / sum(map(sum, matrix))
     assert accuracy == pytest.approx(story.results["evaluate"]["test_accuracy"])
     report = Path(evaluated["report"][0]).read_text()
-    assert f"{accuracy:.2%} of the test data were recognised" in report
+    assert f"{accuracy:.2%} of the test data were recognized" in report
     assert report.count("\n| **") == 10
 
 
