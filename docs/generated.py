@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import click
 from docutils import nodes
@@ -106,11 +106,10 @@ class Events(Generated):
     """Every event of a run with its fields."""
 
     def run(self) -> list[nodes.Node]:
-        from torchx_kfp.local import Event
+        from torchx_kfp.runs.events import NAMES
 
         rows = []
-        for kind in get_args(Event):
-            name = re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+        for name, kind in NAMES.items():
             fields = [field.name for field in dataclasses.fields(kind) if field.name not in ("time", "result")]
             first = (kind.__doc__ or "").split("\n\n")[0]
             rows.append([f"`{name}`", ", ".join(f"`{field}`" for field in fields), first])

@@ -24,6 +24,7 @@ from torchx_kfp.local import (
 )
 from torchx_kfp.pipeline.artifacts import ArtifactList
 from torchx_kfp.pipeline.spec import ArtifactType
+from torchx_kfp.runs import events
 from torchx_kfp.runs.events import VERSION, decode, encode
 
 TEXT = st.text(max_size=8)
@@ -181,3 +182,18 @@ def test_what_a_later_version_adds_is_passed_over():
 def test_what_is_no_event(content, message):
     with pytest.raises(ValueError, match=message):
         decode(content)
+
+
+def test_the_names_in_the_form_stay() -> None:
+    """Files of runs have them, and programs that read ``--json``: a class that is renamed would change them."""
+    assert list(events.NAMES) == [
+        "run_started",
+        "loop_started",
+        "stage_waiting",
+        "stage_started",
+        "stage_retried",
+        "pipeline_retried",
+        "stage_finished",
+        "run_ending",
+        "run_finished",
+    ]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.pipeline.spec import ArtifactType
@@ -144,16 +145,9 @@ Event: TypeAlias = (
 )
 Listener: TypeAlias = Callable[[Event], None]
 
-_NAMES: dict[str, type[Any]] = {
-    "run_started": RunStarted,
-    "loop_started": LoopStarted,
-    "stage_waiting": StageWaiting,
-    "stage_started": StageStarted,
-    "stage_retried": StageRetried,
-    "pipeline_retried": PipelineRetried,
-    "stage_finished": StageFinished,
-    "run_ending": RunEnding,
-    "run_finished": RunFinished,
+#: All events by their names in JSON: ``stage_started`` is StageStarted.
+NAMES: dict[str, type[Any]] = {
+    re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in get_args(Event)
 }
 _PATHS = {"folder", "log_file"}
 # JSON lacks some numbers: {"number": "NaN"} stands for one, and {"object": {...}} holds an object that looks like this.
@@ -163,7 +157,7 @@ _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 def encode(event: Event) -> dict[str, Any]:
     """Return the event as a JSON object: ``{"event": "stage_started", "time": ..., "name": "train[2]", ...}``."""
-    name = next(name for name, kind in _NAMES.items() if type(event) is kind)
+    name = next(name for name, kind in NAMES.items() if type(event) is kind)
     content = {item.name: getattr(event, item.name) for item in dataclasses.fields(event)}
     when = content.pop("time")
     if isinstance(event, StageFinished):
@@ -181,7 +175,7 @@ def decode(content: Mapping[str, Any]) -> Event | None:
         ValueError: the object is not an event.
     """
     try:
-        kind = _NAMES.get(content["event"])
+        kind = NAMES.get(content["event"])
         if kind is None:
             return None
         if kind is StageFinished:
