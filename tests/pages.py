@@ -10,7 +10,9 @@
 ``<!-- files: other.md -->`` puts the files of another page beside its own. ``<!-- not run: reason -->`` exempts the
 next block. Readers see neither.
 
-``python -m tests.pages [PAGE...]`` rewrites the outputs that are not what the commands print.
+Run ids on a page are those of one sequence of runs, so that a reader recognizes a run.
+
+``python -m tests.pages [PAGE...]`` rewrites the outputs that are not what the commands print, and then all run ids.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,10 +65,14 @@ def deploy(model: dsl.Input[dsl.Model]):
 def parts(tracker_base: str, rate: float = 0.1):
     stages = Stages(tracker_base=tracker_base)
 """
+_ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
+#: The length of the part of an id that is not a time.
+_RANDOM = len("-ffffff")
+_TIME = r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}(?::\d{2})?(?: \+0000)?"
 #: What differs from one run to the next, and what is put in its place.
 _CHANGING = {
-    r"\d{8}-\d{6}-[0-9a-f]{6}": "<id>",
-    r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}(:\d{2})?( \+0000)?": "<time>",
+    _ID: "<id>",
+    _TIME: "<time>",
     r"\b(\d+h)?(\d+m)?\d+(\.\d+)? ?s\b|(?<=succeeded)\s+[\d.]+\b|(?<=failed)\s+[\d.]+\b": "<duration>",
     r" host +\S+| on \S+$": " <host>",
     r"─+": "<line>",
@@ -191,9 +197,44 @@ def comparable(text: str) -> str:
 
 def agrees(said: str, printed: Printed) -> bool:
     """Whether a page's output is what a command printed: its results, its messages, or both."""
+    return not said or _shown(said, printed) is not None
+
+
+def _shown(said: str, printed: Printed) -> str | None:
+    """The part of what was printed that the page shows; None if it shows something else."""
     pattern = re.escape(comparable(said)).replace(re.escape("..."), "(?s:.*)")
     texts = (printed.stdout, printed.stderr, printed.stdout + printed.stderr)
-    return not said or any(re.fullmatch(pattern, comparable(text)) for text in texts)
+    return next((text for text in texts if re.fullmatch(pattern, comparable(text))), None)
+
+
+def run_ids(outputs: Iterable[tuple[Command, Printed]]) -> list[tuple[str, str]]:
+    """The ids of runs in a page's outputs, each with the one that was printed in its place."""
+    found = []
+    for command, printed in outputs:
+        said, shown = (re.findall(_ID, text or "") for text in (command.output, _shown(command.output, printed)))
+        if len(said) == len(shown):  # ``...`` may stand for some of them
+            found += zip(said, shown, strict=True)
+    return found
+
+
+def are_consistent(pairs: Iterable[tuple[str, str]]) -> bool:
+    """Whether the ids on a page are those of one sequence of runs: each of the same run, and in the same order."""
+    pairs = set(pairs)
+    same = len({said for said, _ in pairs}) == len({printed for _, printed in pairs}) == len(pairs)
+    # Runs that were started in the same second may have any order.
+    seconds = [said for _, said in sorted((printed[:-_RANDOM], said[:-_RANDOM]) for said, printed in pairs)]
+    return same and seconds == sorted(seconds)
+
+
+def updated(said: str, printed: Printed) -> str:
+    """A page's output with the ids and times that were printed, everything else as it is."""
+    shown = _shown(said, printed) or ""
+    for pattern in (_ID, _TIME):
+        found, *rest = re.split(f"({pattern})", said)
+        new = re.findall(pattern, shown)
+        if len(new) == len(rest) // 2:
+            said = found + "".join(map("".join, zip(new, rest[1::2], strict=True)))
+    return said
 
 
 def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Command, Printed]]:
@@ -217,11 +258,15 @@ def main() -> None:
     for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
         text = page.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder, ready() as imported:
-            for command, printed in run_commands(page, Path(folder), imported):
-                if not agrees(command.output, printed):
-                    shown = printed.stdout or printed.stderr
-                    shown = "\n".join(line.rstrip() for line in shown.strip().splitlines())
-                    text = text.replace(f"{command.source}\n{command.output}\n", f"{command.source}\n{shown}\n")
+            outputs = list(run_commands(page, Path(folder), imported))
+        consistent = are_consistent(run_ids(outputs)) and all(agrees(it.output, printed) for it, printed in outputs)
+        for command, printed in outputs if not consistent else ():
+            if agrees(command.output, printed):
+                shown = updated(command.output, printed)
+            else:
+                shown = printed.stdout or printed.stderr
+                shown = "\n".join(line.rstrip() for line in shown.strip().splitlines())
+            text = text.replace(f"{command.source}\n{command.output}\n", f"{command.source}\n{shown}\n")
         page.write_text(text, encoding="utf-8")
 
 
