@@ -207,5 +207,5 @@ def test_what_cannot_go_on(execute, execute_failing, tmp_path):
         go_on(tmp_path)
     failed = execute_failing(pipeline, {"code": 3})
     (failed.folder / "run.json").unlink()
-    with pytest.raises(ArgumentError, match=says("'parallelism'", "new run")):
+    with pytest.raises(ArgumentError, match=says("'directory'", "new run")):
         go_on(failed.folder)
