@@ -25,10 +25,10 @@ from torchx_kfp.tracking import announcing
 
 
 def pytest_configure() -> None:
-    """Programs that tests start end by Ctrl-C, also where the tests run in a background that ignores it."""
+    """Let Ctrl-C end the programs that tests start, even if the tests run in a background that ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # No test depends on how busy the machine is.
+    # Tests must not depend on how busy the machine is.
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
 
@@ -47,7 +47,7 @@ def _s3_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def read_models_once() -> None:
-    """Keep what botocore reads from its files: each client parses 2 MB of JSON, and tests make two or three each."""
+    """Keep the content that botocore reads from its files: each client parses 2 MB, and a test has two or three."""
     loaders = pytest.importorskip("botocore.loaders")
     load, services = loaders.JSONFileLoader.load_file, loaders.Loader.list_available_services
     loaded = functools.cache(lambda path: load(loaders.JSONFileLoader(), path))
@@ -66,25 +66,25 @@ def s3_server(_s3_process: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    # fsspec keeps file systems by their arguments, and the endpoint is none of them.
+    # fsspec keeps file systems by their arguments, which do not include the endpoint.
     s3fs.S3FileSystem.clear_instance_cache()
     yield _s3_process
     finish_requests()
     for filesystem in list(s3fs.S3FileSystem._cache.values()):
-        # s3fs gives this a tenth of a second, and leaves connections open on a machine that is busy.
+        # s3fs allows a tenth of a second for this, and leaves connections open on a busy machine.
         if filesystem._pid == os.getpid() and filesystem._s3 is not None:
             sync(filesystem.loop, filesystem._s3creator.__aexit__, None, None, None, timeout=30)
     s3fs.S3FileSystem.clear_instance_cache()
 
 
 def finish_requests() -> None:
-    """Wait for the requests of a call that an error has ended: it gives them up, and they end when they have an answer.
+    """Wait for the requests of a call that an error has ended: it abandons them, and they end when they are answered.
 
-    One that loses its connection makes a warning for whatever test comes next.
+    A request that loses its connection would cause a warning in the next test.
     """
     deadline = time.monotonic() + 10
     for thread in threading.enumerate():
-        if thread.name.startswith("torchx-kfp_"):  # those of step metrics do not end
+        if thread.name.startswith("torchx-kfp_"):  # threads of step metrics do not end
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -100,7 +100,7 @@ def s3_base(s3_server: S3Server) -> str:
 
 @pytest.fixture(scope="session")
 def _mlflow_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """MLflow's server with a database, on a free port."""
+    """An MLflow server with a database, on a free port."""
     pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
     folder = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as probe:
@@ -109,7 +109,7 @@ def _mlflow_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
-    # Without the processes that wait for jobs, and without telling anybody.
+    # Turn off the processes that wait for jobs, and telemetry.
     environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     log = folder / "log"
     with log.open("w") as output:
@@ -126,7 +126,7 @@ def _mlflow_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             time.sleep(0.1)
         yield url
     finally:
-        # Its session holds the processes that it has started.
+        # Its session contains the processes that it has started.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -134,7 +134,7 @@ def _mlflow_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def mlflow_server(_mlflow_process: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an MLflow server; no variable of MLflow's is set."""
+    """The URL of an MLflow server; MLflow's variables are not set."""
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -143,7 +143,7 @@ def mlflow_server(_mlflow_process: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def memory_base() -> Iterator[str]:
-    """A tracker base in memory, which is empty again afterwards."""
+    """A tracker base in memory, which is emptied afterwards."""
     from fsspec.implementations.memory import MemoryFileSystem
 
     MemoryFileSystem.store.clear()
@@ -160,5 +160,5 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is a process of its own to what a process says once; memory's tracker base is the same for all."""
+    """Let statements that a process makes once be made in each test, since tests share the tracker base in memory."""
     monkeypatch.setattr(announcing, "_said", set())

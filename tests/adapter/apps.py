@@ -43,13 +43,13 @@ PLAIN = [
 
 
 def make_app(name: str = "train", *, role: str = "trainer", **fields: Any) -> AppDef:
-    """An AppDef of one role; fields are the role's."""
+    """Return an AppDef with one role, which has these fields."""
     fields = {"image": "busybox", "entrypoint": "echo", **fields}
     return AppDef(name, roles=[Role(role, **fields)])
 
 
 def compile_pipeline(function: Callable[..., Any], name: str = "pipeline") -> str:
-    """The compiled pipeline's YAML."""
+    """Return the YAML of the compiled pipeline."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(dsl.pipeline(name=name)(function), str(path))
@@ -57,14 +57,14 @@ def compile_pipeline(function: Callable[..., Any], name: str = "pipeline") -> st
 
 
 def load(compiled: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipeline spec and the platform's executors."""
+    """Return the pipeline spec and the platform's executors."""
     documents = [*yaml.safe_load_all(compiled), {}]
     platform = documents[1].get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
     return documents[0], platform
 
 
 def unresolved_inputs(spec: dict[str, Any]) -> list[str]:
-    """References in the compiled pipeline to inputs that no component declares or no task gets."""
+    """Return references in the compiled pipeline to inputs that no component declares or no task gets."""
     problems = []
     components = {"root": spec["root"], **spec.get("components", {})}
     for name, component in components.items():

@@ -1,4 +1,4 @@
-"""What the tests of the adapter share."""
+"""Fixtures that the adapter's tests share."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ SHELLS = ("dash", "bash", "busybox")
 
 @pytest.fixture(scope="session", params=SHELLS)
 def shells(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which ``sh`` is this shell."""
+    """A folder in which ``sh`` is a particular shell."""
     program = shutil.which(request.param)
     if program is None:
         pytest.skip(f"{request.param} is not installed")

@@ -1,9 +1,9 @@
-"""What happens to a container's command between the compiled pipeline and the process, and the process itself.
+"""The way of a container's command from the compiled pipeline to the process, and the process itself.
 
-Models of what Argo, the kubelet and KFP's launcher do to text, after their documented rules: Argo substitutes
-``{{...}}`` and its quoting of unprintable characters is no JSON, the kubelet expands ``$(NAME)``, turns ``$$`` into
-``$`` and reads the byte behind any other ``$`` as a character, KFP reads words that start with ``{"Concat"`` or
-``{"IfPresent"`` as placeholders and fills ``{{$...}}``.
+These are models of the changes that Argo, the kubelet and KFP's launcher make to text, by their documented rules: Argo
+substitutes ``{{...}}``, and quotes unprintable characters in a way that is not JSON. The kubelet expands ``$(NAME)``,
+turns ``$$`` into ``$``, and reads the byte after any other ``$`` as a character. KFP reads words that start with
+``{"Concat"`` or ``{"IfPresent"`` as placeholders, and fills in ``{{$...}}``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EngineFailure(Exception):
 
 
 def argo(word: str) -> str:
-    """A word after Argo's templates and quoting."""
+    """Return a word after Argo's templates and quoting."""
     if any(character == "\x7f" or (ord(character) > 0xFFFF and not character.isprintable()) for character in word):
         raise EngineFailure("unprintable characters are no JSON after Argo's quoting")
 
@@ -42,7 +42,7 @@ def argo(word: str) -> str:
 
 
 def kubelet(word: str, environ: Mapping[str, str]) -> str:
-    """A word after the kubelet's expansion of variables, which goes byte by byte; stray bytes are surrogates."""
+    """Return a word after the kubelet's byte-by-byte expansion of variables; stray bytes are surrogates."""
     text, arrived, at = word.encode(), bytearray(), 0
     while at < len(text):
         if text[at : at + 1] != b"$" or at + 1 == len(text):
@@ -65,7 +65,7 @@ def kubelet(word: str, environ: Mapping[str, str]) -> str:
 def launcher(
     word: str, inputs: Mapping[str, str], outputs: Mapping[str, str], artifacts: Mapping[str, str] | None = None
 ) -> str:
-    """A word after KFP has filled its placeholders."""
+    """Return a word after KFP has filled in its placeholders."""
     if word == "{{$}}":
         return executor_input(inputs, outputs, artifacts or {})
     for name, path in (artifacts or {}).items():
@@ -80,7 +80,7 @@ def launcher(
 
 
 def executor_input(inputs: Mapping[str, str], outputs: Mapping[str, str], artifacts: Mapping[str, str]) -> str:
-    """KFP's ExecutorInput for a task with these inputs, and these files of its outputs."""
+    """Return KFP's ExecutorInput for a task with these inputs, and these files for its outputs."""
     folder = os.path.dirname(next(iter((*outputs.values(), *artifacts.values()))))
     return json.dumps(
         {
@@ -96,10 +96,11 @@ def executor_input(inputs: Mapping[str, str], outputs: Mapping[str, str], artifa
 
 @dataclass(frozen=True)
 class Container:
-    """A container of a compiled pipeline, and what its engine knows when it starts.
+    """A container of a compiled pipeline, and the values that its engine knows when it starts.
 
-    ``constants`` are inputs that the pipeline fixes. Their text is in the task, an argument of KFP's driver, and then
-    in the executor input, one of its launcher: it passes Argo and the kubelet twice.
+    ``constants`` are inputs that the pipeline fixes. Their text is in the task, which is an argument of KFP's driver,
+    and then in the executor input, which is an argument of its launcher. So it passes through Argo and the kubelet
+    twice.
     """
 
     command: Sequence[str]
@@ -110,7 +111,7 @@ class Container:
     constants: Mapping[str, str] = field(default_factory=dict)
 
     def argv(self) -> list[str]:
-        """The command as the process gets it."""
+        """Return the command as the process gets it."""
         environ = {"HOME": "/root", "PATH": "/bin", **self.environ}
         words = [kubelet(argo(word), environ) for word in self.command]
         constants = {
@@ -120,14 +121,14 @@ class Container:
         return [words[0], *(launcher(word, inputs, self.outputs, self.artifacts) for word in words[1:])]
 
     def run(self, shells: Path | None = None, **options: object) -> subprocess.CompletedProcess[bytes]:
-        """The process, for real; ``shells`` is a folder that holds the ``sh`` to use."""
+        """Run the process; ``shells`` is a folder with the ``sh`` to use."""
         path = f"{shells}:{os.environ['PATH']}" if shells else os.environ["PATH"]
         environ = {"PATH": path, "HOME": "/root", **self.environ}
         return subprocess.run(self.argv(), capture_output=True, env=environ, timeout=30, check=False, **options)
 
 
 def containers(compiled: str) -> dict[str, dict[str, object]]:
-    """The containers of a compiled pipeline by the name of their executor."""
+    """Return the containers of a compiled pipeline by the names of their executors."""
     spec = next(iter(yaml.safe_load_all(compiled)))
     return {
         name.removeprefix("exec-"): executor["container"]
@@ -136,12 +137,12 @@ def containers(compiled: str) -> dict[str, dict[str, object]]:
 
 
 def container_of(compiled: str, name: str, **known: Mapping[str, str]) -> Container:
-    """The container of a task of a compiled pipeline, which has the name of its component."""
+    """Return the container of a task of a compiled pipeline, which has the name of its component."""
     return Container(containers(compiled)[name]["command"], constants=constants(compiled).get(name, {}), **known)
 
 
 def constants(compiled: str) -> dict[str, dict[str, str]]:
-    """The inputs of each task of a compiled pipeline that are constant text."""
+    """Return the inputs of each task of a compiled pipeline that are constant text."""
     spec = next(iter(yaml.safe_load_all(compiled)))
     tasks = {
         name: task

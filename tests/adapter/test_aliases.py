@@ -1,4 +1,4 @@
-"""A run id that is known only at run time cannot stand for a stage that the pipeline does not declare."""
+"""A run id that is known only at run time cannot add a stage that the pipeline does not declare."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ SHOW = f'printf %s\\\\n "${protocol.PARENT_RUN_IDS}" "${protocol.PARENT_RUN_ID}"
 
 
 def compile_reader() -> str:
-    """A stage that reads two run ids that are parameters, and a fan-in that is one."""
+    """Compile a stage that reads two run ids and a fan-in, all of which are parameters."""
 
     def pipeline(one: str, two: str, many: list) -> None:
         task_from_app(
@@ -100,7 +100,7 @@ PIECES = st.lists(st.sampled_from(['"', "\\", "[", "]", "{", "}", ",", ": ", "a"
 @given(one=PIECES, two=PIECES, many=st.one_of(PIECES, PIECES.map("[{}]".format), PIECES.map('["{}"]'.format)))
 @example(one="", two=", 1], ", many='["a]')
 def test_whatever_the_values_are(shells: Path, tmp_path: Path, one: str, two: str, many: str) -> None:
-    """The stage is refused, or its parents are no JSON, or they are those that it declares."""
+    """The stage fails, or its parents are not JSON, or they are those that it declares."""
     done = start(shells, tmp_path, {"one": one, "two": two, "many": many})
     if done.returncode == 2:
         return

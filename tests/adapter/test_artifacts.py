@@ -1,4 +1,4 @@
-"""``artifact_from_uri``: artifacts of KFP with the URI of what is elsewhere."""
+"""``artifact_from_uri``: KFP artifacts with the URI of data that is stored elsewhere."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ def compiled(uri: Callable[[Any, Any], Any], **options: Any) -> dict[str, Any]:
     ids=["output", "parameter", "text", "constant"],
 )
 def test_the_importer_takes_a_parameter_of_its_own_pipeline(uri: Any, source: Any) -> None:
-    """A backend's importer takes no output of a task ("parent DAG does not have input parameter")."""
+    """A backend's importer does not accept an output of a task ("parent DAG does not have input parameter")."""
     spec = compiled(uri, metadata={"framework": "none"})
     tasks = spec["root"]["dag"]["tasks"]
     assert tasks["artifact-from-uri"]["inputs"]["parameters"] == {"uri": source}

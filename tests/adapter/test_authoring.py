@@ -1,4 +1,4 @@
-"""The public functions: components and tasks as KFP's users handle them."""
+"""The public functions: components and tasks as KFP's users use them."""
 
 import functools
 from typing import Any
@@ -79,7 +79,7 @@ def test_a_component_is_called_in_pipelines(tmp_path: Any) -> None:
 
     spec, platform = load(compile_pipeline(pipeline))
     assert unresolved_inputs(spec) == []
-    # No pipeline around it here: the stage is the task.
+    # There is no pipeline around it here: the stage is the task.
     assert set(spec["deploymentSpec"]["executors"]) == {"exec-train", "exec-train-2", "exec-read", "exec-also"}
     assert spec["deploymentSpec"]["executors"]["exec-train"]["container"]["resources"]["cpuLimit"] == 2.0
     assert set(platform) == set(spec["deploymentSpec"]["executors"])
@@ -166,7 +166,7 @@ def by_hand(tracker_base: str, prepare: str, augment: str, run_id: dsl.OutputPat
 
 
 def test_what_the_adapter_adds_to_the_compiled_pipeline() -> None:
-    """Against the same component written by hand, for a tracked stage with two reads and four arguments."""
+    """A tracked stage with two reads and four arguments is compared to the same component written by hand."""
 
     def measure(make: Any) -> int:
         def pipeline(tracker_base: str = "/tmp/results") -> None:

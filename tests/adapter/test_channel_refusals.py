@@ -1,6 +1,6 @@
-"""Pipeline channels that cannot be filled in where they stand are refused, in these words."""
+"""Pipeline channels that cannot be filled in where they are used are rejected, with these facts."""
 
-# Defaults of KFP pipelines are constants of their signature.
+# The defaults of KFP pipelines are constants in their signatures.
 # ruff: noqa: B006
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def placeholder_in_text() -> None:
 
 
 def field_called_name(lr: float = 0.1) -> None:
-    with dsl.ParallelFor([{"name": "a"}]):  # with another field, KFP itself refuses it now and then
+    with dsl.ParallelFor([{"name": "a"}]):  # with another field, KFP itself sometimes rejects it
         use(f"{lr}")
 
 

@@ -1,7 +1,7 @@
-"""Pipeline channels in AppDefs: of every type, in text and alone, in loops, conditions and nested pipelines."""
+"""Pipeline channels in AppDefs: of every type, by themselves and in text, in loops, conditions and nested pipelines."""
 
-# Defaults of KFP pipelines are constants of their signature; typing's names of generic types are what KFP's text of
-# channels cannot read back, which is what is tested.
+# The defaults of KFP pipelines are constants in their signatures. KFP cannot parse typing's names of generic types in
+# its text of channels, which is tested here.
 # ruff: noqa: B006, UP006, UP035
 
 import json
@@ -156,7 +156,7 @@ def test_inputs_have_the_names_and_types_of_their_channels() -> None:
 
 
 def test_fields_of_items_have_the_type_of_that_field() -> None:
-    """KFP gives all fields the type of the first: the backend refuses text in a number."""
+    """KFP gives all fields the type of the first one, and the backend rejects text in a number."""
     assert declared_types(loop_of_dicts) == {
         "item_lr_float": "NUMBER_DOUBLE",
         "item_kind": "STRING",
@@ -166,7 +166,7 @@ def test_fields_of_items_have_the_type_of_that_field() -> None:
 
 
 def test_items_have_the_type_of_all_of_them() -> None:
-    """KFP takes the first item's type, and kfp.local makes integers of the others."""
+    """KFP uses the first item's type, and kfp.local turns the others into integers."""
 
     def numbers() -> None:
         with dsl.ParallelFor([1, 0.5]) as item:
@@ -181,7 +181,7 @@ def test_items_have_the_type_of_all_of_them() -> None:
 
 
 def test_an_image_in_text_is_an_input_of_its_own() -> None:
-    """The backend's driver replaces an image that holds a placeholder by that placeholder's value, text and all."""
+    """The backend's driver replaces an image that contains a placeholder with its value, and drops the text."""
     spec, _ = load(compile_pipeline(env_image_and_entrypoint))
     executors = spec["deploymentSpec"]["executors"]
     images = [executors[f"exec-use{suffix}"]["container"]["image"] for suffix in ("", "-2", "-3")]
@@ -192,7 +192,7 @@ def test_an_image_in_text_is_an_input_of_its_own() -> None:
 
 
 def test_an_entrypoint_that_is_a_channel_is_not_the_first_word() -> None:
-    """Older backends fill no placeholder into a command's first element."""
+    """Older backends do not fill placeholders into a command's first element."""
     spec, _ = load(compile_pipeline(env_image_and_entrypoint))
     command = spec["deploymentSpec"]["executors"]["exec-use-2"]["container"]["command"]
     assert command == ["env", "/usr/bin/{{$.inputs.parameters['program']}}", "a"]
@@ -208,7 +208,7 @@ def test_placeholders_of_kfp_are_inputs() -> None:
 
 
 def test_components_that_a_backend_would_merge_have_the_same_inputs() -> None:
-    """KFP's backend merges components by the text of their containers: of equal ones, one's inputs serve both."""
+    """KFP's backend merges components whose containers have the same text, and uses the inputs of one of them."""
 
     def pipeline(tracker_base: str, text: str = "a", number: int = 1) -> None:
         for items in ([1, 2], [0.5], ["a", "b"], [{"a": 1}], [[1]], [True]):

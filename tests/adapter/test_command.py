@@ -1,4 +1,4 @@
-"""Commands of stages, run for real: what the AppDef says is what the application gets."""
+"""Commands of stages, in real processes: the application gets exactly the words of the AppDef."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_arguments_arrive_byte_for_byte(shells: Path, tmp_path: Path, arguments:
     env=st.dictionaries(
         st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1).filter(
             lambda name: not name.startswith("-") and name not in {*protocol.VARIABLES, "PATH", "_"}
-            # What Argo and the kubelet would change in a name is escaped together with the value.
+            # Characters in a name that Argo and the kubelet would change are escaped together with the value.
         ),
         st.one_of(st.sampled_from(HOSTILE + PLAIN), TEXT),
         max_size=4,
@@ -91,14 +91,14 @@ def test_variables_arrive_byte_for_byte(shells: Path, tmp_path: Path, env: dict[
     assert done.returncode == 0, done.stderr
     got = dict(entry.split(b"=", 1) for entry in done.stdout.split(b"\0") if entry)
     assert {name: got.get(name.encode()) for name in env} == {name: value.encode() for name, value in env.items()}
-    # Nothing of the script's own is left, and nothing that a shell keeps for itself.
+    # No variables of the script are left, and none that a shell sets for itself.
     own = {*(name.encode() for name in [*env, *protocol.VARIABLES]), b"PATH", b"HOME"}
     assert set(got) - own <= {b"PWD", b"OLDPWD", b"SHLVL", b"_"}
 
 
 @pytest.mark.parametrize("word", HOSTILE)
 def test_engines_change_what_is_escaped(word: str) -> None:
-    """The models above are strong enough: without the escapes none of these words would arrive."""
+    """The models above are strong enough: without the escapes, none of these words would arrive."""
     if word == "$(UNSET)":
         word = "$(HOME)"
     try:
@@ -145,7 +145,7 @@ def test_an_untracked_stage_runs_exactly_the_command() -> None:
 
 
 def test_variables_are_part_of_the_command() -> None:
-    """KFP's cache key covers the command, and not a container's variables."""
+    """KFP's cache key covers the command, but not a container's variables."""
     compiled = compile_stage(tracked=False, entrypoint="python", args=["app.py"], env={"A": "1", "B": "x y"})
     assert containers(compiled)["train"]["command"] == ["env", "A=1", "B=x y", "python", "app.py"]
 
@@ -222,7 +222,7 @@ def test_a_missing_program_is_named(shells: Path, tmp_path: Path) -> None:
 
 
 def test_the_application_is_the_process_itself(shells: Path, tmp_path: Path) -> None:
-    """Signals reach it: nothing stands between, whatever encoding and variables came before."""
+    """Signals reach it: there is no process in between, whatever encoding and variables came before."""
     program = (
         "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(42)); "
         "print(os.getpid(), flush=True); time.sleep(30)"
@@ -238,7 +238,7 @@ def test_the_application_is_the_process_itself(shells: Path, tmp_path: Path) -> 
 
 
 def test_a_role_may_replace_the_path(shells: Path, tmp_path: Path) -> None:
-    """The script's own programs are found by the image's PATH, the application by the role's."""
+    """The script's own programs are found through the image's PATH, the application through the role's."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "app").symlink_to(shutil.which("true") or "")
@@ -314,7 +314,7 @@ def test_the_protocols_variables_are_not_the_apps(name: str) -> None:
 
 
 def test_the_shell_idiom_of_torchx_for_the_host_of_rank_0(tmp_path: Path, shells: Path) -> None:
-    """``$${${rank0_env}:=localhost}``, which torchx.components.dist documents: a shell shall expand it."""
+    """A shell expands ``$${${rank0_env}:=localhost}``, as torchx.components.dist documents."""
     fields = {"entrypoint": "sh", "args": ["-c", 'printf %s "$${${rank0_env}:=nobody}" "$${rank0_env}"']}
     done = stage_container(tmp_path, compile_stage(tracked=True, **fields)).run(shells)
     assert done.stdout.startswith(b"localhost"), done.stderr
@@ -329,7 +329,7 @@ def test_an_argument_that_is_too_long_once_it_is_escaped() -> None:
 
 @pytest.mark.parametrize("beside", ["日本語\u3000", "a\u00a0b", "\U0001f469\u200d\U0001f4bb", "é\u200b", "\x85\u2028"])
 def test_text_of_any_language_may_stand_beside_a_channel(beside: str, tmp_path: Path, shells: Path) -> None:
-    """What Argo quotes as \\uXXXX arrives: only what it quotes otherwise is no JSON."""
+    """Characters that Argo quotes as \\uXXXX arrive: only its other quotes are not JSON."""
 
     def pipeline(text: str) -> None:
         task_from_app(make_app(entrypoint="printf", args=["%s", f"{beside}{text}{beside}"]))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.versions
 
 
 def compile_app(app: AppDef, **options: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The stage's task, executor and settings for Kubernetes."""
+    """Return the stage's task, executor and settings for Kubernetes."""
 
     def pipeline() -> None:
         task_from_app(app, **options)
@@ -47,7 +47,7 @@ def test_resources_become_requests_and_limits() -> None:
     resources = container["resources"]
     assert resources["resourceCpuLimit"] == resources["resourceCpuRequest"] == "2000m"
     assert resources["cpuLimit"] == 2.0
-    # Decimal megabytes, as TorchX's Kubernetes scheduler writes them.
+    # These are decimal megabytes, as TorchX's Kubernetes scheduler writes them.
     assert resources["resourceMemoryLimit"] == resources["resourceMemoryRequest"] == "3000M"
     assert resources["memoryLimit"] == 3.0
     accelerator = resources["accelerator"]
@@ -84,7 +84,7 @@ def test_every_named_resource_of_torchx_becomes_a_stage() -> None:
     for name, make in NAMED_RESOURCES.items():
         resource = make()
         if len(resource.devices) + (resource.gpu > 0) > 1:
-            # Accelerators and network devices on one machine.
+            # The machine has accelerators and network devices.
             with pytest.raises(AppDefError, match="types of accelerators"):
                 plan_stage(make_app(resource=resource))
         else:
@@ -138,7 +138,7 @@ def test_labels_are_valid_for_any_name() -> None:
 
 
 def test_settings_are_in_the_form_that_kfp_kubernetes_writes() -> None:
-    """The pod's settings are written as one message; KFP's own functions make the same."""
+    """The pod's settings are written as one message; KFP's own functions write the same."""
     from kfp import kubernetes
 
     app = make_app(mounts=[VolumeMount("data", "/data")])

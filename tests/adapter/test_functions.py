@@ -1,8 +1,8 @@
 """TorchX component functions as KFP components."""
 
-# The oldest kfp that is supported knows typing's names of generic types only.
+# The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035, UP045
-# No annotations from __future__: TorchX and KFP read those of functions.
+# No annotations from __future__: TorchX and KFP read the annotations of functions.
 
 import copy
 import functools
@@ -27,7 +27,7 @@ from torchx_kfp import component_from_function, local
 from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
 from torchx_kfp.local import Watch
 
-#: TorchX's nightly has another name for it.
+#: TorchX's nightly has a different name for dist.ddp.
 pytestmark = [pytest.mark.versions, pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")]
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('RATE'), os.environ.get('NAME')]))"
@@ -273,14 +273,14 @@ def test_booth_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["it's", "'; echo INJECTED; '", "$(echo INJECTED)", "a  b", '"`id`"'])
 def test_no_value_breaks_out_of_the_quotes_of_a_function(tmp_path: Path, value: str) -> None:
-    """``utils.sh`` and ``dist.ddp`` quote their arguments into one text for a shell, here with stand-ins in it."""
+    """``utils.sh`` and ``dist.ddp`` quote their arguments into one text for a shell, which contains stand-ins here."""
 
     def say(text: str) -> specs.AppDef:
         return utils.sh("python", "-c", SHOW, text, f"--x={text}", image="image:1")
 
     def launch(text: str) -> specs.AppDef:
         app = dist.ddp("--x", text, script="train.py", j="1x1", image="image:1")
-        # torchrun is not installed here; what it would be given is shown.
+        # torchrun is not installed here, so its arguments are shown instead.
         function = f"torchrun() {{ python -c '{SHOWN}' \"$@\"; }}; torchrun"
         app.roles[0].args[1] = app.roles[0].args[1].replace("torchrun", function, 1)
         return app
@@ -297,7 +297,7 @@ def test_no_value_breaks_out_of_the_quotes_of_a_function(tmp_path: Path, value: 
 SHOWN = SHOW.replace("'RATE'", '"RATE"').replace("'NAME'", '"NAME"')
 
 
-# What is refused
+# What is rejected
 
 
 def line_of(text: str) -> int:
@@ -393,7 +393,7 @@ OPTIONS = {"adam": "fast", "sgd": "slow"}
     ],
 )
 def test_nothing_is_silently_built_of_a_placeholder(body: str) -> None:
-    """Whatever does not go through as text is refused, however it is asked for."""
+    """Everything that is not used as text is rejected, whatever operation asks for it."""
     names = {**globals(), "shlex": shlex, "re": re, "urllib": urllib}
     exec(f"def function(x: str):\n    return {body}", names)  # noqa: S102 - the bodies above
     with pytest.raises(AppDefError, match=r"- 'x': |It was called with stand-ins for its inputs \(x\)"):
@@ -403,7 +403,7 @@ def test_nothing_is_silently_built_of_a_placeholder(body: str) -> None:
 def swallow(x: Any) -> str:
     try:
         return str(x * 2)
-    except Exception:  # what component functions do
+    except Exception:  # as component functions do
         return "1"
 
 
@@ -478,7 +478,7 @@ def changes_a_role(x: str) -> specs.AppDef:
 
 
 def test_a_function_may_change_what_it_is_given() -> None:
-    """It is called several times, and no value that it was tried with is left in the component."""
+    """It is called several times, and values that it was tried with do not stay in the component."""
     for function, constants in (
         (changes_a_constant, {"env": {"A": "1"}}),
         (changes_a_list, {"args": ["a"]}),

@@ -1,4 +1,4 @@
-"""Results, artifacts and UI metadata as outputs of KFP: what compiles, what is refused, and what it takes."""
+"""Results, artifacts and UI metadata as KFP outputs: what compiles, what is rejected, and how much space it takes."""
 
 import json
 import os
@@ -255,7 +255,7 @@ def test_a_stage_that_is_not_cached() -> None:
 
 
 def with_python(shells: Path | None) -> dict[str, str]:
-    """An environment in which ``sh`` is one of these, and ``python3`` the interpreter of the tests."""
+    """Return an environment in which ``sh`` is one of these, and ``python3`` is the interpreter of the tests."""
     folders = [*([str(shells)] if shells else []), str(Path(sys.executable).parent), os.environ["PATH"]]
     return {"PATH": ":".join(folders)}
 

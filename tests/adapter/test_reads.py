@@ -1,4 +1,4 @@
-"""What stages read: aliases, run ids, and the dependencies that follow."""
+"""The stages that a stage reads: their aliases, their run ids, and the dependencies that follow."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ def inner(tracker_base: str) -> str:
 
 
 def parents(compiled: str, executor: str) -> dict[str, Any]:
-    """The parents in a stage's command; placeholders of lists as the text of their input."""
+    """Return the parents in a stage's command, with placeholders of lists as the text of their input."""
     spec, _ = load(compiled)
     assert unresolved_inputs(spec) == []
     value = parents_text(spec["deploymentSpec"]["executors"][f"exec-{executor}"]["container"]["command"])
@@ -42,7 +42,7 @@ def parents(compiled: str, executor: str) -> dict[str, Any]:
 
 
 def parents_text(command: list[str]) -> str:
-    """The JSON object that a stage's script makes, with placeholders for run ids."""
+    """Return the JSON object that a stage's script makes, with placeholders for run ids."""
     words = command[command.index("-ec") + 5 :]
     last = next(number for number, word in enumerate(words) if number % 2 == 0 and word.endswith("}"))
     return "{" + "".join(words[: last + 1])

@@ -28,7 +28,7 @@ SECRETS = {"s3": {"user": "AWS_ACCESS_KEY_ID", "pass": "AWS_SECRET_ACCESS_KEY"},
 
 
 def in_platform(compiled: str) -> dict[str, dict[str, dict[str, str]]]:
-    """{executor: {secret: {key: variable}}} of a compiled pipeline."""
+    """Return ``{executor: {secret: {key: variable}}}`` for a compiled pipeline."""
     return {
         executor: {
             entry["secretNameParameter"]["runtimeValue"]["constant"]: {
@@ -47,7 +47,7 @@ def test_secrets_of_a_task(tracked: bool) -> None:
         task_from_app(make_app("without"), tracker_base=tracker_base if tracked else None, secrets={})
 
     found = in_platform(compile_pipeline(pipeline))
-    # An untracked stage without secrets has nothing of Kubernetes.
+    # An untracked stage without secrets has no settings for Kubernetes.
     assert {name: secrets for name, secrets in found.items() if secrets} == {"exec-with": SECRETS}
 
 
@@ -126,7 +126,7 @@ def test_variables_of_the_protocol(name: str) -> None:
         component_from_app(make_app(), tracked=True, secrets={"s": {"k": name}})
     with pytest.raises(AppDefError, match=says(f"{name}'", "tracked")):
         compile_pipeline(publisher)
-    # In an untracked stage they are variables like any other.
+    # In an untracked stage, they are variables like any other.
     component_from_app(make_app(), secrets={"s": {"k": name}})
 
 
@@ -139,7 +139,7 @@ def test_a_channel_in_a_name() -> None:
 
 
 def test_variables_of_shell_programs_make_way() -> None:
-    """A channel in a shell program becomes a variable: not one that holds a secret."""
+    """A channel in a shell program becomes a variable, but not one that contains a secret."""
 
     def pipeline(text: str) -> None:
         app = make_app(entrypoint="sh", args=["-c", f"echo {text}"])
@@ -167,7 +167,7 @@ def pipeline(tracker_base: str):
 
 @pytest.mark.s3
 def test_the_application_and_the_publisher_have_them(tmp_path: Path, s3_base: str) -> None:
-    """On this machine they come from the caller's environment; the storage asks for them."""
+    """On this machine, they come from the caller's environment; the storage needs them."""
     (tmp_path / "pipeline.py").write_text(PIPELINE)
     command = [Path(sys.executable).parent / "torchx-kfp", "run", "pipeline.py", "--tracker-base", s3_base, "--json"]
     environ = {key: value for key, value in os.environ.items() if key != "SECRET_KEY"}

@@ -1,4 +1,4 @@
-"""Channels in shell programs: variables, so that no value is ever part of a program."""
+"""Channels in shell programs become variables, so that a value is never part of a program."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ from torchx_kfp.adapter.values.shell import find_program, lift_channels
 from torchx_kfp.adapter.values.shell.programs import KNOWN_BUILTINS
 from torchx_kfp.errors import ChannelError
 
-#: TorchX's nightly has another name for it.
+#: TorchX's nightly has a different name for dist.ddp.
 pytestmark = pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")
 
 VALUE = Reference("value", None, "value", "STRING")
@@ -69,7 +69,7 @@ HOSTILE = [
 
 
 def lifted(program: str, *, bash: bool = False, values: Sequence[str] = ()) -> tuple[str, dict[str, Reference]]:
-    """``{}`` is where the channel stands."""
+    """Lift the channel out of the program, in which it is ``{}``."""
     parts: list[str | Reference] = []
     for index, piece in enumerate(program.split("{}")):
         parts += [*([VALUE] if index else []), *([piece] if piece else [])]
@@ -113,7 +113,7 @@ PRINTS = [
 
 @pytest.mark.parametrize("program", PRINTS)
 def test_a_value_is_one_word_in_every_place(shells: Path, tmp_path: Path, program: str) -> None:
-    # A third of the values in each shell: each of them is one process.
+    # Each value takes a process, so each shell gets a third of them.
     for value in HOSTILE[PRINTS.index(program) % 3 :: 3]:
         text, variables = lifted(program)
         assert list(variables) == ["TORCHX_KFP_VALUE"]
@@ -128,7 +128,7 @@ def test_a_value_is_one_word_in_every_place(shells: Path, tmp_path: Path, progra
         assert not (tmp_path / "pwned").exists()
 
 
-#: What people write, without a value to look at.
+#: Programs that people write, which must be accepted. They are not run.
 ACCEPTED = [
     "python3 -c 'import sys; sys.stdout.write(sys.argv[1] + \"|\")' {}",
     "set -euo pipefail; mkdir -p {} && cd {} && python3 -u train.py --lr {} --out={}/x > log.txt 2>&1",
@@ -326,7 +326,7 @@ ATTACKS = [
     ": $(( $(echo {}) ))",
     'x={}; : "${y:=$x}" ; : $((y))',
     "y=$(cat f); echo $((y)) {}",
-    # Through files that it copies, and what reads them as code.
+    # Values reach code through files that the program copies.
     "echo {} > f; cp f g; sh g",
     "echo {} > f; mv f g; . ./g",
     "echo {} > f; ln -s f g; ./g",
@@ -349,7 +349,7 @@ ATTACKS = [
     "echo {} > echo; ./echo hi",
     "echo {} > python3; ./python3 train.py",
     "echo {} > sh; ./sh x",
-    # Through variables that shells set themselves, names of files, and the environment.
+    # Values reach code through variables that shells set themselves, names of files, and the environment.
     ': {}; awk "$_"',
     ": {}; find . $_",
     'echo {}; awk "$0"',
@@ -365,23 +365,23 @@ ATTACKS = [
     "export x={}; env | xargs env",
     "export x={}; find . $(printenv x)",
     "export x={}; sh -c 'echo \"$x\"' | xargs env",
-    # Numbers that are none where they are expanded.
+    # A number is no longer one where it is expanded.
     "x={}; i=1; z=${i:+x}; : $((z))",
     "x={}; i=1; z=${i/1/x}; : $((z))",
     "x={}; i=1; [[ ${i:+x} -eq 1 ]]",
-    # What shells read otherwise than it looks.
+    # Shells read these differently than they look.
     "time ! eval {}",
     "time coproc eval {}",
     "(case\r in\n eval|{})\n:;; esac)",
     "(case\v in\n eval|{})\n:;; esac)",
-    # Commands in front of a command.
+    # These commands run another command.
     "ionice -c3 {}",
     "taskset 1 {}",
     "setarch x86_64 {}",
     "uv run {}",
     "tini -- {}",
     "python -m runpy {}",
-    # Through files of other shells' programs, and of traps.
+    # Values reach code through files in the programs of other shells and of traps.
     "trap 'sh g' EXIT; echo {} > g",
     "echo {} > g; sh -c 'sh g'",
     "echo {} > g; sh -c '. ./g'",
@@ -489,7 +489,7 @@ TOKENS = st.sampled_from(
         *("cat <<E\n{}\nE\n", "2>&1", "command ", "1", "i=0;", "i=$((i+1))", "~", "*", "\\\n", "$'", '$"', "=", "{a,"),
     ]
 )
-#: Commands that are safe alone, and may not be behind each other.
+#: Commands that are safe by themselves, but perhaps not one after another.
 STATEMENTS = st.sampled_from(
     [
         *(
@@ -554,7 +554,7 @@ def test_whatever_is_accepted_runs_no_value(tmp_path_factory: pytest.TempPathFac
 
 
 def run_in_every_shell(text: str, value: str, folder: Path) -> None:
-    """Run a program in each installed shell, in a folder in which nothing may appear that the value asks for."""
+    """Run a program in each installed shell, and check that the value's commands did not create files in the folder."""
     (folder / "show").write_text("#!/bin/sh\n")
     (folder / "show").chmod(0o755)
     commands = [["sh"], ["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"]]
@@ -588,7 +588,7 @@ def run_in_every_shell(text: str, value: str, folder: Path) -> None:
     ],
 )
 def test_what_is_refused_would_run_the_value(shell: str, program: str, tmp_path: Path) -> None:
-    """Quotes do not help there: each of these runs what the value says."""
+    """Quotes do not help in these places: each of the programs runs the value as code."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     for value in ("a[$(touch pwned)]", "$(touch pwned)", "touch pwned", "PATH[`touch pwned`0]"):
@@ -598,7 +598,7 @@ def test_what_is_refused_would_run_the_value(shell: str, program: str, tmp_path:
 
 
 def test_every_builtin_is_known() -> None:
-    """A builtin that comes with a new version is not taken for a program."""
+    """A builtin of a new version is not taken for a program."""
     names = subprocess.run(["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True).stdout.split()
     if shutil.which("busybox"):
         run = functools.partial(subprocess.run, capture_output=True, text=True, check=True)
@@ -609,7 +609,7 @@ def test_every_builtin_is_known() -> None:
 
 
 def refusal(entrypoint: str, *args: str, **fields: Any) -> str:
-    """The error for these arguments; ``{}`` is where the parameter stands."""
+    """Return the error for these arguments, in which the parameter is ``{}``."""
 
     def pipeline(text: str = "", flag: str = "") -> None:
         filled = [arg.replace("{}", f"{text}").replace("<>", f"{flag}") for arg in args]

@@ -1,4 +1,4 @@
-"""``Stages``: the options that stages share."""
+"""``Stages``, the options that stages share."""
 
 import inspect
 from collections.abc import Callable

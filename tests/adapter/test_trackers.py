@@ -19,14 +19,14 @@ BASE = "/tmp/results"
 
 
 def environment(container: Container) -> dict[str, str]:
-    """What a stage whose application is ``env -0`` sees."""
+    """Return the environment of a stage whose application is ``env -0``."""
     done = container.run()
     assert done.returncode == 0, done.stderr
     return dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0") if entry)
 
 
 def stage(tmp_path: Path, trackers: Any, **fields: Any) -> Container:
-    """A tracked stage with these trackers and constants alone."""
+    """Return a tracked stage with these trackers and only constants."""
 
     def pipeline(tracker_base: str = BASE) -> None:
         app = make_app(entrypoint="env", args=["-0"], **fields)

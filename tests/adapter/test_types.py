@@ -1,4 +1,4 @@
-"""What a type checker says of files that use the public functions."""
+"""A type checker's errors in files that use the public functions."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ pytest.importorskip("mypy")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-#: Each line that is wrong names the code of its error.
+#: Each wrong line names the code of its error.
 USER = """
 from typing import List
 

@@ -1,4 +1,4 @@
-"""Stages of one shape have one container; what tells them apart is an input of the task."""
+"""Stages of one shape share a container; the values that distinguish them are in an input of the task."""
 
 import json
 from collections import defaultdict
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.versions
 
 
 def shapes(compiled: str) -> dict[str, list[str]]:
-    """The names of tasks by the text of their container."""
+    """Return the names of tasks by the text of their container."""
     found = defaultdict(list)
     for name, container in containers(compiled).items():
         found[json.dumps(container, sort_keys=True)].append(name)
@@ -67,7 +67,7 @@ def test_publishers_of_results_have_one_container() -> None:
 
 
 def test_a_stage_is_the_same_whatever_its_neighbours_are() -> None:
-    """KFP's cache key has the command, the image and the inputs."""
+    """KFP's cache key consists of the command, the image and the inputs."""
 
     def alone(tracker_base: str = "/tmp/results") -> None:
         task_from_app(make_app("train", args=["--n", "1"]), tracker_base=tracker_base)
@@ -83,7 +83,7 @@ def test_a_stage_is_the_same_whatever_its_neighbours_are() -> None:
 
 
 def test_what_stays_in_the_container() -> None:
-    """The program, names of options and variables, long text and text that is no line of ASCII."""
+    """The program, names of options and variables, long text, and text that is not a line of ASCII stay there."""
     words = ["-m", "--lr", "0.1", "--lr=0.2", "-5", "x" * 256, "x" * 257, "two\nlines", "é", "", "a b\\"]
 
     def pipeline(tracker_base: str = "/tmp/results") -> None:
@@ -150,23 +150,23 @@ def app_of(number: int = 0, text: str = "a", unused: str = "b") -> specs.AppDef:
     Args:
         number: a number.
         text: a text.
-        unused: nothing has it.
+        unused: a text that is not used.
     """
     return make_app("same", args=[f"{text}"])
 
 
 def app_with_another_default(number: int = 1, text: str = "a", unused: str = "b") -> specs.AppDef:
-    """Another default of a parameter that is in no text."""
+    """Has a different default for a parameter that is not in any text."""
     return make_app("same", args=[f"{text}"])
 
 
 def app_with_another_type(number: float = 0.5, text: str = "a", unused: str = "b") -> specs.AppDef:
-    """Another type."""
+    """Has a parameter with a different type."""
     return make_app("same", args=[f"{text}"])
 
 
 def app_with_less(text: str = "a") -> specs.AppDef:
-    """Less inputs."""
+    """Has fewer inputs."""
     return make_app("same", args=[f"{text}"])
 
 
@@ -205,7 +205,7 @@ def test_containers_of_other_signatures_differ() -> None:
             component = {key: value for key, value in spec["components"][f"comp-{name}"].items() if "Def" in key}
             definitions.setdefault(names[0], set()).add(json.dumps(component, sort_keys=True))
     assert all(len(found) == 1 for found in definitions.values())
-    # A component from an app is the same as a task from it.
+    # A component from an app equals a task from that app.
     assert len(definitions) == len(SIGNATURES) - 1
 
 

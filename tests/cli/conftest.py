@@ -76,7 +76,7 @@ def _ready() -> Iterator[Ready]:
 
 @pytest.fixture
 def call(project: Path, _ready: Ready) -> Call:
-    """The command line, in the project's folder and as a process of its own."""
+    """The command line, in the project's folder and in a separate process."""
 
     def run(*words: str, folder: Path = project, **environ: str) -> subprocess.CompletedProcess[str]:
         if not any(name.startswith("PYTHON") for name in environ):
@@ -97,7 +97,7 @@ def call(project: Path, _ready: Ready) -> Call:
 
 @pytest.fixture
 def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command line in this process, for the many cases of one thing."""
+    """The command line in this process, for tests with many cases."""
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(project)
@@ -111,7 +111,7 @@ def inside(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 @pytest.fixture
 def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
-    """The command line as a process that goes on."""
+    """The command line as a process that keeps running."""
 
     def run(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -120,7 +120,7 @@ def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # The shell that runs the tests may have Ctrl-C ignored for what is in its background.
+            # The shell that runs the tests may ignore Ctrl-C for background processes.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
@@ -129,7 +129,7 @@ def start(project: Path) -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def terminal(project: Path) -> Callable[..., str]:
-    """What the command line shows in a terminal of this width, without carriage returns."""
+    """The output of the command line in a terminal of this width, without carriage returns."""
 
     def run(width: int, *words: str, **environ: str) -> str:
         ours, theirs = pty.openpty()
@@ -148,7 +148,7 @@ def terminal(project: Path) -> Callable[..., str]:
         while True:
             try:
                 read = os.read(ours, 65536)
-            except OSError:  # Linux's way to say that nobody writes any more
+            except OSError:  # Linux raises this when there is no writer any more
                 break
             if not read:
                 break

@@ -1,7 +1,7 @@
 """The command line as a user calls it, without the time that imports take: forks of a process that has imported it.
 
-Each call is a process with its own arguments, environment, directory and output. What the imports themselves do is
-tested in ``test_start``, with new processes.
+Each call is a process with its own arguments, environment, directory and output. ``test_start`` tests the imports
+themselves, in new processes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-#: The installed program: `python -m` would put the current directory before the standard library.
+#: The path of the installed program: `python -m` would put the current directory before the standard library.
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
-#: What commands import sooner or later.
+#: The modules that commands import sooner or later.
 MODULES = ("kfp.compiler", "kfp.kubernetes", "torchx.components.dist", "s3fs", "pandas", "torchx_kfp.adapter")
 
 
@@ -61,7 +61,7 @@ class Ready:
 
 @contextlib.contextmanager
 def ready() -> Iterator[Ready]:
-    """Start such a process; it ends with the block."""
+    """Start such a process, which ends with the block."""
     with tempfile.TemporaryDirectory(prefix="ready-") as folder:
         path = f"{folder}/socket"
         root = str(Path(__file__).parents[2])
@@ -86,7 +86,7 @@ def serve() -> None:
     from torchx_kfp.sdk import import_kfp
 
     path = sys.argv[1]
-    # As the program has it, whose folder comes first.
+    # In the installed program, too, its own folder comes first.
     sys.path[:] = [str(Path(PROGRAM).parent), *sys.path[1:-1]]
     import_kfp()
     importlib.import_module("torchx_kfp.cli")
@@ -114,7 +114,7 @@ def serve() -> None:
                 _end(main, words, folder, environ)
             for descriptor in descriptors:
                 os.close(descriptor)
-            # A caller that has given up, after a timeout, hears nothing.
+            # A caller that has given up, after a timeout, does not get an answer.
             with contextlib.suppress(OSError):
                 connection.send(str(pid).encode())
             code = os.waitpid(pid, 0)[1]
@@ -124,7 +124,7 @@ def serve() -> None:
 
 
 def _end(main, words, folder, environ) -> None:
-    """Run the program and end this process as the interpreter ends it."""
+    """Run the program and end this process like the interpreter does."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)

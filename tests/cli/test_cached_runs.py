@@ -1,4 +1,4 @@
-"""Runs whose stages were cached, to the commands that tell what runs have recorded: on a directory, and on S3."""
+"""Runs whose stages were cached, in the commands that show the records of runs: in a directory, and on S3."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def base(request: pytest.FixtureRequest, project: Path) -> str:
 
 @pytest.fixture
 def runs(base: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One that has worked, one of which a stage was cached, and one that was cached whole."""
+    """A run that has worked, a run with a cached stage, and a run in which everything was cached."""
     monkeypatch.chdir(project)
     ids = []
     for lr in (0.5, 0.25, 0.25):
@@ -60,7 +60,7 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
         f"{second}/train/train-0": {"x": 0.25}
     }
     listed = [line.split() for line in inside("results", base).stdout.splitlines()[2:]]
-    # By their names, which tell the second in which they started.
+    # Runs are listed by their names, which contain the second in which they started.
     assert listed == sorted(
         [
             [first, "2", "0", "prepare", "train"],
@@ -79,7 +79,7 @@ def test_they_are_known(base: str, runs: list[str], inside: Call) -> None:
         ["train", "state", "cached"],
     ]
     assert f"Cached in {third}: train, from {second}.\n" in done.stderr
-    # Both were given the same.
+    # Both were given the same results.
     same = inside("compare", base, second, third, "--changed")
     assert (same.returncode, same.stderr.splitlines()[0]) == (0, "The runs do not differ.")
 
@@ -102,7 +102,7 @@ def looped(tracker_base: str, rates: list):
 def test_an_iteration_that_ran_and_one_that_was_cached_may_have_one_name(
     inside: Call, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second iteration of the first run is the first one of the second run, whose own second one is another."""
+    """The second iteration of the first run is the first one of the second run, which has its own second one."""
     monkeypatch.chdir(project)
     first, second = (
         run(looped, {"tracker_base": "base", "rates": rates}, watch=Watch(), parallelism=1).run_id
@@ -125,14 +125,14 @@ def test_from_another_folder(runs: list[str], inside: Call, project: Path, base:
     assert (unknown.returncode, unknown.stdout) == (2, "")
     told, _, there = unknown.stderr.partition(" Runs there: ")
     assert f"Nothing is recorded for '{runs[2]}' under 'base'." in told
-    # The most similar first: within one second, chance decides it.
+    # The most similar one comes first: for runs of the same second, that is random.
     assert sorted(there.strip().rstrip(".").split(", ")) == sorted(runs[:2])
     assert inside("results", "base", runs[2], "--output-dir", "elsewhere").returncode == 0
-    # Without the run's folder, what has recorded last is the newest.
+    # Without the run's folder, the run that was recorded last is the newest.
     assert f"{runs[1]}/train/train-0" in inside("results", base, "latest", "--format", "json").stdout
 
 
-#: Commands that take a run of a tracker base, and of this machine.
+#: Commands that accept runs of a tracker base and of this machine.
 ASK = [("results", "base"), ("show", "base"), ("lineage", "base"), ("compare", "base", "one-1")]
 HERE = [("logs",), ("cancel",), ("report",), ("run", "--resume")]
 

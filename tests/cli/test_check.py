@@ -1,4 +1,4 @@
-"""``torchx-kfp check``, and what ``compile`` and ``run`` say of the same: one check."""
+"""``torchx-kfp check``, and the same findings in ``compile`` and ``run``: there is only one check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that others have written does anything to a terminal: names, values, logs, errors, in every command."""
+"""Text from elsewhere (names, values, logs, errors) is harmless in a terminal, in every command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torchx_kfp.protocol import StageContext, encode
 from torchx_kfp.text import clean, escape_json, is_unsafe
 from torchx_kfp.tracking import current_run
 
-#: The clipboard, a link, a title, the cursor, the screen, other ways to begin those, directions of writing, line ends.
+#: Sequences for the clipboard, a link, a title, the cursor and the screen, other forms of them, writing directions, and
+#: line ends.
 HOSTILE = (
     "\x1b]52;c;cHduZWQ=\x07\x1b]8;;http:x\x1b\\\x1b]0;t\x07\x1b[5A\x1b[2J\x9b2J\x9d0;t\x9c"
     "\u202egnp\u2066\x85\u2028\x08\x7f\u200b"
@@ -40,7 +41,7 @@ FORBIDDEN = [
 
 
 def spec(name: str) -> dict[str, Any]:
-    """A compiled pipeline, with this text wherever it may hold one: its stage ``bad`` fails."""
+    """Return a compiled pipeline with this text wherever it may contain text; its stage ``bad`` fails."""
 
     def component(executor: str) -> dict[str, Any]:
         parameters = {"text": {"parameterType": "STRING"}}
@@ -77,7 +78,7 @@ def spec(name: str) -> dict[str, Any]:
 
 
 def assert_clean(text: str, *, screen: bool = False) -> None:
-    """``screen``: the live view moves the cursor itself."""
+    """Assert that the text is harmless; ``screen`` is true for the live view, which moves the cursor itself."""
     assert [each for each in FORBIDDEN if each in text] == []
     if not screen:
         assert "\x1b[5A" not in text
@@ -86,7 +87,7 @@ def assert_clean(text: str, *, screen: bool = False) -> None:
 
 @pytest.fixture
 def hostile(project: Path) -> Path:
-    """The pipeline's file, and results with such names and values."""
+    """A folder with the pipeline's file, and with results that have such names and values."""
     (project / "hostile.yaml").write_text(yaml.safe_dump(spec(HOSTILE)))
     base = project / "results"
     for run_id, parents in (("run-1/train/1", {}), ("run-1/next/1", {"x": "run-1/train/1"}), ("run-3/train/1", {})):
@@ -94,7 +95,7 @@ def hostile(project: Path) -> Path:
         run.add_metadata(note=HOSTILE, **{f"key {HOSTILE}": 1})
         run.put(**{f"name {HOSTILE}": f"value {HOSTILE}{run_id}", "loss": 0.5})
         run.add_artifact("model", f"s3://b/{HOSTILE}", k=HOSTILE)
-    # Whoever writes to the storage makes such a run.
+    # Anyone who can write to the storage can make such a run.
     (base / RUN / "train").mkdir(parents=True)
     (base / RUN / "train" / "1").write_text(json.dumps({f"name {HOSTILE}": HOSTILE}))
     return project

@@ -113,7 +113,7 @@ def test_run_shows_a_table_of_stages_and_the_line_to_get_it_again(call: Call, pr
 
 
 def test_where_a_relative_tracker_base_is(call: Call, project: Path) -> None:
-    """The current directory's, however it is given: stages may change theirs."""
+    """It is relative to the current directory, however it is given: stages may change theirs."""
     with (project / "pipelines.py").open("a") as file:
         file.write(
             "\n\n@dsl.pipeline(name='elsewhere')\ndef elsewhere(tracker_base: str = 'default'):\n"
@@ -214,7 +214,7 @@ def test_a_compiled_pipeline_from_another_folder(
 def test_a_project_of_packages_from_another_folder(
     call: Call, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """pipelines/ finds components/, and stages the applications in there."""
+    """pipelines/ finds components/, and stages find the applications in it."""
     root = tmp_path / "project"
     for package in ("pipes", "parts"):
         (root / package).mkdir(parents=True)
@@ -237,7 +237,7 @@ def test_a_stage_that_fails(call: Call) -> None:
     done = call("run", "pipelines.py:fails", "--tracker-base", "results")
     assert done.returncode == 1
     rows = [line.split() for line in done.stdout.splitlines() if line.strip()][2:]
-    # What it recorded before it failed is there.
+    # The results that it recorded before it failed are there.
     assert (rows[0][:2], rows[0][3:]) == (["first", "failed"], ["value=1.0", "parents=0"])
     assert rows[1] == ["second", "not", "run", "(first", "failed)"]
     message = done.stderr[done.stderr.index("Error: ") :]
@@ -445,7 +445,7 @@ def test_output_that_cannot_be_written(call: Call, project: Path) -> None:
 
 
 def test_an_interrupt_while_the_program_is_imported_is_one_line(tmp_path):
-    """Seen: a traceback of forty lines, out of whatever was being imported."""
+    """It used to be a traceback of forty lines, from whatever module was being imported."""
     (tmp_path / "click.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n")
     done = subprocess.run(
         [sys.executable, "-m", "torchx_kfp", "--help"],

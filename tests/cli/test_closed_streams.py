@@ -1,4 +1,4 @@
-"""Readers that have seen enough, such as ``head -1``, and streams that were never open: the exit code stands."""
+"""Readers that stop early, such as ``head -1``, and streams that were never open do not change the exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.cli.ready import PROGRAM
 from torchx_kfp.tracking import FsspecResultTracker
 
-#: The words of a command -> its exit code.
+#: The exit codes of commands, by their words.
 COMMANDS = {
     ("run", "pipelines.py:two", "--tracker-base", "base"): 0,
     ("run", "pipelines.py:two", "--tracker-base", "base", "--json"): 0,

@@ -42,7 +42,7 @@ def fill(base: str | Path) -> None:
         tracker[f"{run}/prepare/p"] = {"rows": 1000, "bound": math.nan}
         for number in range(3):
             loss = number + k / 4 if number else math.nan
-            # Executions on a cluster have names that are random.
+            # Executions on a cluster have random names.
             tracker[f"{run}/train/{'abc'[(number + k) % 3]}"] = {"loss": loss, "optimizer": "adam", "seed": number}
         tracker[f"{run}/evaluate/e"] = {"accuracy": 0.5 + k / 4, "ok": k == 2, "uri": f"s3://models/{k}"}
         add_metadata(tracker.store, f"{run}/evaluate/e", {"config": {"lr": k}, "note": "x"})
@@ -97,7 +97,7 @@ def test_the_table_fits_the_terminal(width: int, terminal: Callable[..., str]) -
     shown = terminal(width, "compare", "base", ONE, TWO, NO_COLOR="1").splitlines()
     assert max(map(len, shown)) <= width
     assert (f"run 1: {ONE}" in shown) == (width == 80)
-    # What differs is seen to differ: nothing is cut.
+    # Values are not cut, so that a difference can be seen.
     assert "…" not in "".join(shown)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.lowest
 
 
 class Progress(RunState):
-    """A run, and what its stages have printed."""
+    """A run and the output of its stages."""
 
     def __init__(self, stages: dict[str, bool]) -> None:
         super().__init__(stages)
@@ -33,7 +33,7 @@ def started(name: str, time: float = 10.0, attempt: int = 1) -> StageStarted:
 
 
 def shown(progress: Progress, width: int = 80, height: int = 24, now: float = 75.0, *, ascii_only: bool = False) -> str:
-    """What a terminal of this size shows."""
+    """Return the picture in a terminal of this size."""
     lines = frame(progress, progress.output.tail, width, height, now, ascii_only=ascii_only)
     assert len(lines) <= height
     assert all(line.cell_len <= width for line in lines)
@@ -45,7 +45,7 @@ def shown(progress: Progress, width: int = 80, height: int = 24, now: float = 75
 
 @pytest.fixture
 def progress() -> Progress:
-    """A loop, a nested pipeline, a retry, and a stage of each end."""
+    """A run with a loop, a nested pipeline, a retry, and a stage in each final state."""
     names = ("prepare", "train", "flaky", "inner/fit", "inner/score", "cached", "broken", "after", "unless")
     made = Progress({name: name == "train" for name in names})
     made.on_event(RunStarted("digits", "digits-1", Path("/runs"), time=10.0))
@@ -142,7 +142,7 @@ def test_the_counts_of_what_is_hidden_and_shown_are_those_of_the_run() -> None:
         "  ● loop[3] 1m 05s",
         "⋯ 495 more: 248 waiting, 247 succeeded",
     ]
-    # What has just ended, and what comes next.
+    # These stages have just ended, or come next.
     assert [line.split()[1] for line in lines[1:-6]] == [f"stage-{number}" for number in (0, 1, 2, 250, 251)]
 
 

@@ -22,7 +22,7 @@ DAY = 86400
 
 
 def age(base: Path, *runs: str, days: float) -> None:
-    """Make the files of these runs so old."""
+    """Make the files of these runs this many days old."""
     for path in base.rglob("*"):
         if path.is_file() and any(run in str(path.relative_to(base)) for run in runs):
             os.utime(path, (time.time() - days * DAY,) * 2)
@@ -30,7 +30,7 @@ def age(base: Path, *runs: str, days: float) -> None:
 
 @pytest.fixture
 def base(project: Path) -> Path:
-    """Old runs, one of them in use, a young one, and a folder of something else."""
+    """Old runs, one of them in use, a young run, and a folder with other files."""
     tracker = FsspecResultTracker(project / "base")
     for key in ("old/prepare/1", "old/train/1", "old/train/2", "used/train/1", "new/evaluate/1"):
         tracker[key] = {"loss": 0.25, "note": "x" * 500}
@@ -227,7 +227,7 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     add_metadata(tracker.store, "run/train/1", {"note": "x"})
     nothing = call("gc", s3_base, "--older-than", "1d")
     assert (nothing.returncode, nothing.stdout) == (0, "")
-    time.sleep(1.1)  # S3 has seconds
+    time.sleep(1.1)  # the times of S3 are whole seconds
     done = call("gc", s3_base, "--older-than", "1s")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("Removed 1 pipeline run, 2 files, ")

@@ -1,4 +1,4 @@
-"""``torchx-kfp import``: what TorchX's own tracker has stored."""
+"""``torchx-kfp import``, which imports the files of TorchX's own tracker."""
 
 from __future__ import annotations
 

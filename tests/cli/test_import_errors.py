@@ -1,4 +1,4 @@
-"""Mistakes in a file of pipelines: each has a sentence with its place, the value and the way out."""
+"""Mistakes in a pipeline file: each has a sentence with its place, the value and the way out."""
 
 from __future__ import annotations
 
@@ -104,10 +104,10 @@ def test_a_mistake_has_its_own_sentence(command: str, mistake: str, call: Call, 
     text = FILE.replace("MISTAKE", mistake)
     (tmp_path / "wrong.py").write_text(text)
     done = call(command, str(tmp_path / "wrong.py"))
-    # In a loop it is the line above the last.
+    # In a loop, it is the line before the last.
     line = text.rstrip().count("\n") + 1 - ("range" in mistake)
     line = 10 if "imge" in mistake else line
-    # TorchX's nightly warns of dist.ddp before it.
+    # TorchX's nightly first warns about dist.ddp.
     assert f"Error: {tmp_path / 'wrong.py'}, line {line}: " in done.stderr
     assert MISTAKES[mistake] in done.stderr
     assert "cannot be imported" not in done.stderr

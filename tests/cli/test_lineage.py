@@ -17,12 +17,12 @@ from torchx_kfp.tracking.statements.artifacts import add_artifact
 from torchx_kfp.tracking.statements.sources import SOURCES, Start, add_source, encode_sources, record_start
 from torchx_kfp.tracking.stores.store import Store
 
-#: Text that each of the languages would take for something of its own.
+#: Text that has a meaning in each of the languages.
 NASTY = 'a"b\\n[x](y){z}<i>`c`#35;;|end|%%{init}\n\r\t größe -->&amp; \\" $x'
 
 
 def declare(store: Store, run_id: str, parents: dict[str, str | list[str]]) -> None:
-    """What a stage says at its start, but for the start itself."""
+    """Record the sources that a stage records at its start, but not the start itself."""
     found = {alias: [ids] if isinstance(ids, str) else ids for alias, ids in parents.items()}
     sources = [Source(source, alias=alias) for alias, ids in found.items() for source in ids]
     SOURCES.add(store, run_id, encode_sources(sources), "sources", "0-reads")
@@ -71,7 +71,7 @@ a-1/choose/c  best=a-1/train/t1
 
 @pytest.mark.parametrize("run", ["a-1/choose/c", "a-1/choose", "a-1/c", "a-1", "a-1/"])
 def test_what_a_run_was_made_of_and_what_of_it(run: str, inside: Call) -> None:
-    """A pipeline run is all of its stages: here they hang together, and show once."""
+    """A pipeline run means all of its stages. Here, they are connected, and each is shown once."""
     done = inside("lineage", "base", run)
     assert (done.returncode, done.stdout, done.stderr) == (0, TREES, "")
 
@@ -82,7 +82,7 @@ def test_the_ends_of_a_lineage(inside: Call) -> None:
         "b-1/deploy/d  ok=true",
         "└── model: a-1/choose/c  best=a-1/train/t1",
     ]
-    # A data set is none of our runs, and has users.
+    # A data set is not a run, but runs use it.
     assert inside("lineage", "base", "s3://datasets/digits").stdout.splitlines()[:4] == [
         "Used by",
         "s3://datasets/digits",
@@ -136,7 +136,7 @@ def test_long_fan_ins_are_cut_in_trees_alone(inside: Call, project: Path) -> Non
         "└── data: a-1/prepare/p  rows=1000",
     ]
     assert len(shown) == 25
-    # Those that are cut do not become trees of their own.
+    # Runs that are left out do not become separate trees.
     assert inside("lineage", "base", "big").stdout.splitlines() == shown
     assert len(json.loads(inside("lineage", "base", "big", "--format", "json").stdout)["links"]) == 1002
     assert inside("lineage", "base", "big", "--format", "dot").stdout.count(" -> ") == 1002
@@ -159,7 +159,7 @@ def test_trees_fit_the_terminal(width: int, terminal: Callable[..., str]) -> Non
     shown = terminal(width, "lineage", "base", "a-1", NO_COLOR="1")
     assert max(map(len, shown.splitlines())) <= width
     if width == 200:
-        # Paths are cut, and the run that was asked for shows once.
+        # Paths are cut, and the requested run is shown once.
         narrow = TREES.replace("s3://bucket/long/long/long/", "…long/")
         assert shown == re.sub(r"(── \w+: )a-1/", r"\1…/", narrow)
     assert terminal(200, "lineage", "base", "a-1").startswith("\x1b[1mMade from\x1b[0m\n")
@@ -196,7 +196,7 @@ def nasty() -> Lineage:
 
 
 def test_mermaid_means_nothing_but_text() -> None:
-    """What is left in quotes are letters and Mermaid's own entities. Its parser (11.x) takes it."""
+    """Inside quotes, only letters and Mermaid's own entities are left. Mermaid's parser (11.x) accepts this."""
     lines = mermaid(nasty()).splitlines()
     assert lines[0] == "flowchart LR"
     for line in lines[1:-2]:

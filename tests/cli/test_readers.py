@@ -1,4 +1,4 @@
-"""Whoever reads a run says the same of it: one list of events, and all that show it."""
+"""All readers of a run agree: there is one list of events, and several commands show it."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from torchx_kfp.runs.events import decode, encode
 
 RUN = "p-1"
 FOLDER = Path("local_outputs") / RUN
-#: When the run began. It has lasted 9 seconds, unless a case says something else.
+#: The time at which the run began. It has lasted 9 seconds, unless a case says something else.
 BEGIN = 1_700_000_000.0
 
 
 @dataclass
 class Case:
-    """Events after the first one, and what they come to."""
+    """Events after the first one, and the state that results from them."""
 
     run: str
     stages: dict[str, str]
     events: list[Event]
     seconds: float = 9.0
-    #: The tasks of the pipeline, each after the one before; none if the pipeline is not known.
+    #: The tasks of the pipeline, each of which depends on the one before; none if the pipeline is not known.
     tasks: tuple[str, ...] = ("a", "b", "c")
-    #: When stages that have not ended have last printed something.
+    #: The times at which stages that have not ended last printed something.
     printed: dict[str, float] = field(default_factory=dict)
     is_running: bool = False
 
@@ -244,7 +244,7 @@ def case(request: pytest.FixtureRequest, project: Path, monkeypatch: pytest.Monk
 
 
 def here(event: Event) -> Event:
-    """The event as it would be written in the folder of this test."""
+    """Return the event as it would be written in this test's folder."""
     content = encode(event)
     for key in ("folder", "log_file"):
         if content.get(key):
@@ -258,7 +258,7 @@ CASES_FOLDER = FOLDER.absolute()
 
 
 def pipeline(tasks: tuple[str, ...]) -> str:
-    """A compiled pipeline of tasks one after the other."""
+    """Return a compiled pipeline in which the tasks run one after the other."""
     compiled = {
         name: {
             "taskInfo": {"name": name},
@@ -303,7 +303,7 @@ def test_report(case: Case, inside: Call) -> None:
 
 def test_cancel(case: Case, inside: Call) -> None:
     if case.is_running:
-        return  # it is canceled in test_run_commands
+        return  # test_run_commands cancels it
     done = inside("cancel", "latest")
     if case.run == "interrupted":
         assert (done.returncode, "was killed" in done.stderr) == (0, True)

@@ -1,4 +1,4 @@
-"""``torchx-kfp report``: which run, where the page goes, and what is said when that cannot be."""
+"""``torchx-kfp report``: which run it shows, where the page is written, and the errors."""
 
 from __future__ import annotations
 

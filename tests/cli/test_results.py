@@ -42,7 +42,7 @@ def base(project: Path) -> Path:
 
 def test_runs_are_listed(call: Call) -> None:
     done = call("results", "base")
-    # A folder keeps one slash of the two of an app handle.
+    # A folder keeps only one of the two slashes of an app handle.
     assert done.stdout == (
         "run                       with results   stages\n"
         "──────────────────────────────────────────────────────\n"
@@ -119,20 +119,20 @@ def test_run_ids_are_whole(terminal: Terminal, call: Call, project: Path) -> Non
     tracker = FsspecResultTracker(project / "base")
     tracker[f"{run}/train/t-0"] = {"model": f"s3://bucket/models/{run}/train/t-0/model.joblib", "n": 1}
     tracker[f"{run}/select/s-0"] = {"best": f"{run}/train/t-0"}
-    # Above the table, and not in each row.
+    # The run is shown above the table, not in each row.
     heading, *rows = terminal(80, "results", "base", run, NO_COLOR="1").splitlines()
     assert heading == f"Run {run}"
     assert [row.split() for row in rows[2:]] == [
         ["select/s-0", "…/train/t-0"],
         ["train/t-0", "s3://bucket/models/…/train/t-0/model.joblib", "1"],
     ]
-    # Where there is no room beside a run id, results are below it.
+    # If there is no room next to a run id, results are shown below it.
     tracker[f"{run[:-1]}7/train/t-0"] = {"n": 1}
     assert terminal(50, "results", "base", "--stage", "train", "--where", "n == 1", NO_COLOR="1") == (
         f"{run}/train/t-0\n    model=s3://bucket/models/\n    {run}/train/t-0/\n    model.joblib  n=1\n"
         f"{run[:-1]}7/train/t-0\n    n=1\n"
     )
-    # A pipe gets all.
+    # A pipe gets everything.
     assert call("results", "base", run).stdout.count(run) == 3
 
 
@@ -143,7 +143,7 @@ def test_stdout_without_such_characters(call: Call) -> None:
 
 
 ORDER = ["a-1/prepare/p", "a-1/train/t0", "a-1/train/t1", "a-2/train/t0", "a-2/train/t1", "b-1/train/t0"]
-#: Words behind the tracker base -> the run ids that are shown, in their order.
+#: The run ids that are shown, in order, by the words after the tracker base.
 SHOWN = {
     ("a-1",): ORDER[:3],
     ("a-1/",): ORDER[:3],
@@ -235,7 +235,7 @@ def test_results_with_the_names_of_columns(call: Call, project: Path) -> None:
     assert call("results", "names", "--where", "run == 7 && results.results == 1").stdout.splitlines()[0] == "Run a"
 
 
-#: Words behind `results` -> exit code and message.
+#: Exit codes and messages, by the words after `results`.
 REFUSED = {
     ("base", "c"): (
         2,
@@ -352,7 +352,7 @@ def test_on_s3(call: Call, s3_base: str, s3_server: S3Server) -> None:
     assert json.loads(call("results", s3_base, "--where", "loss < 1", "--format", "json").stdout) == {
         "local_cwd://torchx/app-1": {"loss": 0.25}
     }
-    # A list, and one request for each result.
+    # There is one listing, and one request for each result.
     requests = s3_server.requests(lambda: call("results", s3_base, "a-1"))
     assert len(requests) <= 3 + 2
     done = call("results", f"{s3_base}-missing/x".replace("bucket-", "no-bucket-"))

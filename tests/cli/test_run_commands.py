@@ -25,7 +25,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @dsl.pipeline(name="mixed")
 def mixed(go: bool = False) -> None:
-    """Stages of every fate: retried, in a loop, failed, not run, skipped."""
+    """A pipeline with stages that are retried, in a loop, failed, not run, or skipped."""
     first = shell(script="printf 'one\\ntwo \\377\\033[2J\\nend'")
     with dsl.ParallelFor([1, 2]) as number:
         shell(script=f"echo number {number}").after(first)
@@ -53,7 +53,7 @@ def run_id(mixed_runs: Path, project: Path) -> str:
 
 
 def journal(project: Path, name: str) -> Journal:
-    """A run that seems to be run by this process."""
+    """Return the journal of a run that this process seems to run."""
     folder = project / "local_outputs" / name
     folder.mkdir(parents=True)
     return Journal.create(
@@ -202,7 +202,7 @@ def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -
 
 @pytest.mark.timeout(90)
 def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
-    """That it has ended before the run was resumed does not count."""
+    """Its end before the run was resumed does not count."""
     folder = project / "local_outputs" / "run-1"
     logs = [project / "0.txt", project / "1.txt"]
     logs[0].write_text("before\n")
@@ -240,7 +240,7 @@ def waiting():
 
 @pytest.fixture
 def waiting(project: Path, start: Start) -> Iterator[subprocess.Popen[str]]:
-    """A run that has begun, and whose second stage waits for a file ``go``, is retried, and goes on for long."""
+    """A run that has begun. Its second stage waits for a file ``go``, is retried, and then runs for long."""
     (project / "waiting.py").write_text(WAITING)
     with start("run", "waiting.py", "-q") as process:
         deadline = time.monotonic() + 60
@@ -264,7 +264,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
     (project / "go").touch()
     assert first.communicate(timeout=60) == ("before\n", "")
     assert first.returncode == 0
-    # If it was up before the stage started, it has waited, and shows both attempts.
+    # If the command was ready before the stage started, it has waited, and shows both attempts.
     assert {*iter(second.stdout.readline, "shell-2-1\n")} <= {"shell-2-0\n"}
     assert everything.stdout.readline() == "shell-2 | shell-2-0\n"
     second.send_signal(signal.SIGINT)
@@ -277,7 +277,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
         r"Canceling (waiting-\S+): waiting for shell-2, for up to 10 s\.\nThe run \1 is canceled\.\n", done.stderr
     )
     assert waiting.wait(timeout=30) == 128 + signal.SIGTERM
-    # Those that follow notice, and have missed nothing.
+    # The commands with --follow notice it, and have not missed anything.
     assert everything.stdout.read() == "shell-2 | shell-2-1\n"
     assert everything.communicate(timeout=60) == ("", "")
     assert everything.returncode == 0
@@ -289,7 +289,7 @@ def test_following_and_canceling(project: Path, start: Start, call: Call, waitin
 
 
 def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
-    """Its id is in the lock, but it does not hold it."""
+    """The lock file contains its id, but it does not hold the lock."""
     bystander = subprocess.Popen(["sleep", "300"])
     try:
         lock = project / "local_outputs" / "run-1" / "lock"
@@ -330,7 +330,7 @@ def test_the_log_of_a_cached_stage_whose_run_is_gone(inside: Call, project: Path
     gone = "The log of 'shell' is gone: the stage was taken from the cache, and the folder of the run "
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"Error: {gone}{first.run_id}, which has the log, was removed.\n"
-    # Of all stages, those are shown that have one.
+    # Only the stages that have a log are shown.
     done = inside("logs", newest.run_id)
     assert (done.returncode, done.stdout) == (0, "shell-2 | here\n")
     assert done.stderr.startswith(gone)

@@ -1,4 +1,4 @@
-"""``torchx-kfp show``: all that is known of one run."""
+"""``torchx-kfp show``: everything that is known about one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line loads before it has anything to do: a help text must not wait for libraries."""
+"""The modules that the command line loads before it has anything to do: help texts must not wait for libraries."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from tests.cli import ready
 from torchx_kfp.cli import cli
 
-#: Runs the program, and names at its end all modules that it has loaded.
+#: Runs the program, and at the end prints the names of all modules that it has loaded.
 PROGRAM = """
 import atexit, sys
 before = {*sys.modules, "sys", "atexit"}
@@ -21,7 +21,7 @@ COMMANDS = cli.list_commands(None)  # it does not use the context
 
 
 def loaded(*words: str) -> set[str]:
-    """The modules that the program loads for this command line."""
+    """Return the modules that the program loads for this command line."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: ")
     return set(done.stderr.split())
@@ -31,9 +31,9 @@ def loaded(*words: str) -> set[str]:
 def test_help_loads_click_and_no_other_library(words: list[str]) -> None:
     modules = loaded(*words, "--help")
     libraries = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
-    assert libraries == {"click", "torchx_kfp"}, "import what a command works with inside of its functions"
+    assert libraries == {"click", "torchx_kfp"}, "import the modules that a command works with inside its functions"
     own = {name for name in modules if name.startswith("torchx_kfp.") and name.count(".") > 1}
-    # The names of a run's states, which need nothing else.
+    # These are the names of a run's states, which do not import anything else.
     assert {name for name in own if not name.startswith("torchx_kfp.cli.")} <= {"torchx_kfp.runs.vocabulary"}
     slow = {"asyncio", "concurrent.futures", "email", "http.client", "multiprocessing", "ssl", "unittest"}
     assert not modules & slow

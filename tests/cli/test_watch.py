@@ -39,7 +39,7 @@ PATIENCE = 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled pipelines, so that no program here has to load kfp."""
+    """A folder of compiled pipelines, so that programs here need not load kfp."""
     made = tmp_path_factory.mktemp("watch")
     wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
     awkward = r"os.write(1, b'\x1b[2J\x1b[9A \x1b[31mred ' + 'wide \u65e5\u672c '.encode() * 40 + b'\n')" + "\n"
@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Terminal:
-    """A terminal with the program in it, as pyte understands what is written there."""
+    """A terminal with the program in it, emulated by pyte."""
 
     def __init__(self, folder: Path, columns: int, lines: int, *words: str, **environ: str) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=1000)
@@ -98,7 +98,7 @@ class Terminal:
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
     def wait_for(self, *texts: str) -> str:
-        """Reads until all texts stand in the terminal at once."""
+        """Read until the terminal shows all texts at once, and return its content."""
         ends = time.monotonic() + PATIENCE
         while not all(text in self.shown for text in texts):
             assert time.monotonic() < ends, self.shown
@@ -110,7 +110,7 @@ class Terminal:
         os.write(self.terminal, data)
 
     def end(self) -> int:
-        """Reads to the end, and returns the exit code."""
+        """Read to the end, and return the exit code."""
         while self._read():
             pass
         os.close(self.terminal)
@@ -121,7 +121,7 @@ class Terminal:
             return True
         try:
             data = os.read(self.terminal, 65536)
-        except OSError:  # Linux's way to say that nobody writes any more
+        except OSError:  # Linux raises this when there is no writer any more
             return False
         self.written += data
         self._stream.feed(data)
@@ -157,7 +157,7 @@ def test_a_picture_while_it_runs_and_a_table_after_it(
         ["●", "python"],
         *[["●", f"python[{number}]"] for number in range(3)],
     ]
-    # One picture, drawn over and over, and the cursor on the line below.
+    # There is one picture, which is redrawn, and the cursor is on the line below.
     assert shown.count("● python[1]") == 1
     assert terminal.screen.cursor.x == 0
     assert not terminal.screen.cursor.hidden
@@ -243,7 +243,7 @@ def test_what_others_write_to_stderr_stays_above_the_picture() -> None:
     screen = pyte.Screen(40, 10)
     pyte.Stream(screen).feed(stream.getvalue())
     lines = [line.rstrip() for line in screen.display if line.strip()]
-    # A longer line is folded, and not cut as those of the picture are.
+    # A longer line is folded, not cut like the lines of the picture.
     assert lines == ["a warning", "Run run-1: logs and outputs are in /runs", "/1", "another"]
 
 
@@ -261,7 +261,7 @@ def test_verbose_lines_in_a_terminal(start: Callable[..., Terminal]) -> None:
     terminal = start(100, 40, "run", "fails.yaml", "--verbose")
     assert terminal.end() == 1
     assert "\nshell starts.\nshell   input script = " in terminal.shown
-    # A colour that is not ended does not reach the next line.
+    # A color that is not ended does not affect the next line.
     assert b"shell | \x1b[31mred\x1b[0m\r\n" in terminal.written
     assert "shell-2 was not run: shell failed." in terminal.shown
 
@@ -277,7 +277,7 @@ def test_the_first_failure_ends_a_run(folder: Path) -> None:
     assert rows["python"].split()[1] == "canceled"
     assert "not run" in rows["shell-2"]
     assert "shell failed: the running stages have 10 s to end" in done.stderr
-    # Without it the others end by themselves.
+    # Without it, the others end by themselves.
     assert "was ended" not in call(folder, "run", "fails.yaml").stderr
 
 

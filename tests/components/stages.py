@@ -1,4 +1,4 @@
-"""Starting a component's application by hand, as a stage."""
+"""Start a component's application by hand, as a stage."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def run_app(
     run_id: str | None = None,
     shell: tuple[str, ...] = ("sh",),
 ) -> subprocess.CompletedProcess[str]:
-    """The application as a process; a stage of the run ``run`` where there is a tracker base.
+    """Run the application as a process, which is a stage of the run ``run`` if there is a tracker base.
 
     Args:
-        run_id: the stage's; by default it is made from the AppDef's name.
-        shell: what ``sh`` is.
+        run_id: the stage's run id; by default, it is made from the AppDef's name.
+        shell: the shell that ``sh`` is.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX_")}
     if tracker_base is not None:

@@ -1,4 +1,4 @@
-"""Each TorchX component: found and parsed by TorchX, and accepted by the adapter whole."""
+"""Each TorchX component is found and parsed by TorchX, and accepted by the adapter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchx_kfp.adapter.stage.plan import plan_stage
 
 pytestmark = pytest.mark.versions
 
-#: The arguments of each component as TorchX's command line takes them, and the application's own that follow from them.
+#: The arguments of each component on TorchX's command line, and the application's own arguments that result from them.
 COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
     "digits.component.prepare": (["--artifacts", "/data", "--seed", "7"], ["--artifacts=/data", "--seed=7"]),
     "digits.component.train": (["--C", "10", "--gamma", "0.01"], ["--C=10.0", "--gamma=0.01"]),
@@ -30,7 +30,7 @@ COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Callable[..., specs.AppDef]]:
-    """Every component in components/*/component.py, by `<folder>.component.<function>`."""
+    """Return every component in components/*/component.py, by `<folder>.component.<function>`."""
     components = {}
     for path in (REPOSITORY / "components").glob("*/component.py"):
         module = importlib.import_module(f"components.{path.parent.name}.component")
@@ -64,12 +64,12 @@ def test_starts_an_application_that_is_there(name: str, found: dict[str, Callabl
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_torchx_runs_it_from_its_file(name: str) -> None:
-    """As `torchx run components/digits/component.py:train` does: it executes the file's text without importing it."""
+    """TorchX does so in `torchx run components/digits/component.py:train`, which does not import the file."""
     folder, module, function = name.split(".")
     component = get_component(f"{REPOSITORY}/components/{folder}/{module}.py:{function}")
     assert component.validation_errors == []
     app = materialize_appdef(component.fn, COMPONENTS[name][0])
     assert app.name == function
-    # What TorchX shows as help comes from the docstrings.
+    # TorchX's help comes from the docstrings.
     assert component.description.startswith(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
     assert "TIP" not in component.description

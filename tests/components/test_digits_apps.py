@@ -1,4 +1,4 @@
-"""Each digits application in a process of its own, as a stage by hand."""
+"""Each digits application in a separate process, started by hand as a stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _stage(app: apps.specs.AppDef, tracker_base: str, run_id: str = "", **parent
 
 
 def _story(tracker_base: str, artifacts: str) -> None:
-    """All applications, one after the other."""
+    """Run all applications, one after the other."""
     prepared = _stage(apps.prepare(artifacts), tracker_base)
     parts = {name: prepared.pop(f"{name}_size") for name in ("train", "valid", "test")}
     assert sum(parts.values()) == 1797
@@ -115,7 +115,7 @@ def test_missing_results_of_a_parent_fail_the_stage(tmp_path: Path) -> None:
 
 def test_deploy_needs_no_torchx_kfp(tmp_path: Path) -> None:
     FsspecResultTracker(str(tmp_path))["run/select/1"] = {"accuracy": 0.97, "model": "file:///model"}
-    # None in sys.modules makes an import of the name fail.
+    # None in sys.modules makes imports of the name fail.
     code = "import runpy, sys; sys.modules['torchx_kfp'] = None; runpy.run_module({!r}, run_name='__main__')"
     app = apps.deploy(0.9)
     module = app.roles[0].args[1]

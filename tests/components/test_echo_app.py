@@ -1,4 +1,4 @@
-"""The echo script in the shells that it may meet."""
+"""The echo script, in shells that images may have."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def test_untracked_it_only_says(shell: tuple[str, ...]) -> None:
 
 
 def test_the_script_needs_no_encoding() -> None:
-    """So that the compiled pipeline shows it as it is."""
+    """So the compiled pipeline shows it unchanged."""
     assert find_rewritten(SCRIPT) is None
