@@ -1,4 +1,4 @@
-"""What ``torchx-kfp run --json`` prints."""
+"""The events that ``torchx-kfp run --json`` prints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def finished_stages(output: str) -> list[dict[str, Any]]:
-    """The stages that have ended, as their events have them, sorted by name."""
+    """Return the stages that have ended, as in their events, sorted by name."""
     events = [json.loads(line) for line in output.splitlines()]
     return sorted((event for event in events if event["event"] == "stage_finished"), key=lambda event: event["name"])

@@ -1,4 +1,4 @@
-"""What a message says, whatever its sentences are: names, values, and the way out."""
+"""The facts in a message, whatever its wording: names, values, and the way out."""
 
 from __future__ import annotations
 

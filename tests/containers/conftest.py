@@ -1,4 +1,4 @@
-"""A Docker engine for tests. Without one they are skipped, or fail where ``TORCHX_KFP_REQUIRE_DOCKER=1``."""
+"""A Docker engine for tests. Without one, they are skipped, or fail if ``TORCHX_KFP_REQUIRE_DOCKER=1``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _missing(reason: str) -> NoReturn:
 def _connect() -> docker.DockerClient:
     reason = ""
     with warnings.catch_warnings():
-        # A client that finds no engine leaves its socket open for the garbage collector to close.
+        # A client that does not find an engine leaves its socket open until the garbage collector closes it.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             return docker.from_env(timeout=120)
@@ -67,7 +67,7 @@ def docker_client() -> Iterator[docker.DockerClient]:
     try:
         with _alone(client):
             for name, root, changes in with_images:
-                # Not twice: an image that is made again has another id, by which the cache knows it.
+                # Do not build it twice: an image that is built again has another id, by which the cache identifies it.
                 if not client.images.list(name):
                     repository, tag = name.split(":")
                     client.api.import_image_from_data(root(), repository, tag, changes)
@@ -82,7 +82,7 @@ def docker_client() -> Iterator[docker.DockerClient]:
 def kfp_docker_runner(docker_client: docker.DockerClient, tmp_path: Path) -> Iterator[KfpDockerRunner]:
     """KFP's local runner, with ``BUSYBOX_IMAGE`` and ``HOST_IMAGE`` in its engine.
 
-    One test at a time, of all processes that run tests: they name the same images.
+    Only one test at a time uses it, among all processes that run tests, because they use the same image names.
     """
     root = tmp_path / "pipeline-root"
     root.mkdir()
@@ -92,7 +92,7 @@ def kfp_docker_runner(docker_client: docker.DockerClient, tmp_path: Path) -> Ite
 
 @contextlib.contextmanager
 def _alone(client: docker.DockerClient) -> Iterator[None]:
-    """Waits for other processes that do this with the same engine, wherever they have their temporary files."""
+    """Wait for other processes that do this with the same engine, wherever their temporary files are."""
     engine = hashlib.sha256(str(client.info()["ID"]).encode()).hexdigest()[:16]
     with Path("/tmp", f"torchx-kfp-tests-{engine}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

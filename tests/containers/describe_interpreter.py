@@ -1,4 +1,4 @@
-"""Writes what this interpreter finds, as JSON, to the file that its argument names."""
+"""Write the facts that this interpreter finds as JSON to the file that its argument names."""
 
 import json
 import os

@@ -1,9 +1,9 @@
-"""Images for tests, made of what this machine has: no registry is needed.
+"""Images for tests, made from files of this machine, so that a registry is not needed.
 
-``BUSYBOX_IMAGE`` holds a static busybox under the names of its commands, and nothing else. ``HOST_IMAGE``
-holds next to nothing: in a container with ``host_mounts()`` it is this machine's userland with the
-interpreter that runs the tests as ``python``, and with this repository at its own path. The same mounts do
-no harm in other images: only the host's image looks where they put the userland.
+``BUSYBOX_IMAGE`` contains only a static busybox, with the names of its commands. ``HOST_IMAGE`` contains next to
+nothing: in a container with ``host_mounts()``, it is this machine's userland, with the interpreter that runs the tests
+as ``python`` and with this repository at its own path. The same mounts do not affect other images, which do not look
+where they put the userland.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUSYBOX = Path("/bin/busybox")
-#: Where the host's userland is mounted. Not over /usr and /bin: every image in a run gets all mounts.
+#: Where the host's userland is mounted. It is not mounted over /usr and /bin: every image in a run gets all mounts.
 HOST_ROOT = "/host"
 
 
 class UnusableHostError(Exception):
-    """This machine lacks something that the images are made of."""
+    """This machine lacks something that the images need."""
 
 
 def busybox_root() -> bytes:
-    """The root file system of ``BUSYBOX_IMAGE``, as a tar file."""
+    """Return the root file system of ``BUSYBOX_IMAGE``, as a tar file."""
     if not BUSYBOX.exists():
         raise UnusableHostError(f"{BUSYBOX} is missing: install busybox-static")
     if b"/ld-" in BUSYBOX.read_bytes()[:4096]:
@@ -43,7 +43,7 @@ def busybox_root() -> bytes:
 
 
 def host_root() -> bytes:
-    """The root file system of ``HOST_IMAGE``, as a tar file."""
+    """Return the root file system of ``HOST_IMAGE``, as a tar file."""
     root = _Root()
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr"):
         path = Path("/", name)
@@ -51,7 +51,7 @@ def host_root() -> bytes:
             root.link(name, os.readlink(path))
         elif path.exists():
             root.link(name, f"{HOST_ROOT}/{name}")
-    # Files of /etc are copied: the engine has to write some of its own there.
+    # Files of /etc are copied, because the engine must write some of its own there.
     for name in ("passwd", "group", "nsswitch.conf", "ld.so.cache"):
         path = Path("/etc", name)
         if path.exists():
@@ -60,13 +60,13 @@ def host_root() -> bytes:
 
 
 def host_changes() -> list[str]:
-    """What ``HOST_IMAGE`` sets, as the Dockerfile lines that ``docker import`` takes."""
+    """Return the settings of ``HOST_IMAGE``, as Dockerfile lines for ``docker import``."""
     path = ":".join([str(Path(sys.prefix, "bin")), "/usr/local/bin", "/usr/bin", "/bin"])
     return [f'ENV PATH="{path}"', "ENV PYTHONDONTWRITEBYTECODE=1"]
 
 
 def host_mounts() -> dict[str, str]:
-    """What containers of ``HOST_IMAGE`` need to see, read-only: path on this machine -> path in the container."""
+    """Return the read-only mounts that containers of ``HOST_IMAGE`` need: paths in the container, by paths here."""
     mounts = {
         f"/{name}": f"{HOST_ROOT}/{name}"
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr")
@@ -76,7 +76,7 @@ def host_mounts() -> dict[str, str]:
     if Path("/etc/alternatives").is_dir():
         wanted.append(Path("/etc/alternatives"))
     for path in sorted(set(wanted)):
-        # In /usr already, or inside of another one. Sorted, so the outer one comes first.
+        # Leave out paths in /usr or inside another one. They are sorted, so the outer one comes first.
         if not any(path.is_relative_to(outer) for outer in ("/usr", *mounts)):
             mounts[str(path)] = str(path)
     return mounts
@@ -87,7 +87,7 @@ class _Root:
 
     def __init__(self) -> None:
         self._entries: list[tuple[tarfile.TarInfo, bytes]] = []
-        # The engine mounts on these.
+        # The engine mounts something on these folders.
         for name, mode in {"dev": 0o755, "etc": 0o755, "proc": 0o755, "sys": 0o755, "tmp": 0o1777}.items():
             self._add(name, tarfile.DIRTYPE, mode)
 
@@ -111,7 +111,7 @@ class _Root:
 
 
 def image_name(name: str, content: bytes, changes: Sequence[str] = ()) -> str:
-    """The name of an image that has this content: one of another clone may be in the same engine."""
+    """Return the name of an image with this content: the engine may also have an image of another clone."""
     digest = hashlib.sha256(b"\0".join([content, *map(str.encode, changes)])).hexdigest()
     return f"torchx-kfp-test/{name}:{digest[:16]}"
 
@@ -119,6 +119,6 @@ def image_name(name: str, content: bytes, changes: Sequence[str] = ()) -> str:
 _BUSYBOX = BUSYBOX.read_bytes() if BUSYBOX.exists() else b""
 BUSYBOX_IMAGE = image_name("busybox", _BUSYBOX)
 HOST_IMAGE = image_name("host", host_root(), host_changes())
-#: An image with an entrypoint, a command and a variable of its own, whose user is not root.
+#: Settings of an image with its own entrypoint, command and variable, whose user is not root.
 OWN_CHANGES = ['ENTRYPOINT ["echo", "own"]', 'CMD ["its-command"]', "ENV OWN=its-own", "USER 1234:1234"]
 OWN_IMAGE = image_name("own", _BUSYBOX, OWN_CHANGES)

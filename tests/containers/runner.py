@@ -1,7 +1,7 @@
 """Compiled pipelines under KFP's own local runner, in containers.
 
-What that runner reports is not to be relied on: a container that fails within milliseconds may be taken for
-a success, and a condition on a container component's output counts as false. Compare what the stages wrote.
+Do not rely on that runner's reports: it may take a container that fails within milliseconds for a success, and a
+condition on a container component's output counts as false. Compare the output of stages instead.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.containers.images import host_mounts
 
 @dataclass(frozen=True)
 class KfpDockerRunner:
-    """Runs compiled pipelines in containers. No container has a network.
+    """Runs compiled pipelines in containers, which do not have a network.
 
-    ``pipeline_root`` is where KFP keeps outputs. It, and nothing else of this machine, can be written to
-    from containers, beside what ``run`` is told.
+    ``pipeline_root`` is the folder in which KFP keeps outputs. It is the only folder of this machine that containers
+    can write to, besides those that ``run`` is given.
     """
 
     client: docker.DockerClient
@@ -46,15 +46,15 @@ class KfpDockerRunner:
         environment: Mapping[str, str] | None = None,
         cache: bool = False,
     ) -> dict[str, Any]:
-        """The outputs of the pipeline.
+        """Run a pipeline and return its outputs.
 
         Args:
             pipeline: the compiled YAML.
-            arguments: of the pipeline, by name.
-            writable: folders of this machine, a tracker base for one, at their own paths in containers.
-            images: name of an image in the pipeline -> the image here that stands for it.
+            arguments: the pipeline's arguments, by name.
+            writable: folders of this machine, such as a tracker base, at their own paths in containers.
+            images: the images to use here, by the names of images in the pipeline.
             environment: environment variables for all containers.
-            cache: whether KFP's local cache, below ``pipeline_root``, is used. From kfp 2.17 on.
+            cache: whether to use KFP's local cache, below ``pipeline_root``. It exists since kfp 2.17.
 
         Raises:
             RuntimeError: KFP's runner noticed that a stage failed.
@@ -76,7 +76,7 @@ class KfpDockerRunner:
             _removed_containers_are_gone(),
             warnings.catch_warnings(),
         ):
-            # From kfp 2.17 on: it says that resources are not applied.
+            # Since 2.17, kfp warns that resources are not applied.
             warnings.filterwarnings("ignore", ".*have no effect in the current local runner", UserWarning)
             return dict(component(**(arguments or {})).outputs)
 
@@ -92,7 +92,7 @@ class KfpDockerRunner:
 
     @contextmanager
     def _without_leftovers(self, run_label: str) -> Iterator[None]:
-        # KFP 2.14 keeps its containers, later ones remove them.
+        # KFP 2.14 keeps its containers; later versions remove them.
         try:
             yield
         finally:
@@ -110,7 +110,7 @@ class KfpDockerRunner:
         before = config.LocalExecutionConfig.instance
         options: dict[str, Any] = {"pipeline_root": str(self.pipeline_root)}
         if "workspace_root" in inspect.signature(kfp.local.init).parameters:
-            # Otherwise a folder is made in the machine's temporary folder, and stays.
+            # Otherwise, KFP creates a folder in the machine's temporary folder, and leaves it there.
             options["workspace_root"] = str(self.pipeline_root / "workspace")
             (self.pipeline_root / "workspace").mkdir(exist_ok=True)
         if cache:
@@ -124,7 +124,7 @@ class KfpDockerRunner:
 
 @contextmanager
 def _removed_containers_are_gone() -> Iterator[None]:
-    """KFP expects that a container that was quick is gone (404); the engine may also say that it will be (409)."""
+    """Treat a container that is being removed (409) like one that is gone (404), which KFP expects if it was quick."""
 
     def tolerant(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:

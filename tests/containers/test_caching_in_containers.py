@@ -1,4 +1,4 @@
-"""KFP's own local cache: whose results are read, and what runs again. From kfp 2.17 on."""
+"""KFP's own local cache, since kfp 2.17: whose results are read, and which stages run again."""
 
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
@@ -23,7 +23,7 @@ pytestmark = [
     ),
 ]
 
-#: Notes that it has run, and what it read.
+#: Records that it has run, and the results that it read.
 STAGE = """
 import os, sys
 from torchx_kfp.tracking import current_run
@@ -43,7 +43,7 @@ def stage(name: str, value: str, env: dict[str, str] | None = None, image: str =
 
 @pytest.fixture
 def run(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs the pipeline with these options of its first stage; what has run, and what it read."""
+    """Run the pipeline with these options of its first stage; return the stages that ran, and what they read."""
 
     def run_(value: str = "1", **options: Any) -> list[str]:
         @dsl.pipeline(name="cached")
@@ -86,7 +86,7 @@ def test_a_changed_variable_and_a_changed_image_run_again(
     run: Callable[..., list[str]], kfp_docker_runner: KfpDockerRunner
 ) -> None:
     run()
-    # What reads the run reads another one; what takes the value takes the same.
+    # A stage that reads the run reads another one; a stage that takes the value takes the same.
     assert run(env={"EXTRA": "x"}) == ["first 1 x {}", "second 2 - {'first': '1'}"]
     other = f"{HOST_IMAGE.partition(':')[0]}:other"
     kfp_docker_runner.client.images.get(HOST_IMAGE).tag(other)

@@ -1,4 +1,4 @@
-"""Stages in containers that try to read, write or run something on the host. No test may succeed for the attacker."""
+"""Stages in containers that try to read, write or run something on the host. The attacker must never succeed."""
 
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
@@ -23,7 +23,7 @@ SECRET = '{"token": "of the host"}'
 
 @dsl.container_component
 def attack(script: str, out: dsl.OutputPath(str), data: dsl.Output[dsl.Dataset], secret: str = "", report: str = "{}"):
-    """``$out``, ``$data`` and ``$report`` are the paths of the outputs, ``$secret`` is a file of the host."""
+    """Runs a script: ``$out``, ``$data``, ``$report`` are the paths of outputs, ``$secret`` is a file of the host."""
     names = 'out=$1 data=$2 report=$3 secret=$4 text=$5; : >"$out"; '
     return dsl.ContainerSpec(
         image=BUSYBOX_IMAGE,
@@ -43,7 +43,7 @@ def untrusted(command: str):
 
 
 class Host:
-    """A host with a secret and a file that nobody may change, and runs in a folder of their own."""
+    """A host with a secret, a file that must not change, and a separate folder for runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,13 +83,16 @@ def stages_of(result: RunResult) -> dict[str, Any]:
 
 
 def attack_with(host: Host, script: str, text: str = "{}") -> tuple[RunResult, str]:
-    """The run in which a stage does this and another takes its artifact; why the first one failed."""
+    """Run a pipeline in which a stage runs the script and another one takes its artifact.
 
+    Returns:
+        The run, and the reason why the first stage failed.
+    """
     secret = str(host.secret)
 
     @dsl.pipeline
     def pipeline(text: str):
-        # As the pipeline's own word: an argument would name the file.
+        # The path is the pipeline's own word: as an argument, the user would have named it.
         made = attack(script=script, secret=secret, report=text)
         use(data=made.outputs["data"])
 
@@ -229,7 +232,7 @@ def test_a_tracker_base_that_only_the_pipeline_names(host, where):
 
 
 def test_a_link_in_the_tracker_base_is_not_followed(host):
-    """The runner makes folders there that all users may write to: not where a link leads."""
+    """The runner creates folders there that all users may write to, but not where a link leads."""
 
     @dsl.container_component
     def tracked(tracker_base: str, script: str):
@@ -284,12 +287,12 @@ def test_runs_are_not_mounted(host):
             host.run(pipeline, mounts=[mount])
     result = host.run(pipeline, mounts=[f"{host.folder}:ro"])
     result.raise_for_failure()
-    # Its own attempt is there, and no other run, nor the cache.
+    # It sees its own attempt, but no other run, and not the cache.
     assert stages_of(result)["attack"].log_file.read_text() == f"{result.run_id}\n"
 
 
 def test_a_resumed_run_runs_no_command_of_a_container(host):
-    """Seen: the run's folder could be written to, so that the runner took commands from it."""
+    """The run's folder could once be written to, so that the runner took commands from it."""
 
     @dsl.pipeline
     def pipeline():

@@ -1,4 +1,4 @@
-"""The fixtures themselves, with pipelines that know nothing of this project."""
+"""The fixtures themselves, with pipelines that do not use this project."""
 # No annotations from __future__: KFP reads those of components as objects.
 
 import json
@@ -66,7 +66,7 @@ def test_an_output_parameter_reaches_the_next_stage(kfp_docker_runner: KfpDocker
     )
     text, mood, listing = (results / "text").read_text().split("|")
     assert (text, mood) == ("Hello, Jo é$HOME", "calm")
-    # Nothing of this machine's userland is where the image would look for it.
+    # This machine's userland is not where the image would look for it.
     assert {"usr", "lib"}.isdisjoint(listing.split())
 
 
@@ -88,7 +88,7 @@ def test_the_hosts_python_runs_in_a_container(kfp_docker_runner: KfpDockerRunner
 
 
 def test_nothing_stays_behind(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> None:
-    """Neither containers, nor names of images, nor KFP's state: components are called without running."""
+    """No containers, image names or KFP state are left: components can be called without running."""
     results = tmp_path / "results"
     results.mkdir()
     kfp_docker_runner.run(
@@ -99,12 +99,12 @@ def test_nothing_stays_behind(kfp_docker_runner: KfpDockerRunner, tmp_path: Path
     )
     client = kfp_docker_runner.client
     containers = client.api.containers(all=True, filters={"label": "torchx-kfp-test"})
-    # One that removes itself may still be about to.
+    # A container that removes itself may still be there.
     assert [container for container in containers if container["State"] != "removing"] == []
     with pytest.raises(docker.errors.ImageNotFound):
         client.images.get(TRUE_NAME)
     client.images.get(BUSYBOX_IMAGE)
-    # Calling a component outside of a pipeline runs nothing.
+    # Calling a component outside a pipeline does not run it.
     assert config.LocalExecutionConfig.instance is None
 
 

@@ -29,11 +29,11 @@ from torchx_kfp.local import RunResult, Watch, remove_containers
 from torchx_kfp.local.engines.docker import RUN_LABEL
 from torchx_kfp.tracking import FsspecResultTracker
 
-#: What is said of a command that is not there.
+#: The message about a missing command.
 NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and what the application calls"
 MOUNTS = [f"{source}:{target}:ro" for source, target in host_mounts().items()]
 
-#: Records a result as an image without Python does.
+#: Records a result like an image without Python does.
 RECORD = r"""
 mkdir -p "$TORCHX_TRACKER_BASE/${TORCHX_JOB_ID%/*}"
 echo "{\"user\": $(id -u)}" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
@@ -47,7 +47,7 @@ def engine(docker_client: docker.DockerClient) -> docker.DockerClient:
 
 @pytest.fixture
 def execute(engine: docker.DockerClient, tmp_path: Path) -> Callable[..., RunResult]:
-    """Runs a pipeline in containers; none is left, and no connection."""
+    """Run a pipeline in containers; no containers and no connections are left afterwards."""
 
     def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
         options = {"docker": True, "watch": Watch(), "output_dir": tmp_path / "runs", **options}
@@ -116,7 +116,7 @@ def test_images_have_their_own_entrypoint_command_environment_and_user(execute, 
     words = log_of(result, "own-command")
     assert words == "its-own the pipeline's /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin none\n"
     (stage,) = [stage for stage in result.stages if stage.name == "own-command"]
-    # Its user is not this process's, wrote all the same, and left nothing that only it may remove.
+    # Its user differs from this process's, but could write, and did not leave files that only that user may remove.
     assert stage.outputs == {"out": "1234"}
     folder = Path(stage.artifacts["data"].path)
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o777) == (1234, 0o777)
@@ -181,7 +181,7 @@ def test_how_containers_end(execute):
     assert pulled.startswith(
         "could not be started: the image 'torchx-kfp-test/missing:1' is not here and cannot be pulled: "
     )
-    # The engine has two streams, whose order among each other is lost.
+    # The engine has two streams, whose relative order is lost.
     assert {"out", "err"} < set(log_of(result, "shell-2").splitlines())
     assert log_of(result, "missing") == "Pulling the image torchx-kfp-test/missing:1.\n"
 
@@ -317,7 +317,7 @@ def test_a_run_that_waits_for_an_image_can_be_ended(engine, tmp_path):
 
 
 def test_a_killed_run_goes_on_in_containers(engine, tmp_path):
-    """What the killed runner has left is removed first; the workspace and the mounts are those of before."""
+    """Containers of the killed runner are removed first; the workspace and the mounts are the same as before."""
 
     @dsl.pipeline(pipeline_config=dsl.PipelineConfig(workspace=dsl.WorkspaceConfig(size="1Gi")))
     def pipeline():

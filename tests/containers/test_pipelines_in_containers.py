@@ -20,15 +20,15 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.versions
 
-#: What the images of the pipelines are in these tests.
+#: The images to use in these tests, by those of the pipelines.
 IMAGES = {
     "busybox:1.36": BUSYBOX_IMAGE,
     "torchx-kfp-examples:1": HOST_IMAGE,
     "torchx-kfp-publisher:1": HOST_IMAGE,
 }
-#: What KFP's runner may skip: up to 2.16 it takes conditions on outputs of container components for false.
+#: Stages that KFP's runner may skip: up to 2.16, it takes conditions on outputs of container components for false.
 CONDITIONAL = {"digits": {"deploy"}}
-#: What may differ from run to run.
+#: Results that may differ from run to run.
 VOLATILE = {"fit_seconds"}
 
 #: Records the bytes of its arguments in hexadecimal digits.
@@ -38,7 +38,7 @@ mkdir -p "$TORCHX_TRACKER_BASE/${TORCHX_JOB_ID%/*}"
 printf '{"words": "%s"}' "$hex" >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
 """
 
-#: Runs a compiled pipeline with these arguments, with its tracker base in a folder of its own.
+#: Runs a compiled pipeline with these arguments, with its tracker base in a separate folder.
 Run = Callable[[Path, dict[str, Any], Path], None]
 
 
@@ -53,7 +53,7 @@ def in_containers(kfp_docker_runner: KfpDockerRunner) -> Run:
                 images=IMAGES,
                 environment={"PYTHONPATH": str(REPOSITORY)},
             )
-        except NotImplementedError as error:  # kfp 2.14 runs no loops
+        except NotImplementedError as error:  # kfp 2.14 does not run loops
             pytest.skip(f"KFP's runner says: {error}")
 
     return run
@@ -67,9 +67,9 @@ def as_processes(pipeline: Path, arguments: dict[str, Any], folder: Path) -> Non
 
 
 def recorded(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Name and results of each stage that recorded any, without what differs from run to run.
+    """Return the name and results of each stage that recorded any, without results that differ from run to run.
 
-    Without a backend, containers do not learn of a common pipeline run: each stage's run id has one of its own.
+    Without a backend, containers do not know their common pipeline run: each stage's run id has a different one.
     """
     tracker = FsspecResultTracker(str(folder / "tracker"))
     run_ids = tracker.keys()

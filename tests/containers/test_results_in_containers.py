@@ -1,4 +1,4 @@
-"""Results and artifacts as outputs of KFP: the same under KFP's own Docker runner and as processes of this machine."""
+"""Results and artifacts as KFP outputs: the same under KFP's own Docker runner and as processes of this machine."""
 
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
@@ -83,7 +83,7 @@ def trials(tracker_base: str, folder: str) -> List[float]:  # noqa: UP006 (what 
 
 
 def reports(folder: Path) -> list[dict[str, Any]]:
-    """What each stage has reported in its ``executor_output.json``, without where it is."""
+    """Return each stage's report in ``executor_output.json``, without locations."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -115,7 +115,7 @@ def test_both_runners_have_the_same_outputs(
             images=IMAGES,
             environment={"PYTHONPATH": str(REPOSITORY)},
         )
-    except NotImplementedError as error:  # kfp 2.14 runs no loops
+    except NotImplementedError as error:  # kfp 2.14 does not run loops
         pytest.skip(f"KFP's runner says: {error}")
     done = local.run(compiled, arguments["processes"], output_dir=tmp_path / "processes" / "runs", watch=Watch())
     done.raise_for_failure()

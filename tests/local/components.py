@@ -1,6 +1,6 @@
-"""Components that the tests of the local runner build their pipelines from."""
+"""Components from which the tests of the local runner build their pipelines."""
 
-# Without postponed annotations: kfp reads them as types.
+# No postponed annotations: kfp reads annotations as types.
 import inspect
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ WRITE = 'printf %s "$1" > "$2"'
 
 
 def text_of(type_: Any, name: str = "text-of") -> Any:
-    """A component that writes the text of its input ``x`` of this type, as the command has it, into ``out``."""
+    """Return a component that writes the text of its input ``x`` of this type, as in the command, into ``out``."""
 
     def function(x: Any, out: Any) -> Any:
         return dsl.ContainerSpec(image="busybox", command=["sh", "-c", WRITE, "sh"], args=[x, out])
@@ -21,7 +21,7 @@ def text_of(type_: Any, name: str = "text-of") -> Any:
 
 
 def produce(type_: Any, name: str = "produce") -> Any:
-    """A component that writes the STRING ``text`` into its output ``out`` of this type."""
+    """Return a component that writes the STRING ``text`` into its output ``out`` of this type."""
 
     def function(text: Any, out: Any) -> Any:
         return dsl.ContainerSpec(image="busybox", command=["sh", "-c", WRITE, "sh"], args=[text, out])
@@ -46,7 +46,7 @@ write = text_of(str, "write")
 
 @dsl.container_component
 def shell(script: str):
-    """Runs a script; whatever its exit code is."""
+    """Runs a script, with any exit code."""
     return dsl.ContainerSpec(image="busybox", command=["sh", "-c"], args=[script])
 
 
@@ -63,7 +63,7 @@ def python(code: str):
 
 
 def ir(folder: Path) -> list[dict[str, Any]]:
-    """A small compiled pipeline as documents, for tests to change as kfp's own compiler does not."""
+    """Return a small compiled pipeline as documents, for tests to change in ways that kfp's compiler does not."""
 
     @dsl.pipeline
     def pipeline(x: str = "v"):

@@ -13,7 +13,7 @@ from torchx_kfp.local import RunResult, Watch, run
 
 @pytest.fixture
 def execute(tmp_path: Path) -> Callable[..., RunResult]:
-    """Runs a pipeline in a folder of the test; a failed stage is an error."""
+    """Run a pipeline in a folder of the test; a failed stage is an error."""
 
     def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
         result = attempt(tmp_path, pipeline, arguments, **options)
@@ -25,7 +25,7 @@ def execute(tmp_path: Path) -> Callable[..., RunResult]:
 
 @pytest.fixture
 def execute_failing(tmp_path: Path) -> Callable[..., RunResult]:
-    """Runs a pipeline of which a stage fails."""
+    """Run a pipeline in which a stage fails."""
 
     def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> RunResult:
         result = attempt(tmp_path, pipeline, arguments, **options)

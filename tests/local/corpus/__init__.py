@@ -1,10 +1,10 @@
-"""Pipelines that exercise what the compiled IR can say, each with what it has to end as.
+"""Pipelines that exercise everything that the compiled IR can express, each with its expected end.
 
-Every module but ``parts`` is one family. ``case`` puts a pipeline into the corpus; ``load_cases`` finds all of them.
+Every module except ``parts`` is a family. ``case`` adds a pipeline to the corpus; ``load_cases`` finds all of them.
 kfp.local runs those whose ``local`` is empty, in ``kfp_local``; ``local`` says why it cannot run the others.
 """
 
-# Without postponed annotations in the families: kfp reads them as types.
+# The families do not have postponed annotations, since kfp reads annotations as types.
 from __future__ import annotations
 
 import importlib
@@ -30,8 +30,8 @@ FAMILIES = (
     "settings",
 )
 
-#: Why kfp.local is not asked, where that is so for several pipelines. Of each, one was tried.
-CONTAINERS = "its SubprocessRunner takes no container components"
+#: Reasons that apply to several pipelines for not running them under kfp.local. One pipeline was tried for each reason.
+CONTAINERS = "its SubprocessRunner does not accept container components"
 OPTIONAL = "it wants a value for an optional input"
 NUMBERS = "it hands on integers as floats"
 NESTED = "it makes lists of lists of what nested loops collect"
@@ -41,13 +41,12 @@ VERSION = tuple(int(part) for part in kfp.__version__.split(".")[:2])
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline and how it has to end.
+    """A pipeline and its expected end.
 
-    ``stages`` maps names of stages, not all of them, to their outputs, or to their state where they have none.
-    ``artifacts`` maps the pipeline's output artifacts to the text of their files. ``refused`` is a pattern of the
-    message with which the pipeline is refused before it starts. ``since`` is the first version of kfp that compiles
-    it, and ``local_since`` the first whose kfp.local runs it right.
-    ``config`` is the pipeline's ``dsl.PipelineConfig``.
+    ``stages`` maps names of some stages to their outputs, or to their states if they do not have outputs. ``artifacts``
+    maps the pipeline's output artifacts to the text of their files. ``refused`` is a pattern for the message with which
+    the pipeline is rejected before it starts. ``since`` is the first version of kfp that compiles it, and
+    ``local_since`` is the first whose kfp.local runs it correctly. ``config`` is the pipeline's ``dsl.PipelineConfig``.
     """
 
     name: str
@@ -73,7 +72,7 @@ _cases: dict[str, dict[str, Case]] = {}
 
 
 def case(**expected: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a pipeline function: the pipeline becomes a part of the corpus."""
+    """Decorate a pipeline function, to add the pipeline to the corpus."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         family, name = function.__module__.rpartition(".")[2], function.__name__
@@ -86,6 +85,6 @@ def case(**expected: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def load_cases(family: str) -> dict[str, Case]:
-    """The cases of one family, by the names of their functions."""
+    """Return the cases of a family, by the names of their functions."""
     importlib.import_module(f"{__name__}.{family}")
     return _cases.get(family, {})

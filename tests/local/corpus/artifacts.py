@@ -1,4 +1,4 @@
-"""Artifacts: files and folders, metadata, types, URIs, optional ones, through Python and containers."""
+"""Artifacts: files and folders, metadata, types, URIs, optional ones, from Python and container components."""
 
 from typing import List, NamedTuple, Optional
 

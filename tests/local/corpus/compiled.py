@@ -1,6 +1,6 @@
-"""What the corpus compiles to: ``compiled.json`` has a digest of each pipeline, as the usual version of kfp writes it.
+"""The compiled corpus: ``compiled.json`` has a digest of each pipeline as the usual version of kfp compiles it.
 
-Another version of kfp that writes the same needs no run of its own. ``make goldens`` writes the digests anew.
+A pipeline that another version of kfp compiles to the same need not run again. ``make goldens`` rewrites the digests.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torchx_kfp.pipeline.load import compile_function
 
 FILE = Path(__file__).with_name("compiled.json")
 
-#: What differs by itself: the version of kfp (of the file, and of what Python components install), and an archive of
-#: embedded files, which holds their times.
+#: Text that varies: the version of kfp (of the file, and of packages that Python components install), and archives of
+#: embedded files, which contain their times.
 _VARIABLE = re.compile(r"sdkVersion: kfp-\S+|kfp==[\w.]+|ARCHIVE_B64 = '[^']+'")
 
 
 def digest(case: Case) -> str:
-    """Return the digest of what the pipeline compiles to, without what differs each time and where the clone is."""
+    """Return the digest of the compiled pipeline, without text that varies and without the clone's location."""
     text = compile_function(case.pipeline).text.replace(str(FILE.parent), "corpus")
     return hashlib.sha256(_VARIABLE.sub("", text).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Conditions: If, Elif, Else, OneOf, in loops and in each other, on values of every type."""
+"""Conditions: If, Elif, Else, OneOf, nested in loops and in each other, on values of every type."""
 
 from typing import List
 

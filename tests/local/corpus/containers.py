@@ -1,4 +1,4 @@
-"""Container components: placeholders, optional inputs, everything that a command can be made of."""
+"""Container components: placeholders, optional inputs, and everything else that a command may contain."""
 
 from typing import Optional
 

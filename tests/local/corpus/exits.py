@@ -1,4 +1,4 @@
-"""Exit handlers, final status, and stages that run whatever became of those before."""
+"""Exit handlers, final status, and stages that run however the stages before them ended."""
 
 from kfp import dsl
 

@@ -1,4 +1,4 @@
-"""Stages that fail: what becomes of those behind them, of loops and branches, and retries."""
+"""Stages that fail, and the effect on later stages, loops and branches; and retries."""
 
 from typing import List
 

@@ -8,7 +8,7 @@ from tests.local.corpus import CONTAINERS, case
 from tests.local.corpus.parts import component, echo, read, write
 from torchx_kfp import artifact_from_uri
 
-#: A file that is there on every machine that runs the tests.
+#: A file that exists on every machine that runs the tests.
 HERE = Path(__file__).with_name("imported.txt")
 
 

@@ -1,8 +1,9 @@
-"""Runs pipelines of the corpus under kfp.local, and prints how they ended as JSON.
+"""Run pipelines of the corpus under kfp.local, and print how they ended as JSON.
 
     python -m tests.local.corpus.kfp_local FAMILY
 
-It is a program since kfp.local's settings are its process's, and it leaves files in the current directory.
+It is a separate program because kfp.local's settings affect its whole process, and it leaves files in the current
+directory.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ def interpreter(folder: Path) -> str:
 
 
 def is_comparable(case: Case) -> bool:
-    """Whether kfp.local of this version runs it as a backend does."""
+    """Tell whether this version's kfp.local runs the pipeline like a backend."""
     return not case.local and not case.refused and case.local_since <= VERSION
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """How the pipeline ends: its state, outputs, and the texts of its artifacts' files."""
+    """Return how the pipeline ends: its state, its outputs, and the texts of its artifacts' files."""
     try:
         task = case.pipeline(**case.arguments)
-    except Exception as error:  # kfp.local has no class of its own for a failed task
+    except Exception as error:  # kfp.local does not have an exception class for a failed task
         return {"state": "failed", "error": f"{type(error).__name__}: {error}"}
     artifacts = {name: value for name, value in task.outputs.items() if _is_artifact(value)}
     return {
@@ -50,7 +51,7 @@ def _is_artifact(value: Any) -> bool:
 
 
 def content_of(value: Any) -> Any:
-    """What is compared of an artifact: of kfp.local's, and of this project's."""
+    """Return the parts of an artifact to compare, both for kfp.local's artifacts and for this project's."""
     if isinstance(value, list):
         return [content_of(item) for item in value]
     path = Path(value.path)

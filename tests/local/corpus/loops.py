@@ -1,4 +1,4 @@
-"""Loops: items of every kind, loops in loops, limits, what comes behind them."""
+"""Loops: items of every kind, loops in loops, limits, and the tasks after them."""
 
 from typing import Dict, List, NamedTuple
 

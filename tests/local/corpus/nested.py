@@ -1,4 +1,4 @@
-"""Pipelines in pipelines: their parameters, artifacts, defaults and outputs, in loops and branches, from files."""
+"""Pipelines in pipelines: parameters, artifacts, defaults and outputs, in loops and branches, and loaded from files."""
 
 from typing import List, NamedTuple, Optional
 

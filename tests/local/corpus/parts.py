@@ -5,7 +5,7 @@ from typing import List
 
 from kfp import dsl
 
-#: kfp is there already: what a component asks for by itself would install it each time.
+#: kfp is already installed; by default, a component would install it each time.
 component = functools.partial(dsl.component, base_image="python:3.11", install_kfp_package=False)
 
 

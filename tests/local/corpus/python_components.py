@@ -1,4 +1,4 @@
-"""What a lightweight Python component can say beyond its function."""
+"""Lightweight Python components, with everything that they can declare besides the function."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Components without an interpreter in each stage, for what kfp.local cannot run anyway."""
+"""Components that do not start an interpreter in each stage, for pipelines that kfp.local cannot run anyway."""
 
 from kfp import dsl
 

@@ -1,7 +1,7 @@
-"""How the corpus ended on KFP's backend: ``recorded.json`` has the state of each run, and its stages'.
+"""How the corpus ended on KFP's backend: ``recorded.json`` has the state of each run and of its stages.
 
-A stage is ``[state, outputs]``; numbers are doubles, and long texts are cut. Stages that are not there never ran. The
-runs shared one cache, so a stage that was cached had succeeded in another pipeline of the corpus.
+A stage is ``[state, outputs]``; numbers are doubles, and long texts are cut. Stages that are not listed did not run.
+The runs shared a cache, so a stage that was cached had succeeded in another pipeline of the corpus.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encod
 BACKEND: str = _RECORDED["backend"]
 CASES: dict[str, dict[str, Any]] = _RECORDED["cases"]
 
-#: Cases that need what the cluster did not have, and why.
+#: Cases that need something that the cluster did not have, and the reasons.
 NOT_RUN = {
     "containers.what_the_image_starts": "an image from a registry",
     "importers.a_file": "a file of this machine",
@@ -37,7 +37,7 @@ NOT_RUN = {
     "settings.workspace_in_containers": "storage for volume claims",
 }
 
-#: Cases that end otherwise here, and why: each is in the table of ``docs/why/differences.md``.
+#: Cases that end differently here, and the reasons: each is in the table of ``docs/why/differences.md``.
 CHOICES = {
     "artifacts.optional": "an optional artifact that is given works here; the check warns",
     "failures.retries": "a retry policy is followed here, whatever the cluster's controller is set to; the check warns",
@@ -47,7 +47,7 @@ CHOICES = {
 
 
 def differences(result: RunResult, name: str) -> list[str]:
-    """What of a run ended otherwise than on the backend."""
+    """Return the parts of a run that ended differently than on the backend."""
     recorded = CASES[name]
     ours = {
         stage.name: ("failed" if stage.state == "failed" else "succeeded", dict(stage.outputs))

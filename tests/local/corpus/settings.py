@@ -1,4 +1,4 @@
-"""Settings of Kubernetes, workspaces and a pipeline's own settings: applied, left out, or refused by name."""
+"""Kubernetes settings, workspaces and a pipeline's own settings: applied, ignored, or rejected by name."""
 
 from kfp import dsl, kubernetes
 
