@@ -34,9 +34,14 @@ LARGEST = sys.float_info.max
 METRICS = {"type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"}, "metadata": {}}
 
 
-@pytest.fixture(params=["carried", "module"])
+#: For tests of what depends on how the program is started. It is the same program otherwise, as the first test shows.
+either_way = pytest.mark.parametrize("program", ["carried", "module"], indirect=True)
+
+
+@pytest.fixture
 def program(request: pytest.FixtureRequest) -> list[str]:
-    return [sys.executable, *(["-c", PROGRAM] if request.param == "carried" else ["-m", "torchx_kfp.publisher"])]
+    way = getattr(request, "param", "carried")
+    return [sys.executable, *(["-c", PROGRAM] if way == "carried" else ["-m", "torchx_kfp.publisher"])]
 
 
 class Stage:
@@ -129,6 +134,7 @@ def test_what_commands_carry_is_made_of_the_module() -> None:
     ast.parse(zlib.decompress(base64.b64decode(packed), -15), feature_version=(3, 8))
 
 
+@either_way
 @pytest.mark.lowest
 def test_results_become_outputs_and_metrics(program: list[str], tmp_path: Path) -> None:
     stage = Stage(
@@ -281,6 +287,7 @@ def test_what_is_no_result_is_named(program: list[str], tmp_path: Path, text: st
     assert "Traceback" not in done.stderr
 
 
+@either_way
 def test_a_failed_application_has_the_last_word(program: list[str], tmp_path: Path) -> None:
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
     done = stage.run(*put("current_run().put(accuracy=0.5)", "raise SystemExit(7)"))
@@ -289,6 +296,7 @@ def test_a_failed_application_has_the_last_word(program: list[str], tmp_path: Pa
     assert FsspecResultTracker(stage.base)[RUN_ID] == {"accuracy": 0.5}, "and nothing is lost"
 
 
+@either_way
 @pytest.mark.parametrize(
     ("word", "code", "text"), [("no-such-program", 127, "not found"), ("/etc", 126, "ermission denied")]
 )
@@ -298,6 +306,7 @@ def test_what_cannot_be_started(program: list[str], tmp_path: Path, word: str, c
     assert text in done.stderr
 
 
+@either_way
 def test_arguments_and_environment_pass_through(program: list[str], tmp_path: Path) -> None:
     words = ["", "a b", "$HOME", "'\"", "-c", "--", "ü\n"]
     code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
@@ -338,6 +347,7 @@ sys.exit(40 + count)
 """
 
 
+@either_way
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"])
 @pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
 def test_signals_reach_the_application_once(program: list[str], tmp_path: Path, name: str, group: bool) -> None:
@@ -354,12 +364,14 @@ def test_signals_reach_the_application_once(program: list[str], tmp_path: Path, 
     assert (process.returncode, out, error) == (41, f"got {name}\n", "")
 
 
+@either_way
 def test_the_application_has_a_session_of_its_own(program: list[str], tmp_path: Path) -> None:
     """Two signals that come at once may be taken as one, so the test above does not always tell."""
     done = Stage(program, tmp_path).run(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())")
     assert (done.returncode, done.stdout) == (0, "True\n")
 
 
+@either_way
 def test_a_signal_ends_an_application_without_a_handler(program: list[str], tmp_path: Path) -> None:
     process = Stage(program, tmp_path).start("sh", "-c", "echo ready; exec sleep 30")
     assert process.stdout is not None
@@ -410,10 +422,12 @@ def test_what_a_shell_has_started_has_time_to_end(program: list[str], tmp_path: 
     assert (process.returncode, out) == (143, "saved\n")
 
 
+@either_way
 def test_a_killed_application_is_137(program: list[str], tmp_path: Path) -> None:
     assert Stage(program, tmp_path).run("sh", "-c", "kill -9 $$").returncode == 137
 
 
+@either_way
 def test_an_early_signal_ends_the_stage(program: list[str], tmp_path: Path) -> None:
     """Whenever it comes: before the program has begun to pass signals on, or just as the application starts."""
     for delay in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08):
@@ -424,6 +438,7 @@ def test_an_early_signal_ends_the_stage(program: list[str], tmp_path: Path) -> N
         assert process.returncode in (143, -signal.SIGTERM)
 
 
+@either_way
 def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_path: Path) -> None:
     """Python ignores SIGPIPE, and what it starts would inherit that."""
     code = "grep -E '^Sig(Ign|Blk)' /proc/self/status"
@@ -432,6 +447,7 @@ def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_p
     assert done.stdout == without.stdout
 
 
+@either_way
 @pytest.mark.parametrize(
     "left", ["sleep 900 &", "setsid sleep 900 &", "(setsid sh -c 'trap \"\" TERM; sleep 900' &) &"]
 )
@@ -441,6 +457,7 @@ def test_what_the_application_leaves_running_is_ended(program: list[str], tmp_pa
     assert (done.returncode, done.stdout) == (0, "done\n")
 
 
+@either_way
 def test_output_is_not_held_back(program: list[str], tmp_path: Path) -> None:
     process = Stage(program, tmp_path).start("sh", "-c", "echo first; echo second >&2; exec sleep 30")
     assert process.stdout is not None
@@ -451,12 +468,14 @@ def test_output_is_not_held_back(program: list[str], tmp_path: Path) -> None:
     process.communicate(timeout=10)
 
 
+@either_way
 def test_standard_input_is_the_applications(program: list[str], tmp_path: Path) -> None:
     stage = Stage(program, tmp_path)
     done = subprocess.run(stage.command("cat"), env=stage.environ, input=b"text", capture_output=True, check=True)
     assert done.stdout == b"text"
 
 
+@either_way
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_it_can_be_the_init_of_a_container(program: list[str], tmp_path: Path) -> None:
     """Such a process gets no signal that it has no handler for, and the orphans of all others."""
@@ -496,6 +515,7 @@ def stage(program: list[str], tmp_path: Path) -> Stage:
     )
 
 
+@either_way
 @pytest.mark.lowest
 def test_artifacts(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "notes[1].md").write_text("# Notes")
@@ -702,6 +722,7 @@ def name_artifact(stage: Stage, name: str, path: str) -> None:
 # Images
 
 
+@either_way
 def test_without_an_application_another_run_is_published(program: list[str], tmp_path: Path) -> None:
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
     stage.record('{"accuracy": 1}')
@@ -710,6 +731,7 @@ def test_without_an_application_another_run_is_published(program: list[str], tmp
     assert stage.report()["metrics"]["metadata"] == {"accuracy": 1}
 
 
+@either_way
 def test_an_image_without_fsspec_is_told_before_the_application_starts(program: list[str], tmp_path: Path) -> None:
     bare = [program[0], "-S", *program[1:]]  # without site-packages
     stage = Stage(bare, tmp_path)
@@ -718,6 +740,7 @@ def test_an_image_without_fsspec_is_told_before_the_application_starts(program: 
     assert done.stderr == "torchx-kfp: fsspec is missing\n"
 
 
+@either_way
 @pytest.mark.lowest
 def test_stores_over_http(program: list[str], tmp_path: Path, s3_base: str) -> None:
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]}, artifacts={"n": ["system.HTML", "n"]})
