@@ -1,18 +1,18 @@
-"""The code of a page of documentation, run as a reader would who follows it from top to bottom.
+"""The code of a documentation page, run like by a reader who follows it from top to bottom.
 
 - A Python block that begins with ``# name.py`` is a file.
-- A Python block that begins with ``# inside a pipeline`` is part of a pipeline, which has to compile.
+- A Python block that begins with ``# inside a pipeline`` is part of a pipeline, which must compile.
 - The other Python blocks of a page are one program, in the environment of a stage that reads two others.
-- In a console block, ``$ command`` is run if it is one of ``PROGRAMS``. If output follows, the command has to print it;
-  ``...`` stands for any text, and ids, times and durations may differ.
-- A shell block is a script, which runs in the environment of a stage too.
+- In a console block, ``$ command`` is run if it is one of ``PROGRAMS``. If output follows, the command must print it;
+  ``...`` matches any text, and ids, times and durations may differ.
+- A shell block is a script, which also runs in the environment of a stage.
 
-``<!-- files: other.md -->`` puts the files of another page beside its own. ``<!-- not run: reason -->`` exempts the
+``<!-- files: other.md -->`` adds the files of another page to the page's own. ``<!-- not run: reason -->`` exempts the
 next block. Readers see neither.
 
 Run ids on a page are those of one sequence of runs, so that a reader recognizes a run.
 
-``python -m tests.pages [PAGE...]`` rewrites the outputs that are not what the commands print, and then all run ids.
+``python -m tests.pages [PAGE...]`` rewrites outputs that differ from those of the commands, and then all run ids.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from tests.cli.ready import Ready, ready
 
 REPOSITORY = Path(__file__).parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-#: What is run in a console block. The others need an index, a cluster or an engine, and are only known by name.
+#: The programs that are run in console blocks. Others need an index, a cluster or an engine, and only their names are
+#: checked.
 PROGRAMS = {"torchx-kfp", "python", "cat", "echo", "cp", "ls"}
 OTHERS = {"pip", "make", "git", "docker", "kubectl", "mlflow", "torchx", "export", "uv", "cd"}
 
-#: The folder of pages, for readers.
+#: The folder that readers see in pages.
 HOME = "/home/you/project"
 IN_PIPELINE = "# inside a pipeline"
 
@@ -46,7 +47,7 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 _FILE = re.compile(r"# ([\w/]+\.py)\n")
 _SECTIONS = re.compile(r"<!-- files: (\S+) -->")
 _EXEMPT = re.compile(r"<!-- not run: .+ -->\s*\Z")
-#: What stands before the parts of a pipeline.
+#: The text before the parts of a pipeline.
 _PIPELINE = """
 from kfp import dsl
 from torchx.specs import AppDef, Role
@@ -69,7 +70,7 @@ _ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
 #: The length of the part of an id that is not a time.
 _RANDOM = len("-ffffff")
 _TIME = r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}(?::\d{2})?(?: \+0000)?"
-#: What differs from one run to the next, and what is put in its place.
+#: Text that differs from one run to the next, and its replacements.
 _CHANGING = {
     _ID: "<id>",
     _TIME: "<time>",
@@ -82,7 +83,7 @@ _CHANGING = {
 
 @dataclass(frozen=True)
 class Block:
-    """A block of code in a page; ``line`` is where it begins."""
+    """A block of code in a page, which begins at ``line``."""
 
     language: str
     text: str
@@ -91,16 +92,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """A command in a console block, and what is said to come of it."""
+    """A command in a console block, and its output in the page."""
 
     line: str
     output: str
-    #: The line as it stands in the page.
+    #: The line as in the page.
     source: str
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The page's blocks of code that are not exempt."""
+    """Yield the page's blocks of code that are not exempt."""
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         if not _EXEMPT.search(text[: found.start()]):
@@ -108,18 +109,18 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def is_part(block: Block) -> bool:
-    """Whether a Python block is a file or part of a pipeline, and not a program by itself."""
+    """Tell whether a Python block is a file or part of a pipeline, rather than a program."""
     return bool(_FILE.match(block.text)) or block.text.startswith(IN_PIPELINE)
 
 
 def pipeline(page: Path) -> str:
-    """A file with a pipeline of the page's blocks that are inside one, after what every one of them may use."""
+    """Return a file with a pipeline that consists of the page's blocks, after definitions that all of them may use."""
     parts = [block.text for block in blocks(page) if block.language == "python" and block.text.startswith(IN_PIPELINE)]
     return _PIPELINE + textwrap.indent("\n".join(parts), "    ") if parts else ""
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of the page's headings, as GitHub and Sphinx name them."""
+    """Return the anchors of the page's headings, as GitHub and Sphinx name them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -136,7 +137,7 @@ def write_files(page: Path, folder: Path) -> None:
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The commands of a console block."""
+    """Yield the commands of a console block."""
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         line, _, output = part.partition("\n")
         source = f"$ {line}"
@@ -147,7 +148,7 @@ def commands(block: Block) -> Iterator[Command]:
 
 
 def stage_environment(folder: Path) -> dict[str, str]:
-    """The environment of a stage that reads ``prepare`` and the fan-in ``trials``, both of which have results."""
+    """Return the environment of a stage that reads ``prepare`` and the fan-in ``trials``, which have results."""
     for stage, results in {"prepare": {"rows": 1000, "accuracy": 0.5}, "train": {"loss": 0.04}}.items():
         (folder / "run" / stage).mkdir(parents=True, exist_ok=True)
         (folder / "run" / stage / "1").write_text(json.dumps(results))
@@ -162,7 +163,7 @@ def stage_environment(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Printed:
-    """What a command printed, and its exit code."""
+    """A command's output, and its exit code."""
 
     stdout: str
     stderr: str
@@ -170,7 +171,7 @@ class Printed:
 
 
 def run(command: str, folder: Path, program: Ready) -> Printed:
-    """Run a line as a shell in the folder does; ``torchx-kfp`` by itself is run by the program, which is imported."""
+    """Run a line like a shell in the folder does; a line that only calls ``torchx-kfp`` is run by ``program``."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": programs, "TZ": "UTC"}
     if command.startswith("torchx-kfp ") and not re.search(r"[<>|$*;&~]", re.sub("'[^']*'", "", command)):
@@ -189,14 +190,14 @@ def run(command: str, folder: Path, program: Ready) -> Printed:
 
 
 def comparable(text: str) -> str:
-    """The text without what differs from one run to the next."""
+    """Return the text without parts that differ from one run to the next."""
     for pattern, name in _CHANGING.items():
         text = re.sub(pattern, name, text, flags=re.MULTILINE)
     return "\n".join(line.strip() for line in text.strip().splitlines())
 
 
 def agrees(said: str, printed: Printed) -> bool:
-    """Whether a page's output is what a command printed: its results, its messages, or both."""
+    """Tell whether a page's output is the command's output: its results, its messages, or both."""
     return not said or _shown(said, printed) is not None
 
 
@@ -238,7 +239,7 @@ def updated(said: str, printed: Printed) -> str:
 
 
 def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Command, Printed]]:
-    """The page's commands that can be run, and what they print, in a folder with the page's files.
+    """Run the page's commands in a folder with the page's files; yield those that can be run, and their output.
 
     Raises:
         ValueError: the page has a command that is not known.
@@ -254,7 +255,7 @@ def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Com
 
 
 def main() -> None:
-    """Write anew the outputs in pages that are not what the commands print."""
+    """Rewrite the outputs in pages that differ from those of the commands."""
     for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
         text = page.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder, ready() as imported:

@@ -1,4 +1,4 @@
-"""A server between a client and an S3 server: it delays requests, refuses them, and cuts connections.
+"""A server between a client and an S3 server: it delays requests, rejects them, and cuts connections.
 
 As a program, for benchmarks, with a delay in seconds: ``python -m tests.proxy http://127.0.0.1:5000 0.05`` prints its
 URL.
@@ -19,10 +19,11 @@ _METHODS = (b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")
 class Proxy:
     """Passes requests on to the server at the URL.
 
-    ``faults`` says what happens to each of the next requests: an HTTP status (503) instead of passing it on; ``"cut"``:
-    the connection is closed before; ``"lost"``: after the server has done it; ``"half"``: in the middle of the answer;
-    a float: seconds of delay; None: nothing. Requests behind the last one get ``otherwise``. All requests of a
-    method in ``refused`` get this status: ``{"PUT": 403}`` is what credentials without the right to write get.
+    ``faults`` lists what happens to each of the next requests: a number such as 503 is an HTTP status with which it is
+    answered instead of being passed on; ``"cut"`` closes the connection before the request is passed on, ``"lost"``
+    after the server has handled it, and ``"half"`` in the middle of the answer; a float delays it by this many seconds;
+    None does nothing. Requests after the last one get ``otherwise``. All requests of a method in ``refused`` get its
+    status: ``{"PUT": 403}`` is the answer to credentials without the right to write.
     """
 
     def __init__(self, url: str, otherwise: float | str | int | None = None) -> None:
@@ -71,7 +72,7 @@ class Proxy:
         await asyncio.gather(*self._clients, return_exceptions=True)
         for writer in self._writers:
             writer.transport.abort()
-        # A connection is closed in one of the loop's next turns; one that is not makes a warning in another test.
+        # Connections are closed in one of the loop's next turns; one that stays open causes a warning in another test.
         await asyncio.sleep(0.05)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +102,7 @@ class Proxy:
                         await asyncio.sleep(fault)
                 to_upstream.write(data)
                 await to_upstream.drain()
-        except (OSError, asyncio.CancelledError):  # cancelled at the end: asyncio logs a task that ends by it
+        except (OSError, asyncio.CancelledError):  # canceled at the end: asyncio would log such a task
             pass
         finally:
             self._finish(state)

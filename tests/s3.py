@@ -1,4 +1,4 @@
-"""An S3 server over HTTP: moto's, in a process of its own."""
+"""An S3 server over HTTP: moto's, in a separate process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class S3Server:
-    """An S3 server in a process of its own, and the log of the requests that it got."""
+    """An S3 server in a separate process, and the log of its requests."""
 
     url: str
     log: Path
 
     def requests(self, action: Callable[[], object]) -> list[str]:
-        """Method and path of each request that the action makes."""
+        """Return the method and path of each request that the action makes."""
         before = len(self._lines())
         action()
         return self._lines()[before:]
@@ -33,7 +33,7 @@ class S3Server:
 
 @contextlib.contextmanager
 def running(log: Path) -> Iterator[S3Server]:
-    """A server on a free port, which writes its requests to the log; it ends with the block."""
+    """Start a server on a free port, which writes its requests to the log; it ends with the block."""
     with log.open("w") as output:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
         process = subprocess.Popen(command, stdout=output, stderr=output)

@@ -10,7 +10,7 @@ from tools.drawing import DRAWING, draw, reduced
 from tools.imports import PACKAGE, REPOSITORY, Source, cycle
 
 _FOUNDATION = {"errors", "extras", "files", "named", "text"}
-#: Each package, and each module beside the packages -> the ones among them that it may import.
+#: The packages and modules that each package, and each module next to the packages, may import.
 MAY_IMPORT: Mapping[str, set[str]] = {
     "text": set(),
     "files": set(),
@@ -18,7 +18,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "extras": {"errors", "text"},
     "named": {"errors", "text"},
     "protocol": _FOUNDATION,
-    # A stage's command carries this module alone.
+    # A stage's command carries only this module.
     "publisher": set(),
     "sdk": _FOUNDATION,
     "tracking": {*_FOUNDATION, "protocol"},
@@ -32,7 +32,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "__main__": {*_FOUNDATION, "cli"},
 }
 
-#: Each library -> the packages that may use it: a package and what is in it, or a module.
+#: The packages (with everything in them) or modules that may use each library.
 MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local"},
     "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipeline_files", "cli.import_errors"},
@@ -50,7 +50,8 @@ MAY_USE: Mapping[str, set[str]] = {
     "pandas": {"tracking"},
     "typing_extensions": {"adapter", "local.runner"},
 }
-#: Libraries that come with an extra, are slow to load or serve type checkers alone: no module imports them at its top.
+#: Libraries that an extra installs, that are slow to load, or that only type checkers need. Modules must not import
+#: them at the top.
 LATE = {"celpy", "docker", "jinja2", "markdown_it", "markupsafe", "pandas", "typing_extensions"}
 
 SOURCE = Source(REPOSITORY / PACKAGE)
@@ -58,7 +59,7 @@ PACKAGES = [package for package in sorted(SOURCE.packages) if package]
 
 
 def top(name: str) -> str:
-    """The package at the top that has the module."""
+    """Return the top-level package that has the module."""
     return name.partition(".")[0]
 
 
@@ -108,7 +109,7 @@ def test_the_rules_name_nothing_that_is_gone() -> None:
 
 
 def test_what_imports_are_there_is_seen() -> None:
-    """Imports inside of functions and for types alone count as any other, and so does a name from a package."""
+    """Imports inside functions and those only for types count like any other, and so does a name from a package."""
     found = {(it.importer, it.imported, it.when) for it in SOURCE.imports}
     assert ("cli", "errors", "top") in found
     assert ("__main__", "cli", "late") in found

@@ -1,8 +1,8 @@
-"""What makes a stage run again, and what does not: what KFP's backend puts into its cache key.
+"""Changes that make a stage run again, and changes that do not: they follow from the cache key of KFP's backend.
 
 The key's parts are those of ``GenerateCacheKey`` (kubeflow/pipelines, ``backend/src/v2/cacheutils/cache.go``): values
 of input parameters, names of input artifacts, types of outputs, the image, and the words of the container. Variables,
-resources, labels and retries are no part of it. KFP's own local cache is tested in containers.
+resources, labels and retries are not part of it. KFP's own local cache is tested in containers.
 """
 # No annotations from __future__: KFP reads those of pipelines as objects.
 
@@ -19,7 +19,7 @@ UPSTREAM = "run-1/prepare/pod-1"
 
 
 def key_of(compiled: str, task: str = "train", **values: Any) -> str:
-    """The key of a task, given the values of the pipeline's parameters and of upstream outputs."""
+    """Return the key of a task, given the values of the pipeline's parameters and of upstream outputs."""
     spec, _ = load(compiled)
     entry = spec["root"]["dag"]["tasks"][task]
     component = spec["components"][entry["componentRef"]["name"]]
@@ -62,7 +62,7 @@ def key(
 
 
 def test_the_same_stage_has_the_same_key_in_every_run() -> None:
-    """What differs from run to run, as the pipeline's run id and the pod's name, is no part of it."""
+    """Values that differ from run to run, such as the pipeline's run id and the pod's name, are not part of it."""
     assert key() == key()
     assert "KFP_RUN_ID:-" in key(), "read from the environment when the stage runs"
 

@@ -1,4 +1,4 @@
-"""What gc decides: on a local directory, in memory and on S3."""
+"""The decisions of gc: in a local directory, in memory and on S3."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DAY = 86400.0
 
 @pytest.fixture(autouse=True)
 def _short_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are called ``run`` and ``old`` here; the names that engines make are in ``test_cleanup_spares``."""
+    """Allow runs named ``run`` and ``old``; ``test_cleanup_spares`` tests the names that engines make."""
     monkeypatch.setattr("torchx_kfp.tracking.cleanup._MADE", re.compile(".*"))
 
 
 @pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A tracker base of each kind; everything in it is older than the time ``later()``."""
+    """A tracker base of each kind, in which everything is older than the time ``later()``."""
     base = str(tmp_path / "base") if request.param == "local" else request.getfixturevalue(f"{request.param}_base")
     return FsspecResultTracker(base).store
 
@@ -53,7 +53,7 @@ def later() -> float:
 
 
 def age(store: Store, *starts: str, days: float = 60) -> None:
-    """Make the files old whose keys begin so."""
+    """Make the files old whose keys begin with one of these texts."""
     for file in store.files():
         if file.key.startswith(starts):
             os.utime(store.location(file.key), (time.time() - days * DAY,) * 2)
@@ -77,7 +77,7 @@ def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
     (run,) = Cleanup(store, later()).look().old
     assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ("evaluate", "train"), 7, sizes, "")
     assert abs(run.modified - time.time()) < 300
-    assert keys(store) != []  # a look removes nothing
+    assert keys(store) != []  # looking does not remove anything
     assert removed(store, later()) == ["run"]
     assert keys(store) == []
 
@@ -107,7 +107,7 @@ def test_the_newest_file_counts(local: Store) -> None:
     assert [key for key in keys(local) if not key.startswith(".")] == ["mixed/train/1", "mixed/train/2", "said/train/1"]
 
 
-#: What lies beside results of stages, and why the folder is left alone.
+#: Files next to the results of stages, and the reasons why their folder is left alone.
 FOREIGN = {
     "run/notes.txt": "'run/notes.txt' is not a result of a stage",
     "run/train/deep/1": "'run/train/deep/1' is not a result of a stage",
@@ -128,7 +128,7 @@ def test_a_folder_with_anything_else_is_left_alone(key: str, local: Store) -> No
     assert keys(local) == sorted(["run/train/1", key])
 
 
-#: Contents of a file at the place of a result.
+#: Contents of a file in the place of a result.
 CONTENTS = {
     b"": False,
     b"no results": False,
@@ -293,7 +293,7 @@ class TestUse:
 
 
 class TestInterruptions:
-    """Whatever happens on the way, a second call finishes it, and what is new stays."""
+    """Whatever happens in between, a second call finishes the removal, and new files stay."""
 
     def fill(self, store: Store) -> None:
         for run in ("one", "two"):
@@ -322,7 +322,7 @@ class TestInterruptions:
                 removed(local, time.time() - 30 * DAY)
         left = keys(local)
         assert len(left) == 8 - after
-        # Never results whose sources are gone.
+        # There are never results whose sources are gone.
         if any("/sources/" not in key for key in left):
             assert sum("/sources/" in key for key in left) == 2
         assert removed(local, time.time() - 30 * DAY)
@@ -382,7 +382,7 @@ def test_few_requests(s3_base: str, s3_server: object) -> None:
     store = FsspecResultTracker(s3_base).store
     put(store, *(f"run-{number}/train/{execution}" for number in range(5) for execution in range(4)))
     requests: Callable[[Callable[[], object]], list[str]] = s3_server.requests
-    # Listings of files and of sources, and one request for each file's content.
+    # There are listings of files and of sources, and one request for each file's content.
     assert len(requests(lambda: Cleanup(store, later()).look())) <= 20 + 6
     assert len(requests(lambda: Cleanup(store, time.time() - DAY).look())) <= 2
     assert len(requests(lambda: removed(store, later()))) <= 2 * 20 + 12

@@ -1,4 +1,4 @@
-"""What gc spares: what is written while it works, and what is no result of a stage."""
+"""Files that gc spares: those that are written while it works, and those that are not results of stages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.statements.sources import record_start
 from torchx_kfp.tracking.stores.keys import File
 
-#: Puts results in turns under keys of its own, each made old just before, and looks whether what was put is there.
-#: Every tenth time it leaves something that is old for good.
+#: Puts results under its own keys in turn, each of which it has just made old, and checks that the results are there.
+#: Every tenth time, it leaves something that stays old.
 WRITER = """
 import os, sys, time
 from torchx_kfp.tracking import FsspecResultTracker
@@ -43,7 +43,7 @@ for turn in range(puts):
         lost += tracker.get(keys[older % len(keys)]) != {"turn": older}
 print(lost)
 """
-#: Removes what is older than so many seconds, again and again.
+#: Removes everything that is older than this many seconds, again and again.
 COLLECTOR = """
 import select, sys, time
 from torchx_kfp.tracking.cleanup import Cleanup
@@ -58,7 +58,7 @@ print(removed)
 
 
 def attack(base: Path, puts: int, writers: int = 3, collectors: int = 2) -> tuple[int, int]:
-    """How many of the puts were lost, and how many runs were removed meanwhile."""
+    """Return how many of the puts were lost, and how many runs were removed meanwhile."""
 
     def start(program: str, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -136,7 +136,7 @@ MADE = [
     "a.b-c-20260101-120000-abcdef",
     "0b54c2f6-6a5c-4a0e-9e3f-0f3a1e3c5d7b",
 ]
-#: Others, in a folder of programs for example.
+#: Other names, as in a folder of programs, for example.
 OTHERS = ["a", "src", "2026-01-01", "digits-20260101", "0b54c2f6-6a5c-4a0e-9e3f", "x-20260101-120000-0A1B2C"]
 
 

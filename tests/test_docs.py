@@ -1,4 +1,4 @@
-"""README and documentation: their code runs and prints what they say, and their links lead somewhere."""
+"""README and documentation: their code runs and prints the output that they show, and their links work."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_run_ids_of_other_runs_are_found() -> None:
 
 
 def programs(page: Path) -> str:
-    """The page's Python blocks that are neither files nor parts of a pipeline, one after the other."""
+    """Return the page's Python blocks that are neither files nor parts of a pipeline, one after the other."""
     return "\n".join(
         block.text for block in pages.blocks(page) if block.language == "python" and not pages.is_part(block)
     )
@@ -127,7 +127,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=name)
 def test_pages_load_nothing_from_elsewhere(page: Path) -> None:
-    """Pictures are files beside the pages, and ask no host for fonts."""
+    """Pictures are files next to the pages, and do not load fonts from hosts."""
     for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         file = page.parent / picture
         assert file.stat().st_size < 200_000, picture
@@ -156,7 +156,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_constants_that_torchxs_components_need() -> None:
-    """The table names what the error asks for."""
+    """The table names the constants that the error asks for."""
     page = (pages.REPOSITORY / "docs" / "guides" / "components.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(utils\.\w+|dist\.ddp)` \| (.*) \|$", page, re.MULTILINE)
     assert [function for function, _ in rows] == ["utils.echo", "utils.sh", "utils.python", "dist.ddp"]

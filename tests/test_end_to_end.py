@@ -1,7 +1,7 @@
-"""Stages made of AppDefs under the local runner: what arrives in applications, and what they find in the tracker."""
+"""Stages made from AppDefs under the local runner: the values that reach applications, and results that they read."""
 
-# Defaults of KFP pipelines are constants of their signature; typing's names of generic types are what KFP's text of
-# channels cannot read back, which is what is tested.
+# The defaults of KFP pipelines are constants in their signatures. KFP cannot parse typing's names of generic types in
+# its text of channels, which is tested here.
 # ruff: noqa: B006, UP006, UP035
 
 import dataclasses
@@ -24,7 +24,7 @@ from torchx_kfp.local import RunResult, State, Watch, run
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.tracking import FsspecResultTracker
 
-#: Records its arguments, one of its variables, and what the stages that it reads have recorded.
+#: Records its arguments, one of its variables, and the results of the stages that it reads.
 PROGRAM = """
 import json, os, sys
 from torchx_kfp.tracking import current_run
@@ -268,7 +268,7 @@ def test_an_app_that_knows_only_torchx(tmp_path: Path) -> None:
 
 
 def test_a_hundred_stages_in_a_chain(tmp_path: Path) -> None:
-    """In the shell, so that it stays quick: each appends to what the one before it wrote."""
+    """They run in the shell, to be quick: each one appends to the output of the one before it."""
     script = (
         'mkdir -p "$TORCHX_TRACKER_BASE/${TORCHX_JOB_ID%/*}"; n=0; [ -z "$TORCHX_PARENT_RUN_ID" ] || '
         'n=$(sed "s/[^0-9]//g" "$TORCHX_TRACKER_BASE/$TORCHX_PARENT_RUN_ID"); '
@@ -378,7 +378,7 @@ def test_a_retry_publishes_what_it_recorded_itself(tmp_path: Path) -> None:
     assert str(stage.run_id).rpartition("/")[2] == stage.pod_name == "train-1"
 
 
-#: Records as its arguments say: results, and artifacts by name and path.
+#: Records the results, and the artifacts by name and path, that its arguments describe.
 REGISTER = """
 import json, sys
 from torchx_kfp.tracking import current_run
@@ -435,7 +435,7 @@ def describe(model: dsl.Input[dsl.Model]) -> str:
 
 
 def test_an_artifact_that_is_elsewhere_is_handed_on_as_a_file_that_names_it(tmp_path: Path) -> None:
-    """As on a backend, where a component fails that takes an artifact of another storage."""
+    """This is like on a backend, where a component that takes an artifact from other storage fails."""
 
     def pipeline(tracker_base: str) -> str:
         train = task_from_app(

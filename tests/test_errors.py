@@ -1,4 +1,4 @@
-"""The exceptions: the tree that the module draws is the real one."""
+"""The exceptions: the tree in the module's docstring is the real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchx_kfp.errors import TorchxKfpError
 
 
 def real_tree(cls: type[TorchxKfpError]) -> dict[str, str]:
-    """Name of each exception below the class -> name of the one it stands under."""
+    """Return the name of each exception below the class, with the name of its parent."""
     tree = {}
     for child in cls.__subclasses__():
         if child.__module__ == errors.__name__:

@@ -1,4 +1,4 @@
-"""Files that are written whole, at any of the places that users name."""
+"""Files that are written atomically, in any place that users name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dicts for users: a name that does not exist is an error that helps."""
+"""Dicts for users: a name that does not exist is a helpful error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel, built for real; what importing the package loads; and the targets of the Makefile."""
+"""The wheel, which is really built; the modules that importing the package loads; and the Makefile's targets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the repository: building leaves files in its source."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    # Hidden files are environments and caches; the others are not left out, because the wheel has to.
+    # Hidden files are environments and caches. Other files are copied, because the wheel itself must leave them out.
     ignore = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist", "demo-results", "local_outputs")
     shutil.copytree(REPOSITORY, source, ignore=ignore)
     built = run(
@@ -77,10 +77,10 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Requires-Python"] == ">=3.10"
     assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "docs", "dev"}
     requirements = metadata.get_all("Requires-Dist", [])
-    # All that applications need.
+    # These are all packages that applications need.
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]
     assert [requirement.partition(">=")[0] for requirement in needed] == ["fsspec"]
-    # Without lower bounds pip picks torchx 0.3.0; and a bound for each of the others is what test-lowest tests.
+    # Without lower bounds, pip picks torchx 0.3.0; test-lowest tests the bounds of all others.
     assert all(">=" in requirement for requirement in requirements if 'extra == "dev"' not in requirement)
 
 
@@ -110,7 +110,7 @@ def test_the_wheel_has_the_command(wheel: Path) -> None:
     )
     assert " ".join(declared.split()) == f"{console} {trackers}"
     assert callable(EntryPoint("torchx-kfp", "torchx_kfp.__main__:main", "console_scripts").load())
-    # Installed beside the interpreter that runs this.
+    # The program is installed next to the interpreter that runs this.
     shown = run(Path(sysconfig.get_path("scripts"), "torchx-kfp"), "--help")
     assert shown.returncode == 0, shown.stderr
     assert "compile" in shown.stdout
@@ -118,24 +118,24 @@ def test_the_wheel_has_the_command(wheel: Path) -> None:
 
 @pytest.fixture(scope="session")
 def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment as in an application's image: the wheel without an extra, and fsspec."""
+    """An environment like in an application's image: the wheel without an extra, and fsspec."""
     folder = tmp_path_factory.mktemp("image")
     venv = folder / "venv"
     made = run(sys.executable, "-m", "venv", "--without-pip", venv)
     assert made.returncode == 0, made.stderr
-    # This environment's fsspec, without its neighbours.
+    # Copy this environment's fsspec, but not the packages next to it.
     [packages] = venv.glob("lib/python*/site-packages")
     of_fsspec = Path(fsspec.__file__).parent
     for package in (of_fsspec, *of_fsspec.parent.glob("fsspec-*.dist-info")):
         (packages / package.name).symlink_to(package)
-    # With its dependencies, none of which may have to be fetched.
+    # Its dependencies are checked, and must not need to be fetched.
     installed = run(sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--no-index", wheel)
     assert installed.returncode == 0, installed.stderr
     return venv
 
 
 def in_image(image: Path, program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    # Isolated: neither the working directory nor PYTHONPATH is looked at.
+    # Python is isolated: it ignores the working directory and PYTHONPATH.
     return run(image / "bin" / "python", "-I", "-W", "error", "-c", program, **environ)
 
 
@@ -204,11 +204,11 @@ def test_the_installation_page_shows_the_message() -> None:
 
 
 def test_the_line_to_type_takes_what_is_installed(image: Path) -> None:
-    """Whatever the wheel came from: an index that has no torchx-kfp is not asked for it."""
+    """Wherever the wheel came from, an index that does not have torchx-kfp is not asked for it."""
     words = shlex.split(install_line("pandas"))
     assert words[:2] == ["pip", "install"]
     installed = run(
-        # Isolated: without settings that name further places where packages are.
+        # pip is isolated: it ignores settings that name further sources of packages.
         *(sys.executable, "-m", "pip", "--isolated", "--python", image / "bin" / "python"),
         *("install", "--no-index", *words[2:]),
     )
@@ -232,7 +232,7 @@ def test_modules_of_extras_are_those_of_their_distributions(metadata: email.mess
             for requirement in metadata.get_all("Requires-Dist", [])
             if requirement.endswith(f'; extra == "{extra}"')
         ]
-        # kfp-kubernetes is inside of kfp.
+        # kfp-kubernetes is inside kfp.
         assert len(modules) == len(set(named) - {"kfp-kubernetes"}), extra
         for name in named:
             assert top_level(name) & set(modules), name

@@ -1,4 +1,4 @@
-"""The stage protocol: what is encoded is what is decoded."""
+"""The stage protocol: decoding returns the values that were encoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchx_kfp import protocol
 from torchx_kfp.errors import NotInStageError, ProtocolError
 from torchx_kfp.protocol import RawJson, StageContext
 
-#: What environment variables can hold.
+#: Text that environment variables can contain.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 HOSTILE = (
     TEXT | st.text("a$(){}[]\"'\\%\n\t {{=üж🔑") | st.sampled_from(["{{workflow.name}}", "$(HOME)", "$$", "${x}", "''"])
@@ -172,7 +172,7 @@ def test_torchx_knows_these_names() -> None:
 
 
 def test_trackers_as_others_set_them() -> None:
-    """TorchX's own runner may leave this project's out, and an engine may fill in an empty configuration."""
+    """TorchX's own runner may leave out this project's tracker, and an engine may fill in an empty configuration."""
     assert protocol.decode_trackers({}) == protocol.decode_trackers({"TORCHX_TRACKERS": ""}) == {}
     environ = {"TORCHX_TRACKERS": "a,torchx_kfp,b,", "TORCHX_TRACKER_A_CONFIG": "", "TORCHX_TRACKER_B_CONFIG": "x,y"}
     assert protocol.decode_trackers(environ) == {"a": None, "b": "x,y"}

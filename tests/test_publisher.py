@@ -1,4 +1,4 @@
-"""The program around an application, run as a process: as a module, and as commands carry it."""
+"""The program around an application, run as a process: the module, and the form that commands carry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tools import carry
 from torchx_kfp.adapter.stage.carried import PROGRAM, SOURCE
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
-#: Of this process alone: what a stage leaves running is found by it, also beside another run of the tests.
+#: A run id of this process only: processes that a stage leaves running are found by it, even if the tests run twice.
 RUN_ID = f"run/train/{uuid.uuid4()}"
 LARGEST = sys.float_info.max
 
@@ -51,7 +51,7 @@ class Stage:
         self.program = program
         self.folder = folder
         self.base = str(folder / "results")
-        #: Where the engine keeps artifacts: a backend's object store, or a local folder.
+        #: The place in which the engine keeps artifacts: a backend's object store, or a local folder.
         self.root = "s3://bucket/root"
         self.results = declared.get("results", {})
         artifacts = {"metrics": ["system.Metrics", "metrics"], **declared.get("artifacts", {})}
@@ -112,7 +112,7 @@ class Stage:
         return {output: (self.folder / "out" / output).read_text() for output in self.results}
 
     def report(self) -> dict[str, Any]:
-        """What is reported, which a launcher has to take as the message that it is."""
+        """Return the report, which a launcher must be able to read as KFP's message."""
         text = (self.folder / "out" / "executor_output.json").read_text()
         json_format.Parse(text, pipeline_spec_pb2.ExecutorOutput(), ignore_unknown_fields=False)
         document = json.loads(text)
@@ -121,7 +121,7 @@ class Stage:
 
 
 def put(*code: str) -> list[str]:
-    """An application that records results."""
+    """Return the command of an application that records results."""
     return [sys.executable, "-c", "\n".join(["from torchx_kfp.tracking import current_run", *code])]
 
 
@@ -319,7 +319,7 @@ def test_arguments_and_environment_pass_through(program: list[str], tmp_path: Pa
 
 
 def test_modules_of_the_application_are_not_pythons(tmp_path: Path) -> None:
-    """The working directory of an image may hold a signal.py of the application."""
+    """The working directory of an image may contain a signal.py of the application."""
     for name in ("signal", "zlib", "base64", "json", "fsspec"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     stage = Stage([sys.executable, "-c", PROGRAM], tmp_path)
@@ -351,7 +351,7 @@ sys.exit(40 + count)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT"])
 @pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
 def test_signals_reach_the_application_once(program: list[str], tmp_path: Path, name: str, group: bool) -> None:
-    """Docker signals a container's first process, Argo's executor its whole process group."""
+    """Docker signals a container's first process; Argo's executor signals its whole process group."""
     stage = Stage(program, tmp_path)
     command = stage.command(sys.executable, "-c", HANDLER.format(names=[name]))
     process = subprocess.Popen(
@@ -366,7 +366,7 @@ def test_signals_reach_the_application_once(program: list[str], tmp_path: Path, 
 
 @either_way
 def test_the_application_has_a_session_of_its_own(program: list[str], tmp_path: Path) -> None:
-    """Two signals that come at once may be taken as one, so the test above does not always tell."""
+    """Two signals at once may be delivered as one, so the test above does not always notice."""
     done = Stage(program, tmp_path).run(sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())")
     assert (done.returncode, done.stdout) == (0, "True\n")
 
@@ -382,7 +382,7 @@ def test_a_signal_ends_an_application_without_a_handler(program: list[str], tmp_
 
 
 def test_workers_of_the_application_are_its_own_affair(program: list[str], tmp_path: Path) -> None:
-    """A training's handler needs its data loaders' processes: it is asked to end, and they are not."""
+    """A training's handler needs the processes of its data loaders: only the training itself is asked to end."""
     code = (
         "import signal, subprocess, time\n"
         "worker = subprocess.Popen(['sleep', '30'])\n"
@@ -429,7 +429,7 @@ def test_a_killed_application_is_137(program: list[str], tmp_path: Path) -> None
 
 @either_way
 def test_an_early_signal_ends_the_stage(program: list[str], tmp_path: Path) -> None:
-    """Whenever it comes: before the program has begun to pass signals on, or just as the application starts."""
+    """It may come before the program has begun to pass signals on, or just as the application starts."""
     for delay in (0.0, 0.01, 0.02, 0.03, 0.05, 0.08):
         process = Stage(program, tmp_path).start("sleep", "30")
         time.sleep(delay)
@@ -440,7 +440,7 @@ def test_an_early_signal_ends_the_stage(program: list[str], tmp_path: Path) -> N
 
 @either_way
 def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_path: Path) -> None:
-    """Python ignores SIGPIPE, and what it starts would inherit that."""
+    """Python ignores SIGPIPE, and the programs that it starts would inherit that."""
     code = "grep -E '^Sig(Ign|Blk)' /proc/self/status"
     done = Stage(program, tmp_path).run("sh", "-c", code)
     without = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=True)
@@ -452,7 +452,7 @@ def test_the_application_has_usual_signal_dispositions(program: list[str], tmp_p
     "left", ["sleep 900 &", "setsid sleep 900 &", "(setsid sh -c 'trap \"\" TERM; sleep 900' &) &"]
 )
 def test_what_the_application_leaves_running_is_ended(program: list[str], tmp_path: Path, left: str) -> None:
-    """It holds the pipe that the stage's output goes to, and an engine waits for that."""
+    """It holds the pipe of the stage's output open, and an engine waits for that pipe."""
     done = Stage(program, tmp_path).run("sh", "-c", f"{left} echo done; sleep 0.2")
     assert (done.returncode, done.stdout) == (0, "done\n")
 
@@ -478,7 +478,7 @@ def test_standard_input_is_the_applications(program: list[str], tmp_path: Path) 
 @either_way
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
 def test_it_can_be_the_init_of_a_container(program: list[str], tmp_path: Path) -> None:
-    """Such a process gets no signal that it has no handler for, and the orphans of all others."""
+    """Such a process does not get signals without a handler, and it inherits the orphans of all other processes."""
     stage = Stage(program, tmp_path)
     application = [
         "sh",
@@ -621,7 +621,7 @@ def test_the_last_registration_counts(stage: Stage, tmp_path: Path) -> None:
 
 
 def test_artifacts_of_torchx(stage: Stage, tmp_path: Path) -> None:
-    """An application that knows TorchX alone registers the same."""
+    """An application that only knows TorchX registers the same artifacts."""
     code = (
         "from torchx.tracker import AppRun; import sys\n"
         "run = AppRun.run_from_env()\n"
@@ -654,7 +654,7 @@ def test_an_artifact_whose_file_is_missing(program: list[str], tmp_path: Path) -
     assert "/nowhere/notes.md" in done.stderr
 
 
-# What never ends to be read
+# Files whose reading never ends
 
 
 def make_fifo(path: Path) -> Path:
@@ -704,7 +704,7 @@ def test_an_artifact_that_is_a_device_or_a_socket(program: list[str], tmp_path: 
 
 @pytest.mark.parametrize("output", ["x", "model", "executor_output.json"])
 def test_an_output_of_kfp_that_is_a_fifo(program: list[str], tmp_path: Path, output: str) -> None:
-    """The application may have put it there."""
+    """The application may have created the FIFO."""
     stage = Stage(program, tmp_path, results={"x": ["float", "x"]}, artifacts={"model": ["system.Model", "model"]})
     stage.record('{"x": 1}')
     name_artifact(stage, "model", __file__)
@@ -713,7 +713,7 @@ def test_an_output_of_kfp_that_is_a_fifo(program: list[str], tmp_path: Path, out
 
 
 def name_artifact(stage: Stage, name: str, path: str) -> None:
-    """What an application of any language can register."""
+    """Register an artifact, as an application in any language can."""
     folder = Path(stage.base, ".torchx_kfp", "artifacts", RUN_ID.replace("/", "%2F"))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{time.time_ns()}").write_text(json.dumps({"name": name, "path": path, "metadata": None}))

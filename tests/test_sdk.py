@@ -1,4 +1,4 @@
-"""KFP's SDK is quicker while torchx-kfp calls it, does the same, and is as it was afterwards."""
+"""KFP's SDK is quicker while torchx-kfp calls it, with the same results, and unchanged afterwards."""
 
 import contextlib
 import inspect

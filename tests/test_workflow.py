@@ -1,4 +1,4 @@
-"""The size of the workflow that KFP's backend makes: the model, and what stages of this project take."""
+"""The size of the workflow that KFP's backend creates: the model, and the sizes of this project's stages."""
 
 import functools
 import re
@@ -18,7 +18,7 @@ RECORDED = Path(__file__).parent / "recorded" / "pipeline.yaml"
 
 
 def chain(count: int, app: Callable[[int], Any] | None = None, **options: Any) -> str:
-    """Tracked stages with one read and one result each."""
+    """Return tracked stages with one read and one result each."""
 
     def pipeline(tracker_base: str = "s3://bucket/results") -> None:
         previous = None
@@ -41,12 +41,12 @@ chains = functools.cache(chain)
 
 
 def test_a_recorded_workflow() -> None:
-    """54,153 bytes of JSON were the workflow that KFP 2.17 made of this pipeline, when it started."""
+    """The workflow that KFP 2.17 created from this pipeline had 54,153 bytes of JSON when it started."""
     size = measure(RECORDED.read_text(encoding="utf-8"))
     assert size.workflow == pytest.approx(54_153, rel=0.001)
     assert (size.level, size.tasks) == (2_896, 6)
     assert size.stages == 7, "one of them in a loop of two iterations, one in a branch that was not taken"
-    # 26,836 bytes of state were left at its end.
+    # It had 26,836 bytes of state at its end.
     assert 10_000 < size.state < 30_000
 
 

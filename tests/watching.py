@@ -1,4 +1,4 @@
-"""Watching runs in tests."""
+"""A watch for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchx_kfp.local import Event, Lines, Watch
 
 
 class Heard(Watch):
-    """Hands on what happens to functions, and shows nothing unless there is a stream."""
+    """Passes events and lines on to functions, and shows nothing unless there is a stream."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Arguments and options of a run, and what is said of wrong ones."""
+"""Arguments and options of a run, and the messages about wrong ones."""
 
-# The oldest kfp that is supported knows typing's names of generic types only.
+# The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035
 
 import dataclasses
@@ -157,7 +157,7 @@ def test_options_survive_the_run_json(tmp_path):
         without = {key: value for key, value in content.items() if key != name}
         with pytest.raises(ArgumentError, match=says("r-1", repr(name), "Start")):
             RunOptions.of_record(stored(without))
-    # An option that may change on resume, and that a later version has added, does not end the runs before it.
+    # Earlier runs can be resumed although a later version has added an option that may change on resume.
     for name in ResumeKeywords.__annotations__:
         without = {key: value for key, value in content.items() if key != name}
         default = getattr(RunOptions(), name)

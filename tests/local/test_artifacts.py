@@ -1,4 +1,4 @@
-"""Artifacts of container components: made, reported, handed on."""
+"""Artifacts of container components: created, reported, passed on."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from kfp import compiler, dsl
 
 from torchx_kfp.local import Artifact
 
-#: Leaves the path of the report, which is in the executor input, in a variable.
+#: Stores the path of the report, which is in the executor input, in a variable.
 REPORT = """p=${2#*'"outputFile":"'}; p=${p%%'"'*}; """
 MAKE = REPORT + 'printf %s "$3" >"$1"; printf %s "$4" >"$p"'
 
@@ -67,7 +67,7 @@ def test_an_artifact_is_handed_on(execute):
 
 
 def test_metadata_is_handed_on_as_the_backend_keeps_it(execute):
-    """A list and a dict lie in a dict of their own, a bool is a number, and six decimals are left."""
+    """A list and a dict are wrapped in a dict, a bool is a number, and six decimals are left."""
 
     @dsl.pipeline
     def pipeline():
@@ -227,7 +227,7 @@ def test_what_is_no_file_is_refused_at_once(execute_failing, tmp_path, monkeypat
 
 
 def test_copies_keep_the_permissions_of_what_is_copied(execute, tmp_path):
-    """Seen: a program that a stage has made lost its executable bit."""
+    """A program that a stage had created used to lose its executable bit."""
     text = report(customPath=str(tmp_path / "elsewhere")).replace("model", "data")
     script = (
         'mkdir "$elsewhere"; echo echo >"$elsewhere"/run; chmod 754 "$elsewhere"/run; chmod 751 "$elsewhere"; '

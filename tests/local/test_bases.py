@@ -1,4 +1,4 @@
-"""A tracker base that takes no results ends a run before its first stage."""
+"""A tracker base in which results cannot be recorded ends a run before its first stage."""
 
 import os
 import shutil
@@ -63,7 +63,7 @@ def test_which_bases_are_known() -> None:
 @pytest.mark.parametrize("base", ["/proc/x", "file", "file/below"])
 def test_no_place_for_files(base: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    # /proc takes no directories; a file is not one.
+    # /proc does not accept directories; a file is not a directory.
     facts = says(f"tracker base '{base}'", "Cannot write", "/.torchx_kfp/probe")
     with pytest.raises(TrackerError if base == "/proc/x" else TrackerBaseError, match=facts):
         attempt(base)

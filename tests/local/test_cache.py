@@ -25,7 +25,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def stage(tmp_path):
-    """A stage with a log, and artifacts: a file, a folder, one elsewhere, and one that it has made no file for."""
+    """A stage with a log, and artifacts: a file, a folder, one elsewhere, and one without a file."""
     here = tmp_path / "run" / "train-0"
     (here / "folder").mkdir(parents=True)
     (here / "log.txt").write_text("trained")
@@ -111,7 +111,7 @@ def test_a_folder_that_takes_no_files(tmp_path, stage):
 
 
 def test_several_writers_and_a_reader_at_once(cache, stage):
-    """A reader sees one of them whole, whenever it looks."""
+    """A reader always sees a complete entry of one of them."""
     cache.put(KEY, "run-0", stage)
     code = (
         "import sys\nfrom torchx_kfp.local.cache.entries import Cache\n"

@@ -1,4 +1,4 @@
-"""KFP's cache: a stage that an earlier run has done is not done again."""
+"""KFP's cache: a stage that has succeeded in an earlier run does not run again."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from torchx_kfp.local import RunResult, State, Watch, run
 
 @pytest.fixture
 def states(tmp_path, monkeypatch):
-    """Runs a pipeline in the folder of the test, and gives the states of its stages."""
+    """Run a pipeline in the folder of the test, and return the states of its stages."""
     monkeypatch.chdir(tmp_path)
 
     def function(pipeline: Any, arguments: dict[str, Any] | None = None, **options: Any) -> list[str]:
@@ -77,7 +77,7 @@ def test_what_the_key_covers(states, tmp_path, monkeypatch):
     assert changed() == ["succeeded"]
 
 
-#: A script that imports a module beside it, which imports a package, and what is elsewhere in PYTHONPATH.
+#: A script that imports a module next to it, which imports a package and a module elsewhere in PYTHONPATH.
 PROGRAM = {
     "train.py": "import beside, elsewhere",
     "beside.py": "from package import other",

@@ -1,6 +1,6 @@
-"""What a check says of a pipeline: of what KFP's backend does otherwise, with what arrives there and the way out."""
+"""The findings of a check about KFP's backend: what differs there, what arrives there, and the way out."""
 
-# The oldest kfp that is supported knows typing's names of generic types only.
+# The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035, UP045
 
 from typing import List, Optional
@@ -212,7 +212,7 @@ def test_nothing_is_found_where_nothing_is_wrong():
 
 
 def test_variables_that_the_container_has():
-    """Those of a secret as well; whatever has another name stays as it is."""
+    """This includes those of a secret; text with other names stays unchanged."""
 
     @dsl.container_component
     def echo():

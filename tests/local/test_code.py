@@ -1,4 +1,4 @@
-"""Which files a command runs, as far as its words tell. What a change of them does is in ``test_cached_stages``."""
+"""The files that a command runs, as far as its words show. ``test_cached_stages`` tests the effect of changing them."""
 
 import ast
 import os
@@ -88,5 +88,5 @@ def test_files_are_parsed_once_in_a_run_and_packages_listed_once_a_stage(
         found = [names(code, "python", "-m", "package.module1", str(rate)) for rate in range(5)]
     assert [len(files) for files in found] == [30] * 5
     assert len(parsed) == 30
-    # For the command, and for what is beside its modules.
+    # Once for the command, and once for the folder of each module.
     assert len(walked) <= 5 * 2

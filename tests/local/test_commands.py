@@ -1,4 +1,4 @@
-"""Commands of tracked stages, with the values that travel in an input: the same as what the script makes of them."""
+"""Commands of tracked stages, with the values from an input filled in: the same words that the script puts together."""
 
 import sys
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_other_commands_stay(words: list[str]) -> None:
 
 
 def test_a_changed_module_makes_a_stage_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``-m app`` is found, though the name of the module is in an input."""
+    """``-m app`` is found, although the name of the module is in an input."""
     monkeypatch.chdir(tmp_path)
     module = tmp_path / "changing.py"
     app = make_app(entrypoint=sys.executable, args=["-m", "changing", "--lr", "0.1"])

@@ -1,4 +1,4 @@
-"""Conditions as KFP compiles them, evaluated as its backend does."""
+"""Conditions as KFP compiles them, evaluated like on its backend."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ A = "inputs.parameter_values['a']"
         (f"{A} == true", True, True),
         (f"{A} == true", False, False),
         (f"!({A} == true)", False, True),
-        # Values of different types are unequal, and not an error.
+        # Values of different types are unequal; comparing them is not an error.
         (f"{A} == '1'", 1, False),
         (f"{A} != true", 1, True),
         (f"{A} == 1", True, False),
         (f"!({A} == 'x') && int('3') > 2", "y", True),
         (f"{A} == 'x' || {A} == 'y'", "y", True),
-        # The second operand cannot be evaluated, and need not be.
+        # The second operand cannot be evaluated, but it need not be.
         (f"{A} == 'x' && inputs.parameter_values['b'] == 'y'", "y", False),
     ],
 )
@@ -93,7 +93,7 @@ for _ in range(6):
 def test_a_condition_that_would_take_for_ever(expression, message):
     with pytest.raises(ValueError, match=message):
         holds(expression, {"a": "x"}, seconds=2)
-    # The next one is evaluated all the same.
+    # The next one is still evaluated.
     assert holds("1 < 2", {})
 
 

@@ -1,4 +1,4 @@
-"""Stages in containers, as far as no engine is needed: what is chosen, asked for, and refused."""
+"""Stages in containers, without an engine: which stages are chosen, what the engine is asked for, what is rejected."""
 
 import os
 import socket
@@ -129,7 +129,7 @@ def test_tracker_bases_of_this_machine(tmp_path):
     assert named == [f"{tmp_path}/a", f"{tmp_path}/b c"]
     assert tracker_bases(command, inputs, named, ()) == named
     assert os.path.isdir(tmp_path / "b c")
-    # Where a mount shows it, nothing has to be mounted for it.
+    # If a mount already shows it, it need not be mounted.
     here = str(tmp_path)
     assert tracker_bases(command, inputs, (), [Mount(here, here)]) == []
     for mounts in ((), [Mount(here, here, read_only=True)], [Mount(f"{here}/b", here)]):

@@ -1,4 +1,4 @@
-"""The corpus: each pipeline ends as its source says, as it ended on KFP's backend, and as it ends under kfp.local."""
+"""The corpus: each pipeline ends as its source declares, as it ended on KFP's backend, and as under kfp.local."""
 
 import functools
 import io
@@ -22,7 +22,7 @@ CASES = [case for family in FAMILIES for case in load_cases(family).values()]
 
 @pytest.fixture(scope="module")
 def under_kfp_local(tmp_path_factory):
-    """Returns how the cases of a family end under kfp.local: one process runs all of them."""
+    """Return a function that tells how the cases of a family end under kfp.local: one process runs all of them."""
 
     @functools.cache
     def ends(family):
@@ -41,7 +41,7 @@ def under_kfp_local(tmp_path_factory):
 def test_corpus(case, tmp_path, monkeypatch, under_kfp_local):
     monkeypatch.chdir(tmp_path)
     result = check(case)
-    # Before 2.15 kfp.local has neither loops nor conditions.
+    # Before 2.15, kfp.local has neither loops nor conditions.
     if VERSION >= (2, 15) and is_comparable(case):
         theirs = under_kfp_local(case.name.partition(".")[0])[case.name]
         theirs.pop("error", None)
@@ -49,11 +49,11 @@ def test_corpus(case, tmp_path, monkeypatch, under_kfp_local):
 
 
 def check(case):
-    """Run the pipeline, or see that it is refused; return its result."""
+    """Run the pipeline and return its result, or check that it is rejected."""
     if case.refused:
         with pytest.raises(UnsupportedPipelineError, match=case.refused):
             run(case.pipeline, case.arguments)
-        # Nothing is refused that the backend can do.
+        # Pipelines that the backend can run are not rejected.
         assert case.name not in RECORDED or RECORDED[case.name]["state"] in ("failed", "refused")
         return None
     log = io.StringIO()
@@ -72,13 +72,13 @@ def check(case):
     assert {name: result.outputs.get(name) for name in case.outputs} == case.outputs
     assert {name: text_of(result.artifacts[name]) for name in case.artifacts} == case.artifacts
     if case.name in RECORDED:
-        # A choice that is not needed any more has to go.
+        # A choice that is not needed any more must be removed.
         assert bool(differences(result, case.name)) == (case.name in CHOICES), differences(result, case.name)
     return result
 
 
 def end_of(result):
-    """How a run ended, in the form of ``kfp_local.run_case``."""
+    """Return how a run ended, in the form of ``kfp_local.run_case``."""
     if result.state == "failed":
         return {"state": "failed"}
     return {
@@ -95,7 +95,7 @@ def test_digests_are_of_what_is_compiled():
 @pytest.mark.versions
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_other_versions_of_kfp_compile(family, tmp_path, monkeypatch):
-    """Where they compile the same, it is enough to run it once, with the usual version."""
+    """A pipeline that they compile to the same text need only run once, with the usual version."""
     recorded = compiled.recorded()
     for number, case in enumerate(load_cases(family).values()):
         if compiled.digest(case) != recorded.get(case.name):

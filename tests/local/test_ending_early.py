@@ -1,4 +1,4 @@
-"""Runs that end before their stages do: time limits, the first failure, and what is said of what had not begun."""
+"""Runs that end before their stages do: time limits, the first failure, and the messages about other stages."""
 
 import dataclasses
 import os
@@ -138,7 +138,7 @@ def test_a_nested_pipeline_that_had_begun_is_not_listed_twice(tmp_path):
 
 @dsl.pipeline
 def mixed(folder: str):
-    """One stage fails when another runs; an exit task cleans up."""
+    """A pipeline in which one stage fails while another one runs, and an exit task cleans up."""
     with dsl.ExitHandler(shell(script=f"touch {folder}/cleaned")):
         long = python(code=SLEEP)
         shell(script=":").after(long)
@@ -195,7 +195,7 @@ def test_what_may_be_tried_again_has_not_failed_yet(execute, tmp_path):
 
 
 def waits_for(path):
-    """A script that goes on when the file is there."""
+    """Return a script that goes on when the file exists."""
     return f"while ! test -e {path}; do sleep 0.02; done"
 
 
@@ -219,7 +219,7 @@ def retried_pipeline(folder: str):
 @dsl.pipeline
 def queued_pipeline(folder: str):
     fails(folder=folder).set_retry(1, backoff_duration="0s")
-    # With one place for both: it starts after the first attempt, and before the second.
+    # Both share one place: this one starts after the first attempt and before the second.
     shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3").after(shell(script=":"))
 
 
@@ -236,7 +236,7 @@ def upstream_again(folder: str):
     shell_out(script=f"{waits_for(f'{folder}/go')}; exit 3")
 
 
-#: A pipeline, the event after which the run is ended, and the stage that waits for another attempt then.
+#: A pipeline, the event after which the run is ended, and the stage that is then waiting for another attempt.
 WAITING = {
     "a stage waits": (retried_stage, "shell", lambda event, _: isinstance(event, StageRetried)),
     "a pipeline waits": (retried_pipeline, "fails/shell", lambda event, _: isinstance(event, PipelineRetried)),

@@ -1,4 +1,4 @@
-"""What a stage finds around it."""
+"""The environment in which a stage runs."""
 
 import dataclasses
 import json

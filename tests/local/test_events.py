@@ -1,4 +1,4 @@
-"""Events as JSON and back: what a run's folder keeps, and ``--json`` prints."""
+"""Events as JSON and back: the form that a run's folder keeps and ``--json`` prints."""
 
 import json
 import math
@@ -28,7 +28,7 @@ from torchx_kfp.runs import events
 from torchx_kfp.runs.events import VERSION, decode, encode
 
 TEXT = st.text(max_size=8)
-#: A stage may be in a folder whose name is no UTF-8: Python has surrogates for its bytes.
+#: A stage may be in a folder whose name is not UTF-8: Python represents its bytes as surrogates.
 PATHS = st.binary(min_size=1, max_size=8).filter(lambda name: b"\0" not in name).map(os.fsdecode).map(Path)
 TIMES = st.floats(0, 2e9)
 VALUES = st.recursive(
@@ -37,7 +37,7 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 PARAMETERS = st.dictionaries(TEXT, VALUES, max_size=3)
-#: What a tracker takes, and what other programs may have put there.
+#: Names that a tracker accepts, and names that other programs may have put there.
 NAMES = TEXT | st.sampled_from(["number", "object"])
 RESULTS = st.none() | st.dictionaries(
     NAMES,
@@ -88,7 +88,7 @@ EVENTS = st.one_of(
 )
 
 
-# How long generating takes says more of the machine than of the code.
+# The time that generating takes says more about the machine than about the code.
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(EVENTS)
 def test_every_event_comes_back_from_one_line(event):
@@ -104,7 +104,7 @@ def result(**fields):
 
 
 def test_the_form():
-    """Other programs read it: what is changed here wants another VERSION, or is an addition."""
+    """Other programs read it: a change here needs a new VERSION unless it only adds something."""
     event = StageFinished(
         result(
             log_file=Path("/runs/x/log.txt"),

@@ -1,6 +1,6 @@
 """Stages that fail, are retried, or leave something behind."""
 
-# The oldest kfp that is supported knows typing's names of generic types only.
+# The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035
 
 import dataclasses
@@ -148,7 +148,7 @@ def test_a_command_that_is_no_text(execute_failing):
 
     loaded = load_pipeline(pipeline)
     component = loaded.components["comp-shell"]
-    # As JSON can hold it.
+    # JSON can contain such text.
     container = dataclasses.replace(component.container, args=("\ud800",))
     loaded.components["comp-shell"] = dataclasses.replace(component, container=container)
     assert execute_failing(loaded).stages[0].reason == (
@@ -251,7 +251,7 @@ def test_an_input_from_a_skipped_stage(execute_failing):
         write(x=inner(a=a).output)
 
     loaded = load_pipeline(pipeline)
-    # As a compiler would have it that allows a OneOf without dsl.Else.
+    # This is what a compiler would write that allows a OneOf without dsl.Else.
     branches = loaded.components["comp-condition-branches-1"].dag
     del branches.tasks["condition-4"]
     selector = branches.outputs["pipelinechannel--condition-branches-1-oneof-1"]
@@ -320,7 +320,7 @@ def alive(pid: int) -> bool:
         "nohup sleep 3000 > /dev/null 2>&1 &",
         "(trap '' TERM HUP; exec sleep 3000) &",
         "timeout 3000 sleep 3000 &",
-        # Without the mark of the run: found by its session.
+        # It does not have the run's mark, and is found by its session.
         "env -i sleep 3000 &",
         "setsid sleep 3000 &",
         "setsid sleep 3000 > /dev/null 2>&1 < /dev/null &",
@@ -331,10 +331,10 @@ def test_what_a_stage_leaves_behind_is_ended_and_holds_nothing_up(execute, tmp_p
     def pipeline():
         shell(script=f"{start} echo $! > {tmp_path}/pid; sleep 0.2; echo done")
 
-    result = execute(pipeline)  # where it waited for one of them, the test would take too long
+    result = execute(pipeline)  # if it waited for one of them, the test would take too long
     assert result.stages[0].log_file.read_text() == "done\n"
     pid = int((tmp_path / "pid").read_text())
-    # setsid may have forked: nothing that sleeps so long may be left of this test.
+    # setsid may have forked: no process of this test that sleeps for so long may be left.
     assert not alive(pid)
     assert not [p for p in os.listdir("/proc") if p.isdigit() and _has(int(p), result.run_id)]
 
@@ -348,19 +348,19 @@ def test_what_has_left_the_stages_session_does_not_reach_the_next_stage(execute,
             script=f"setsid -w sh -c 'until [ -e {tmp_path}/seen ]; do sleep 0.02; done; touch {tmp_path}/end'"
         )
         first = shell(script=f"{leave} until [ -s {tmp_path}/pid ]; do sleep 0.02; done")
-        # A process that is killed and not yet waited for has no command line.
+        # A process that was killed but not waited for yet does not have a command line.
         gone = f"! grep -q sleep /proc/$(cat {tmp_path}/pid)/cmdline"
         shell(script=f"{gone}; code=$?; touch {tmp_path}/seen; exit $code").after(first)
         write(x="x").after(other)
 
     execute(pipeline, parallelism=2)
-    # Those of other stages are left alone.
+    # The processes of other stages are left alone.
     assert (tmp_path / "end").exists()
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_process_that_has_left_everything_behind(execute, tmp_path, is_killed):
-    """Neither the stage's session nor its environment: seen to survive the run."""
+    """It has left the stage's session and cleared its environment. Such processes used to survive the run."""
     pid_file = tmp_path / "pid"
     leave = f"setsid env -i sh -c 'echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; exec sleep 300'"
     script = f"(cd /; {leave} > /dev/null 2>&1 < /dev/null &) ; until [ -s {pid_file} ]; do sleep 0.02; done"
@@ -379,7 +379,7 @@ def test_a_process_that_has_left_everything_behind(execute, tmp_path, is_killed)
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a disk of 512 KiB."""
+    """A folder on a disk with 512 KiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True).returncode:
@@ -456,7 +456,7 @@ def test_a_script_that_is_elsewhere(execute_failing, execute, tmp_path, monkeypa
     assert failed["script"].reason == (
         f"ended with exit code 2: there is no 'train.py' in {here}, where stages run; --directory names another folder"
     )
-    # The words of a tracked stage travel in its input `stage`; Python's options may be before the script.
+    # The words of a tracked stage come from its input `stage`; Python's options may precede the script.
     tracked = execute_failing(runs_a_tracked_script, {"tracker_base": str(tmp_path / "results")})
     assert tracked["evaluate"].reason == failed["script"].reason
     execute(runs_a_script, directory=there)

@@ -1,4 +1,4 @@
-"""What a run's folder tells while the run goes on, after its end, and after its process was killed."""
+"""The facts that a run's folder shows while the run goes on, after its end, and after its process was killed."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def recorded(x: str = "v") -> str:
 
 
 def create(folder, name="run-1", **fields):
-    """The journal of a new run, which must be recorded whole."""
+    """Return the journal of a new run, which must be recorded completely."""
     (folder / name).mkdir(parents=True)
     fields = {"run_id": name, "pipeline": "p", "text": "", "arguments": {}, "options": {}, **fields}
     return Journal.create(folder / name, warn=pytest.fail, **fields)
@@ -135,7 +135,7 @@ def test_a_runner_that_is_killed(tmp_path):
         )
         runner.kill()
         runner.wait()
-        # Its stage lives on, which does not make it a running run.
+        # Its stage is still alive, but the run does not count as running.
         os.kill(int((tmp_path / "pid").read_text()), 0)
         assert read_run(folder).state == "interrupted"
     finally:
@@ -153,7 +153,7 @@ def test_a_runner_that_is_killed(tmp_path):
     assert record.run.ends["shell"].last_lines() == ["done"]
     assert record.corrupt == ()
     assert not is_runner(os.getpid(), folder)
-    # As if it had been killed while it wrote.
+    # This is the state if the process was killed while it wrote.
     with (folder / "events.jsonl").open("ab") as file:
         file.write(b'{"event": "stage_fin')
     assert read_run(folder).events == record.events
@@ -185,7 +185,7 @@ def test_an_events_file_that_ends_anywhere(tmp_path):
             with Journal.reopen(path.parent, pytest.fail) as journal:
                 journal.write(stage("after"))
             *before, after = read_run(path.parent).events
-            # A line that lacks its end alone is whole.
+            # A line that only lacks its line end is complete.
             assert tuple(before) in (events[:complete], events[: complete + 1])
             assert after.result.name == "after"
             assert read_run(path.parent).corrupt == ()
@@ -207,7 +207,7 @@ def test_what_is_corrupt_in_the_middle_is_said(tmp_path):
 def test_a_full_disk_does_not_end_the_run(tmp_path):
     path = tmp_path / "p.yaml"
     compiler.Compiler().compile(recorded, str(path))
-    # A file may hold a little more than the pipeline: some event finds half of its place.
+    # Files may be a little larger than the pipeline, so that there is room for only half of some event.
     limit = path.stat().st_size + 500
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {RUN}"
     done = subprocess.run(
@@ -252,14 +252,14 @@ def test_what_json_has_not(tmp_path):
 
 
 def test_a_run_that_was_resumed(tmp_path):
-    """The last end of a stage counts, and the time in between does not."""
+    """The last end of a stage counts; the time in between does not."""
     folder = tmp_path / "run-1"
     with create(tmp_path) as journal:
         journal.write(RunStarted("p", "run-1", folder, time=100.0))
         journal.write(StageStarted("a", "a-0", 1, time=101.0))
         journal.write(stage("a", State.FAILED))
         journal.write(StageStarted("b", "b-0", 1, time=105.0))
-    # It was killed.
+    # The runner was killed.
     with Journal.reopen(folder, pytest.fail) as journal:
         journal.write(RunStarted("p", "run-1", folder, resumed=True, time=1000.0))
         assert read_run(folder).run.counts() == {"waiting": 2}
@@ -297,7 +297,7 @@ NAMES = ["digits-20260101-120000-aaaaaa", "digits-20260102-120000-bbbbbb", "digi
 
 @pytest.fixture
 def runs(tmp_path):
-    """Four runs and something else."""
+    """A folder with four runs and something else."""
     for name in NAMES:
         create(tmp_path, name).close()
     (tmp_path / ".cache").mkdir()

@@ -1,4 +1,4 @@
-"""What a pipeline asks of Kubernetes: what is applied, and what is said not to be."""
+"""A pipeline's Kubernetes settings: those that are applied, and those that are reported as not applied."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""Files that are compiled pipelines, and those that are none: they are refused in these words."""
+"""Files that are compiled pipelines, and files that are not, which are rejected with these messages."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.load import pipeline_from_documents, reading
 from torchx_kfp.pipeline.walk import walk
 
-#: Of how many pipelines are damaged: more finds more.
+#: The number of damaged pipelines: more of them find more errors.
 SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
 
 
@@ -165,7 +165,7 @@ def bomb(levels: int) -> str:
     ],
 )
 def test_files_that_would_take_the_machine(tmp_path, text, message):
-    """Seen: a segmentation fault, tracebacks, and a file of 1 kB that took all memory."""
+    """Such files caused a segmentation fault and tracebacks, and one with 1 kB took all memory."""
     path = tmp_path / "p.yaml"
     path.write_text(text)
     with pytest.raises(PipelineFileError, match=message):
@@ -200,7 +200,7 @@ VALUES = [None, True, 0, -1, 1e400, float("nan"), "", "x", "a/../b", "{{$}}", []
 
 
 def damage(documents: list[Any], random: Random) -> None:
-    """Changes values somewhere in the documents into what does not belong there."""
+    """Change values somewhere in the documents to others that do not belong there."""
     places: list[tuple[Any, Any]] = []
     stack: list[Any] = [documents]
     while stack:
@@ -226,7 +226,7 @@ def damage(documents: list[Any], random: Random) -> None:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_damaged_pipelines_are_refused_with_a_message(seed):
-    """Whatever is done to a pipeline, it is loaded and checked, or refused by an error of this project."""
+    """Whatever the damage, a pipeline is loaded and checked, or rejected with an error of this project."""
     random = Random(seed)
     goldens = sorted(Path(__file__).parents[1].glob("pipelines/goldens/*.yaml"))
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""Names of runs and of executions: parts of paths and of tracker keys, so short, plain and unique."""
+"""Names of runs and of executions: they are parts of paths and of tracker keys, so short, plain and unique."""
 
 import re
 

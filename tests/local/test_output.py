@@ -16,7 +16,7 @@ from torchx_kfp.runs.watch import Terminal
 
 
 class Stream(io.StringIO):
-    """A text stream that says how it is written to."""
+    """A text stream that records how it is written to."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
             return super().write(text)
 
     class Plain:
-        """No more than what a stream must have."""
+        """A stream with only those methods that a stream must have."""
 
         def __init__(self):
             self.text = ""
@@ -149,7 +149,7 @@ def test_a_terminal_of_another_encoding_and_one_that_is_closed(execute):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_pipe_that_does_not_block_gets_everything(encoding):
-    # More than a pipe holds, while nobody reads.
+    # This is more than a pipe can hold while there is no reader.
     lines = [f"{number} {'é' * 500}" for number in range(400)]
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
@@ -193,7 +193,7 @@ def test_retries_are_told(execute_failing):
 
 
 def test_output_is_seen_while_the_stage_runs(execute, tmp_path):
-    # The stage ends when its own line has been shown.
+    # The stage ends after its own line has been shown.
     seen = tmp_path / "seen"
     code = f"import os, time\nprint('hello')\nwhile not os.path.exists({str(seen)!r}): time.sleep(0.02)"
 

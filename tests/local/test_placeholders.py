@@ -48,7 +48,7 @@ def test_text(text, resolved):
 
 
 def test_the_executor_input_is_json():
-    """Placeholders in its values are filled in once, as the launcher does it."""
+    """Placeholders in its values are filled in once, like the launcher does."""
     assert json.loads(resolve_text("{{$}}", FACTS)) == {
         "inputs": {"parameterValues": {**FACTS.parameters, "trap": "X {{$}}"}},
         "outputs": {"parameters": {"out": {"outputFile": "/o/out"}}, "outputFile": "/o/executor.json"},

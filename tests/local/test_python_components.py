@@ -1,6 +1,6 @@
-"""Python components (dsl.component) as processes: what they get, what they give, what they install."""
+"""Python components (dsl.component) as processes: their inputs, their outputs, and the packages that they install."""
 
-# Without postponed annotations: kfp reads them as types. Its oldest version knows typing's names only.
+# No postponed annotations: kfp reads annotations as types, and its oldest version knows only typing's names.
 # ruff: noqa: UP006, UP035, UP045
 
 import inspect
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.versions
 
 
 def component(function=None, **options):
-    """As users have it, but without installing KFP: kfp.local would do that, in this very environment."""
+    """Make a component as users do, but without installing KFP: kfp.local would do that in this environment."""
     options = {"base_image": "python:3.11", "install_kfp_package": False, **options}
     return dsl.component(function, **options) if function else lambda function: dsl.component(function, **options)
 
@@ -96,7 +96,7 @@ CASES = {
 
 
 def plain(value):
-    """An artifact of either side as what matters of it: its type, what is said of it, and its file's content."""
+    """Return the relevant parts of an artifact of either side: its type, its metadata, and its file's content."""
     if hasattr(value, "path"):
         kind = getattr(value, "schema_title", None) or value.type.title
         content = Path(value.path).read_text() if Path(value.path).exists() else None
@@ -106,7 +106,7 @@ def plain(value):
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """What each case gives here, all of them in one run."""
+    """The outputs of each case here, all of them from one run."""
 
     @dsl.pipeline
     def pipeline():
@@ -158,7 +158,7 @@ def test_artifacts_are_handed_on(execute):
         return made.output
 
     result = execute(pipeline)
-    # KFP hands whole numbers on without a fraction, also those of floats.
+    # KFP passes on whole numbers without a fraction, even if they are floats.
     assert result.stages[1].outputs["Output"] == ["1\n2\n", {"rows": 2}, "Dataset", True, None, "3"]
     assert result.artifacts["Output"].metadata == {"rows": 2}
 

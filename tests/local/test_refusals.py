@@ -1,6 +1,6 @@
-"""What cannot run on this machine is refused by name, in these words, before anything is started."""
+"""Features that cannot run on this machine are rejected by name, with these messages, before anything is started."""
 
-# The oldest kfp that is supported knows typing's names of generic types only.
+# The oldest supported kfp knows only typing's names of generic types.
 
 import pytest
 from kfp import dsl
@@ -14,7 +14,7 @@ from torchx_kfp.pipeline.load import pipeline_from_documents
 
 
 def refusal(pipeline, tmp_path, why="fails on KFP"):
-    """The message, without its first line; and nothing was started."""
+    """Return the message without its first line, and check that nothing was started."""
     with pytest.raises(UnsupportedPipelineError) as error:
         run(pipeline, output_dir=tmp_path / "runs", watch=Watch())
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""What ``run`` returns: stages by their names, and the table that a notebook shows."""
+"""The result that ``run`` returns: stages by their names, and the table that a notebook shows."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The cache and a resumed run hand on results only where they still are: on a local directory, and on S3 over HTTP."""
+"""The cache and a resumed run reuse results only if they still exist: in a local directory, and on S3 over HTTP."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def task(name: str, program: str, **options: Any) -> Any:
 
 
 def pipeline_with(last: str = READ, stages: int = 1) -> Any:
-    """Stages that record, and one that reads the first of them."""
+    """Return a pipeline with stages that record results, and one that reads the first of them."""
 
     @dsl.pipeline(name="gone")
     def pipeline(tracker_base: str):
@@ -52,7 +52,7 @@ def states(result: RunResult) -> dict[str, str]:
 
 
 def collect(base: str) -> None:
-    """All that is under the base goes, as ``torchx-kfp gc`` does it when it is old enough."""
+    """Remove everything under the base, like ``torchx-kfp gc`` does when it is old enough."""
     cleanup = Cleanup(FsspecResultTracker(base).store, before=2e10)
     assert [*cleanup.remove()] != []
 

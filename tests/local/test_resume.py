@@ -1,4 +1,4 @@
-"""A run that has failed, was ended or was killed goes on, and repeats nothing that has succeeded."""
+"""A run that failed, was ended or was killed goes on, and does not repeat stages that have succeeded."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def go_on(folder: Path, **options: Any) -> RunResult:
 
 
 def noted(folder: Path) -> list[str]:
-    """What stages have noted that they did, in any order."""
+    """Return the notes that stages have made, in any order."""
     return sorted((folder / "notes").read_text().split())
 
 
@@ -66,7 +66,7 @@ def test_only_what_has_not_succeeded_runs(execute_failing, tmp_path):
 
 
 def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):
-    """The exit task's input is how the others have ended."""
+    """The exit task's input tells how the others ended."""
 
     @dsl.container_component
     def report(status: dsl.PipelineTaskFinalStatus, folder: str):
@@ -85,7 +85,7 @@ def test_a_stage_with_other_inputs_runs_again(execute_failing, tmp_path):
 
 
 def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
-    """Nor do secrets that are not given again, a task's id, or results of any form."""
+    """Secrets that are not given again, a task's id, and results of any form do not repeat it, either."""
     monkeypatch.chdir(tmp_path)
     for name in ("prepare", "train"):
         (tmp_path / f"{name}.py").write_text(f"print({name!r}, file=open('notes', 'a'))\n")
@@ -109,7 +109,7 @@ def test_mended_code_does_not_repeat_what_has_succeeded(tmp_path, monkeypatch):
 
 
 def test_a_stage_whose_folder_is_gone_runs_again(execute_failing, tmp_path):
-    """And those that read it, where it makes something else."""
+    """So do the stages that read it, if its outputs differ."""
 
     @dsl.pipeline
     def pipeline(folder: str):
@@ -170,7 +170,7 @@ def test_a_killed_runner(tmp_path):
 
 
 def asleep(folder: Path) -> list[int]:
-    """Stages of a killed runner that are still there."""
+    """Return the stages of a killed runner that are still running."""
     return [pid for pid in map(int, (folder / "pids").read_text().split()) if alive(pid)]
 
 

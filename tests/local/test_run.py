@@ -1,6 +1,6 @@
 """Pipelines that run: data flow, types, scopes."""
 
-# The oldest kfp that is supported knows typing's names of generic types only.
+# The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035, UP045
 
 import datetime
@@ -217,7 +217,7 @@ def test_facts_about_the_run(execute):
     outs = outputs_of(result)
     job, job_id, root, task, created, x, executor_input, _ = outs["facts"].split("|")
     assert job == job_id == x == result.run_id
-    assert (root, task) == (dsl.PIPELINE_ROOT_PLACEHOLDER, "facts")  # no backend fills the former in
+    assert (root, task) == (dsl.PIPELINE_ROOT_PLACEHOLDER, "facts")  # backends do not fill in the former
     assert datetime.datetime.fromisoformat(created.replace("Z", "+00:00")).tzinfo is not None
     decoded = json.loads(executor_input)
     assert decoded["inputs"]["parameterValues"]["x"] == result.run_id
@@ -333,7 +333,7 @@ def test_nested_loops_collect_into_one_flat_list_in_loop_order(execute):
     @dsl.pipeline
     def pipeline() -> NamedTuple("O", [("one", List[str]), ("flat", List[str]), ("lists", List[List[int]])]):
         with dsl.ParallelFor(["a", "b", "c"]) as outer:
-            # The first iterations take longest.
+            # The first iterations take the longest.
             one = shell_out(script='case $0 in *-0-0/*) sleep 0.3;; esac; printf %s "$0" | grep -o "out-[0-9]" > "$0"')
             first = write(x=outer)
             with dsl.ParallelFor(["x", "y"]):
@@ -350,7 +350,7 @@ def test_nested_loops_collect_into_one_flat_list_in_loop_order(execute):
     assert result.outputs == {
         "one": ["out-0\n", "out-1\n", "out-2\n"],
         "flat": ["a", "a", "b", "b", "c", "c"],
-        # Each stage's output is a list of its own: these are not joined.
+        # Each stage's output is itself a list, and they are not joined.
         "lists": [[1, 2], [1, 2], [1, 2]],
     }
     assert outputs_of(result)["text-of-list"] == '["a","a","b","b","c","c"]'
@@ -358,7 +358,7 @@ def test_nested_loops_collect_into_one_flat_list_in_loop_order(execute):
 
 
 def test_loops_without_items(execute, execute_failing):
-    """They have outputs that nothing can take, also where a nested pipeline hands them on: KFP's driver fails."""
+    """Tasks cannot take their outputs, even if a nested pipeline passes them on: KFP's driver fails."""
 
     @dsl.pipeline
     def inner(items: List[str]) -> List[str]:

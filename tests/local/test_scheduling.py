@@ -1,6 +1,6 @@
-"""What runs at the same time, and in which order."""
+"""Stages that run at the same time, and the order in which they run."""
 
-# The oldest kfp that is supported knows typing's names of generic types only.
+# The oldest supported kfp knows only typing's names of generic types.
 # ruff: noqa: UP006, UP035
 
 import threading
@@ -18,7 +18,7 @@ from torchx_kfp.local import StageFinished, StageStarted, State, Watch, run
 
 
 def test_independent_stages_run_at_the_same_time(execute, tmp_path):
-    # Each waits until all three are there.
+    # Each one waits until all three are running.
     script = f"cd {tmp_path}; touch $0.here; until [ $(ls *.here | wc -l) = 3 ]; do sleep 0.02; done"
 
     @dsl.container_component
@@ -35,7 +35,7 @@ def test_independent_stages_run_at_the_same_time(execute, tmp_path):
 
 
 def _overlap(events):
-    """The largest number of stages that ran at one time."""
+    """Return the largest number of stages that ran at the same time."""
     running = most = 0
     for event in events:
         running += isinstance(event, StageStarted)
@@ -46,7 +46,7 @@ def _overlap(events):
 
 @pytest.mark.parametrize(("limit", "parallelism", "expected"), [(2, 8, 2), (0, 3, 3), (5, 1, 1)])
 def test_parallelism_of_the_run_and_of_a_loop(execute, tmp_path, limit, parallelism, expected):
-    # The first ones wait for each other, so that they are all there at one time.
+    # The first ones wait for each other, so that all of them run at the same time.
     script = f"cd {tmp_path}; touch $$.here; until [ $(ls *.here | wc -l) -ge {expected} ]; do sleep 0.02; done"
 
     @dsl.pipeline
@@ -76,7 +76,7 @@ def test_a_task_starts_as_soon_as_its_own_inputs_are_there(execute, tmp_path):
     result = execute(pipeline, parallelism=2, watch=Heard(on_event=hear))
     ended = [event.result.name for event in events if isinstance(event, StageFinished)]
     assert ended == ["write", "write-2", "shell"]
-    # What is reported has the pipeline's order, whatever ended first.
+    # Results are in the pipeline's order, whichever stage ended first.
     assert [stage.name for stage in result.stages] == ["shell", "write", "write-2"]
 
 
@@ -107,11 +107,11 @@ def test_three_hundred_stages(execute):
         with dsl.ParallelFor(items):
             shell(script=":")
 
-    # Of the CPU and of this process alone: other programs of the machine take the time of the clock.
+    # Measure only this process's CPU time: other programs on the machine affect the clock.
     started = time.process_time()
     result = execute(pipeline, {"items": list(range(300))})
     assert len(result.stages) == 300
-    # 3-5 ms each.
+    # Each takes 3-5 ms.
     assert time.process_time() - started < 300 * 0.03
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and its like: a real runner in a process of its own, real signals, and no process left."""
+"""Ctrl-C and other signals: a real runner in a separate process, real signals, and no processes left."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from torchx_kfp.errors import LocalRunError
 from torchx_kfp.local import Watch, run
 from torchx_kfp.local.signals import ending_signals
 
-#: Seconds after which a runner hangs. It takes one, or ten on a machine that has ten processes for each CPU.
+#: Seconds after which a runner counts as hanging. It takes one, or ten on a machine with ten processes for each CPU.
 HANGS = 200
 
 RUNNER = (
@@ -33,14 +33,14 @@ RUNNER = (
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a runner for a pipeline, and waits until ``count`` processes have written their ids into ``pids``."""
+    """Start a runner for a pipeline, and wait until ``count`` processes have written their ids into ``pids``."""
     runners = []
 
     def function(pipeline, count, grace=10.0):
         path = tmp_path / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(path))
         command = [sys.executable, "-c", RUNNER, str(path), str(tmp_path / "runs"), str(grace)]
-        # Under nohup the tests ignore SIGHUP, and what they start would, too.
+        # Under nohup, the tests ignore SIGHUP, and so would the processes that they start.
         hang_up = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
         runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hang_up)
         runners.append(runner)
@@ -69,7 +69,7 @@ def read_pids(folder: Path) -> list[int]:
 
 
 def family(folder):
-    """A stage with a child, a child in another process group, one that ignores signals, and one in another session."""
+    """Return a stage with a child, one in another process group, one that ignores signals, one in another session."""
     note = f">> {folder}/pids"
     return (
         f"echo $$ {note}; sleep 300 & echo $! {note}; timeout 300 sleep 301 & echo $! {note}; "
@@ -103,7 +103,7 @@ def test_no_process_survives_a_signal(start, tmp_path, number, code):
 
 
 def test_a_stage_with_results_ends_as_its_application_does(start, tmp_path):
-    """The program around it passes the signal on, once, and waits for the application."""
+    """The program around it passes the signal on once, and waits for the application."""
     code = f"""
 import os, signal, sys, time
 count = 0
@@ -141,14 +141,14 @@ signal.signal(signal.SIGTERM, end)
 open({str(tmp_path / "pids")!r}, "w").write(str(os.getpid()))
 time.sleep(300)
 """
-    # The shell around it ends at once, which must not cost the application its time.
+    # The shell around it ends at once, but the application must still have time to end.
     wrapped = f"{shlex.quote(sys.executable)} -c '{code.replace(chr(39), chr(34))}' & wait"
 
     @dsl.pipeline
     def pipeline():
         shell(script=wrapped)
 
-    # Longer than the test may take: it does not wait for the end of it.
+    # The grace period is longer than the test may take, which does not wait for its end.
     runner = start(pipeline, 1, grace=1000.0)
     runner.send_signal(signal.SIGINT)
     runner.communicate(timeout=HANGS)
@@ -262,7 +262,7 @@ def test_another_thread_leaves_signals_alone():
     assert seen == [before]
 
 
-#: A condition that takes for ever, and a file that takes long to load.
+#: A condition whose evaluation never ends, and a file that takes long to load.
 FOREVER = f"[{','.join(['1'] * 40)}]"
 for _ in range(6):
     FOREVER = f"[{','.join(['1'] * 40)}].map(x, {FOREVER})"
@@ -271,7 +271,7 @@ LONG = "\n".join(f"k{number}: [a, b, {number}, d]" for number in range(150_000))
 
 @pytest.mark.parametrize("phase", ["loading", "condition", "many iterations"])
 def test_a_signal_ends_every_phase(tmp_path, phase):
-    """Seen: loading and evaluating went on for minutes."""
+    """Loading and evaluating used to go on for minutes."""
 
     @dsl.pipeline
     def pipeline(items: list, x: str = "a"):
@@ -301,7 +301,7 @@ def test_a_signal_ends_every_phase(tmp_path, phase):
             wait_for(lambda: not writer.is_alive())
         else:
             wait_for(lambda: list(tmp_path.glob("runs/*/events.jsonl")))
-            # Most runs are in the phase by now. An earlier signal ends them as well.
+            # Most runs have reached the phase by now. An earlier signal also ends them.
             time.sleep(1)
         runner.send_signal(signal.SIGINT)
         _, stderr = runner.communicate(timeout=HANGS)

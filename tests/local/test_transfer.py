@@ -1,4 +1,4 @@
-"""Artifacts on other storage, and those that go to the workspace, for stages that take their files."""
+"""Artifacts on other storage, and artifacts that go to the workspace, for stages that take their files."""
 
 import signal
 import socket
@@ -94,7 +94,7 @@ def test_to_the_workspace(execute, tmp_path):
     def path_of(data: dsl.Input[dsl.Dataset]) -> str:
         return data.path
 
-    # As the compiler has it where the pipeline has a workspace.
+    # The compiler writes this if the pipeline has a workspace.
     result = execute(pipeline_with(download_to_workspace=True), workspace=tmp_path / "shared")
     stages = {stage.name: stage for stage in result.stages}
     place = tmp_path / "shared" / ".artifacts" / str(tmp_path / "data.csv").strip("/")
@@ -104,7 +104,7 @@ def test_to_the_workspace(execute, tmp_path):
 
 
 def test_a_copy_that_does_not_come_to_an_end(tmp_path):
-    """A server that takes the connection and says nothing: Ctrl-C ends the run all the same."""
+    """A server accepts the connection but does not answer: Ctrl-C still ends the run."""
     server = socket.create_server(("127.0.0.1", 0))
 
     @dsl.pipeline

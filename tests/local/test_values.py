@@ -1,4 +1,4 @@
-"""Values of parameters: their text, and what output files and arguments may hold."""
+"""Values of parameters: their text, and the values that output files and arguments may contain."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_reads_back_as_the_same_value(value):
-    # Every number is a double there, as for the backend.
+    # Every number is a double there, like on the backend.
     assert json.loads(to_json(value), parse_int=float) == value
 
 

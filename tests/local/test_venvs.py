@@ -1,4 +1,4 @@
-"""Packages of Python components: installed into environments that lie over the one that runs, made once, and kept."""
+"""Packages of Python components are installed into environments on top of the running one, created once, and kept."""
 
 import fcntl
 import http.server
@@ -20,7 +20,7 @@ from torchx_kfp.local.attempt.packages import InstallError, are_satisfied, cache
 
 
 def make_wheel(folder: Path, name: str, version: str) -> Path:
-    """A wheel of one module, which says its version."""
+    """Return a wheel with one module, which has the version."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
@@ -34,7 +34,7 @@ def make_wheel(folder: Path, name: str, version: str) -> Path:
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The folder of environments, empty."""
+    """The folder of environments, which is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return cache_folder()
 
@@ -44,7 +44,7 @@ def environments(cache):
 
 
 def using(*packages, **options):
-    """A component with packages that says where two of them come from."""
+    """Return a component with packages, which tells where two of them come from."""
 
     def use(n: int = 0) -> str:
         import subprocess
@@ -54,7 +54,7 @@ def using(*packages, **options):
         import tabulate
         import tiny
 
-        # What the function starts is in the same environment.
+        # A program that the function starts runs in the same environment.
         code = "import sys, tiny; print(sys.prefix)"
         prefix = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
         return f"{tiny.version} {tabulate.version} {kfp.__version__} {prefix == sys.prefix}"
@@ -63,7 +63,7 @@ def using(*packages, **options):
 
 
 def test_packages_are_installed_once_for_all_stages_and_runs(execute, tmp_path, cache):
-    # One that nobody has, and one that hides what is here.
+    # One package is not installed anywhere, and the other one hides an installed one.
     tiny, tabulate = make_wheel(tmp_path, "tiny", "1.5"), make_wheel(tmp_path, "tabulate", "99")
     use = using(f"tiny @ file://{tiny}", str(tabulate))
 
@@ -83,7 +83,7 @@ def test_packages_are_installed_once_for_all_stages_and_runs(execute, tmp_path, 
     again = execute(pipeline)
     assert not any("Installing" in stage.log_file.read_text() for stage in again.stages)
     assert environments(cache) == [environment]
-    # What runs here has not been touched.
+    # The running environment was not changed.
     importlib.invalidate_caches()
     assert importlib.metadata.version("tabulate") == before
     with pytest.raises(importlib.metadata.PackageNotFoundError):
@@ -189,7 +189,7 @@ def test_a_stage_that_waits_for_another_can_be_ended(cache):
     words = ["no-such-package"]
 
     def install(command, environ):
-        # Meanwhile, another stage wants the same, and is ended.
+        # Meanwhile, another stage needs the same packages, and is ended.
         checks = iter([False, False, True])
         with pytest.raises(InstallError, match="was not started: the run was ended"):
             provide_environment([words], {}, lambda *_: 0, lambda: next(checks))
@@ -200,7 +200,7 @@ def test_a_stage_that_waits_for_another_can_be_ended(cache):
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Serves files, and holds the first request until it is told otherwise."""
+    """Serves files, and delays the answer to the first request until it is told to continue."""
 
     daemon_threads = True
 

@@ -28,7 +28,7 @@ def outer(x: str = ""):
 
 
 def places(*args):
-    """The places of a walk by their paths; KFP counts groups through a whole process, so these are without numbers."""
+    """Return the places of a walk by their paths, without the numbers of groups, which KFP counts by process."""
     return {re.sub(r"(for-loop|condition)-\d+", r"\1", place.path): place for place in walk(*args)}
 
 

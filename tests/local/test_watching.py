@@ -1,4 +1,4 @@
-"""What a caller of ``run`` learns while a run goes on: events, lines, and what is said of them."""
+"""The information that a caller of ``run`` gets while a run goes on: events, lines, and messages."""
 
 import io
 import os
@@ -116,7 +116,7 @@ def test_what_runs_or_waits_for_another_attempt_is_canceled_with_the_run(tmp_pat
 
 
 def test_a_listener_that_raises_again_and_again(tmp_path):
-    """What it raised first is what the caller gets, and no process is left."""
+    """The caller gets its first exception, and no process is left."""
 
     @dsl.pipeline
     def pipeline():
@@ -187,7 +187,7 @@ def test_a_line_without_an_end_is_heard_as_it_grows(execute, tmp_path):
         seen.touch()
 
     execute(pipeline, watch=Heard(on_unfinished=hear, on_line=lambda *line: lines.append(line)))
-    # It is a line when it has an end; until then, it has nothing of what was written over.
+    # It is a line only when it has an end; until then, it does not contain text that was overwritten.
     assert heard == [("python", " 50%"), ("python", "")]
     assert lines == [("python", " 50%")]
 

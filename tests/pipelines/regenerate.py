@@ -1,6 +1,6 @@
-"""The golden files of the pipelines: what each file in pipelines/ compiles to; and digests of the local corpus.
+"""The golden files of the pipelines, which are the compiled files in pipelines/; and digests of the local corpus.
 
-``python -m tests.pipelines.regenerate`` writes them anew; review the difference like any other. CI never does that.
+``python -m tests.pipelines.regenerate`` rewrites them; review the difference like any other. CI never rewrites them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PIPELINES = sorted(path for path in (REPOSITORY / "pipelines").glob("*.py") if path.name != "__init__.py")
 GOLDENS = Path(__file__).resolve().with_name("goldens")
 
-#: The versions of what compiled the file: nothing else may differ from one to the other.
+#: The versions of the packages that compiled the file: nothing else may differ between versions.
 _VERSIONS = (
     (re.compile(r"^sdkVersion: kfp-\S+$", re.MULTILINE), "sdkVersion: kfp-VERSION"),
     (re.compile(r"^( +torchx\.pytorch\.org/version): \S+$", re.MULTILINE), r"\1: VERSION"),
@@ -25,12 +25,12 @@ _VERSIONS = (
 
 
 def load_pipeline(path: Path) -> Any:
-    """The pipeline of this file: the one that is named like it."""
+    """Return the pipeline with the same name as this file."""
     return getattr(importlib.import_module(f"pipelines.{path.stem}"), path.stem)
 
 
 def compile_text(path: Path) -> str:
-    """What this file compiles to."""
+    """Return the YAML of this file's pipeline."""
     from kfp import compiler
 
     with tempfile.TemporaryDirectory() as folder:
@@ -40,14 +40,14 @@ def compile_text(path: Path) -> str:
 
 
 def normalise(text: str) -> str:
-    """The text without the versions of kfp and torchx."""
+    """Return the text without the versions of kfp and torchx."""
     for pattern, replacement in _VERSIONS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def golden_file(path: Path) -> Path:
-    """Where the golden of this pipeline's file is."""
+    """Return the path of the golden file for this pipeline's file."""
     return GOLDENS / f"{path.stem}.yaml"
 
 

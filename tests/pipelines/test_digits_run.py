@@ -1,4 +1,4 @@
-"""The digits pipeline as processes of this machine: what its stages recorded tells one consistent story."""
+"""The digits pipeline as processes of this machine: the records of its stages are consistent."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ print(json.dumps([{stage.name: [stage.state, stage.run_id] for stage in done.sta
 
 @dataclass(frozen=True)
 class Story:
-    """What each stage of a run recorded, by the stage's name; the run ids beside it."""
+    """The records of each stage of a run, by the stage's name, and the run ids."""
 
     results: dict[str, dict[str, Any]]
     run_ids: dict[str, str]
-    #: Path and metadata of KFP's artifacts.
+    #: The paths and metadata of KFP's artifacts.
     artifacts: dict[str, dict[str, Any]]
 
     @property
@@ -45,7 +45,7 @@ class Story:
 
 
 def _run(path: Path, folder: Path, tracker_base: Path, **arguments: object) -> Story:
-    """A run of the compiled pipeline, started in this folder."""
+    """Run the compiled pipeline in this folder."""
     compiled = folder / "compiled.yaml"
     compiled.write_text(regenerate.compile_text(path), encoding="utf-8")
     done = subprocess.run(
@@ -108,7 +108,7 @@ def test_select_names_the_best_of_the_trials(story: Story) -> None:
     assert selected["accuracy"] == best["accuracy"] == max(trial["accuracy"] for trial in story.trials.values())
     assert selected["model"] == best["model"]
     assert selected["trials"] == 4
-    # The trials differ, so that the choice means something.
+    # The trials differ, so the choice matters.
     assert len({trial["accuracy"] for trial in story.trials.values()}) > 1
     assert selected["accuracy"] > 0.9
 
@@ -125,7 +125,7 @@ def test_kfp_shows_metrics_models_and_the_confusion_matrix(story: Story) -> None
         artifacts, results = story.artifacts[name], story.results[name]
         numbers = {key: value for key, value in results.items() if isinstance(value, float)}
         assert artifacts["metrics"][1] == numbers
-        # A file of this machine is stored by KFP: on a cluster it is gone with its pod.
+        # KFP stores a file of this machine: on a cluster, it would be gone with its pod.
         assert Path(artifacts["model"][0]).read_bytes() == Path(results["model"].removeprefix("file://")).read_bytes()
         assert artifacts["model"][1] == {"framework": "scikit-learn", "C": results["C"], "gamma": results["gamma"]}
     evaluated = story.artifacts["evaluate"]

@@ -1,4 +1,4 @@
-"""The pipeline experiments as docs/guides/mlflow.md shows it, with a real MLflow server beside it."""
+"""The pipeline experiments as shown in docs/guides/mlflow.md, with a real MLflow server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENTATION = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, str]:
-    """The documentation's command, program, and what that prints."""
+    """The documentation's command and program, and the program's output."""
     text = DOCUMENTATION.read_text(encoding="utf-8")
     (command,) = re.findall(r"^\$ (torchx-kfp run .*)", text, re.MULTILINE)
     (program,) = re.findall(r"^```python\n(from mlflow .*?)^```", text, re.DOTALL | re.MULTILINE)
@@ -52,7 +52,7 @@ def test_results_are_metrics_of_runs(mlflow_server: str, shown: dict[str, str], 
         assert set(run.data.params) == ({"C", "gamma"} if "/train/" in run_id else set())
         assert run.data.tags["model"] == results[run_id]["model"]
 
-    # What is asked in MLflow's UI: which of the trials is the best?
+    # In MLflow's UI, a user asks which of the trials is the best.
     trials = "tags.`torchx.stage` = 'train'"
     best = client.search_runs([experiment.experiment_id], trials, order_by=["metrics.accuracy DESC"])[0]
     (selected,) = [run for run_id, run in results.items() if "/select/" in run_id]
@@ -65,7 +65,7 @@ def test_results_are_metrics_of_runs(mlflow_server: str, shown: dict[str, str], 
     printed = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
     )
-    # But for the accuracies, which other versions of scikit-learn may change.
+    # Compare everything except the accuracies, which other versions of scikit-learn may change.
     names = [line.rpartition(" ")[0] for line in printed.stdout.splitlines()]
     assert names == [line.rpartition(" ")[0] for line in shown["output"].splitlines()]
 

@@ -17,7 +17,7 @@ from tests.pipelines import regenerate
 
 pytestmark = pytest.mark.versions
 
-#: What a user has to give beside the tracker base.
+#: The parameters that a user must give besides the tracker base.
 _NEEDED = {"trials": ("prepared",)}
 _IDS = [path.stem for path in regenerate.PIPELINES]
 

@@ -49,7 +49,7 @@ def test_sized(tmp_path: Path, rows: int, memory: str, cpu: str, gpus: str, imag
 
 
 def test_sized_asks_for_what_is_decided() -> None:
-    """What KFP compiles the channels to: an accelerator whose count is no str would vanish."""
+    """KFP compiles the channels into settings; an accelerator whose count is not a str would be dropped."""
     text = regenerate.compile_text(regenerate.REPOSITORY / "pipelines" / "sized.py")
     executors = next(iter(yaml.safe_load_all(text)))["deploymentSpec"]["executors"]
     resources = executors["exec-fit"]["container"]["resources"]

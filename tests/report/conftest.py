@@ -10,7 +10,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-#: Nothing that asks a host for something by itself, and a profile of its own.
+#: Options that prevent requests to hosts, and a separate profile.
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--allow-file-access-from-files",
@@ -19,7 +19,7 @@ ARGUMENTS = (
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """A headless Chromium with logs of what it asks for and what it complains about."""
+    """A headless Chromium with logs of its requests and its console."""
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (program and driver):
         if os.environ.get("TORCHX_KFP_REQUIRE_BROWSER"):
@@ -37,7 +37,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
 
 @pytest.fixture
 def visit(browser: webdriver.Chrome) -> Iterator[object]:
-    """Opens a page in a window of this size."""
+    """A function that opens a page in a window of this size."""
 
     def function(page: Path, width: int = 1280, height: int = 900) -> webdriver.Chrome:
         browser.set_window_size(width, height)

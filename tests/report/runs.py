@@ -1,4 +1,4 @@
-"""Folders of runs: of pipelines that run, and of events that are made up."""
+"""Folders of runs: of pipelines that run, and of made-up events."""
 
 import json
 import time
@@ -11,12 +11,12 @@ import yaml
 from torchx_kfp.local import RunResult, StageResult, State, Watch, run
 from torchx_kfp.runs.events import Event, RunFinished, RunStarted, StageFinished, StageStarted, StageWaiting, encode
 
-#: In names, parameters, results and logs, where a page would run it.
+#: Text that a page would run as code, for names, parameters, results and logs.
 EVIL = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">&amp;'\"</pre>"
 
 
 def record(pipeline: Any, arguments: dict[str, Any], runs: Path, **options: Any) -> tuple[Path, RunResult]:
-    """Runs a pipeline in the folder of runs."""
+    """Run a pipeline in the folder of runs."""
     result = run(pipeline, arguments, output_dir=runs, watch=Watch(), cache=False, **options)
     return result.folder, result
 
@@ -30,8 +30,10 @@ def write_events(folder: Path, events: Iterable[Event]) -> None:
 
 
 def many_stages(count: int, path: Path) -> None:
-    """A compiled pipeline of so many stages in five ranks, each reading two of the rank before; without kfp's compiler,
-    which takes seconds for it."""
+    """Write a compiled pipeline with this many stages in five ranks; each reads two stages of the rank before.
+
+    It does not use kfp's compiler, which would take seconds.
+    """
     rank = count // 5
     tasks = {}
     for number in range(count):
@@ -63,7 +65,7 @@ def play(
     state: Callable[[int], State] = lambda number: State.SUCCEEDED,
     pipeline: str = "many",
 ) -> None:
-    """Events of a run in which these stages have run, so many at once."""
+    """Yield the events of a run in which these stages have run, this many at once."""
     now = time.time() - 3600
     events: list[Event] = [RunStarted(pipeline, folder.name, folder, arguments={"seed": 1}, time=now)]
     free = [now] * parallel

@@ -1,4 +1,4 @@
-"""Artifacts in the page: those that KFP's UI renders are rendered, and none can do harm."""
+"""Artifacts on the page: those that KFP's UI renders are rendered, and none can do harm."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MARKDOWN = """\
 """
 HTML = "<h2>Errors</h2><p style='color: rgb(1, 2, 3)'>by class</p>"
 
-#: Each would set the page's title, ask for something, or leave the place that it was given.
+#: Each of these would set the page's title, make a request, or appear outside its place.
 HARM = """<script>parent.document.title = top.document.title = 'broken'</script>
 <img src="https://example.com/i" onerror="document.title='broken'"><svg onload="parent.document.title='broken'"></svg>
 </script></iframe>"></iframe></textarea></pre></div><script>document.title='broken'</script>
@@ -66,7 +66,7 @@ def artifact(kind: str, uri: object = "", metadata: Mapping[str, Any] | None = N
 
 
 def finished(folder: Path, artifacts: Mapping[str, Artifact | list[Artifact]], log: str = "") -> Path:
-    """The page of a run whose only stage has these artifacts; with a log, one that has failed."""
+    """Return the page of a run whose only stage has these artifacts; with a log, the stage has failed."""
     log_file = folder / "log.txt"
     folder.mkdir(parents=True, exist_ok=True)
     log_file.write_text(log)
@@ -136,7 +136,7 @@ class TestViews:
         assert view(tmp_path, artifact("Model", "https://example.com/m")).link.href == "https://example.com/m"
         for uri in ("s3://bucket/m", "javascript://x/%0aalert(1)", "data:text/html,x", "https://[broken"):
             assert view(tmp_path, artifact("Model", uri)).link.href == ""
-        # KFP's own URI has a file that names the place.
+        # KFP's own URI is that of a file that names the location.
         elsewhere = view(tmp_path, artifact("Model", tmp_path / "model.json", {"location": "s3://b/m", "epochs": 3}))
         assert (elsewhere.link.label, elsewhere.link.href) == ("s3://b/m", "")
         assert elsewhere.metadata == {"epochs": 3}

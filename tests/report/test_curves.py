@@ -1,4 +1,4 @@
-"""Metrics of steps in the report, and inputs under the names that the pipeline has for them."""
+"""Metrics of steps in the report, and inputs with the pipeline's names for them."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The graph's layout, for all graphs; and plots, for all numbers."""
+"""The layout of any graph, and plots of any numbers."""
 
 import math
 from itertools import pairwise
@@ -152,7 +152,7 @@ def test_results_are_drawn_over_what_the_loop_sweeps() -> None:
     assert [plot.over for plot in figure.plots] == ["rate", "iteration"]
     over_rate = figure.plots[0]
     assert [point.name for point in over_rate.points] == ["t[0]", "t[2]"]
-    # A logarithmic axis: each decade is as long.
+    # On a logarithmic axis, all decades have the same length.
     places = [where for where, _ in over_rate.x_ticks]
     assert [label for _, label in over_rate.x_ticks] == ["0.001", "0.01", "0.1", "1", "10"]
     assert places[1] - places[0] == pytest.approx(places[4] - places[3], abs=0.2)

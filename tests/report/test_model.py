@@ -1,4 +1,4 @@
-"""What a run's folder says of the run, from events that pipelines have really made, and from pieces of them."""
+"""The facts that a run's folder shows, from events of pipelines that really ran, and from parts of these events."""
 
 import fcntl
 from itertools import pairwise
@@ -41,7 +41,7 @@ def test_a_run_is_read_as_it_was(tmp_path: Path) -> None:
 
 
 def unfinished(folder: Path, *further: object) -> Path:
-    """A run of which stage a has succeeded, b is at its second attempt and c waits."""
+    """Return a run in which stage a has succeeded, b is in its second attempt, and c waits."""
     events = [
         RunStarted("p", "run-1", folder, time=100.0),
         StageStarted("a", "a-0", 1, "a", folder / "a-0/log.txt", time=101.0),

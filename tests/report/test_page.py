@@ -1,4 +1,4 @@
-"""The page, as text and in a real browser: whole, quick, and without a word from users that it would run."""
+"""The page, as text and in a real browser: complete, quick, and without running text from users as code."""
 
 import fcntl
 import html.parser
@@ -84,7 +84,7 @@ def loop(rates: list):
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of which a stage failed, with text in every place that a browser would run."""
+    """The folder of a run in which a stage failed, with text that a browser would run in every place."""
     runs = tmp_path_factory.mktemp("runs of <b>&")
     directory = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("work"))
@@ -259,11 +259,11 @@ def test_a_browser_runs_nothing_of_users_and_asks_no_host(failed: Path, visit: V
     assert len(browser.find_elements(By.TAG_NAME, "script")) == 1
     assert browser.find_elements(By.TAG_NAME, "img") == []
     shown = browser.find_element(By.TAG_NAME, "main").get_attribute("textContent") or ""
-    # The argument, the trials' parameter in common, three results, and the log.
+    # It is in the argument, in the trials' common parameter, in three results, and in the log.
     assert shown.count(EVIL) == 6
     [log] = browser.find_elements(By.CSS_SELECTOR, ".failure pre")
     assert log.text == f"before the end {EVIL}"
-    # What should be escaped and is not would not run either.
+    # Code that should have been escaped but was not would not run, either.
     browser.execute_script('document.body.innerHTML += \'<img src="data:," onerror="document.title = 1">\'')
     time.sleep(0.1)
     assert browser.title != "1"
@@ -280,7 +280,7 @@ def test_lineage_and_plots_are_shown(failed: Path, visit: Visit) -> None:
     select = figure.find_element(By.TAG_NAME, "select")
     select.send_keys(Keys.DOWN)
     assert figure.find_elements(By.CSS_SELECTOR, ".plot")[1].text not in ("", first)
-    # A point leads to its iteration, inside of what is folded.
+    # A point leads to its iteration, even inside a folded section.
     figure.find_elements(By.CSS_SELECTOR, ".plot:not([hidden]) a")[1].send_keys(Keys.ENTER)
     row = browser.find_element(By.CSS_SELECTOR, "tr:target")
     assert row.is_displayed()
@@ -297,7 +297,7 @@ def test_the_page_is_used_by_keyboard_alone(failed: Path, visit: Visit) -> None:
     wait(browser, "1 of 5")
     assert browser.execute_script(VISIBLE_STAGES) == ["choose"]
     browser.switch_to.active_element.send_keys(Keys.TAB)
-    browser.switch_to.active_element.send_keys(Keys.SPACE)  # the state that is first: failed
+    browser.switch_to.active_element.send_keys(Keys.SPACE)  # the first state: failed
     wait(browser, "1 of 5")
     browser.execute_script("document.querySelector('.stage:not([hidden]) summary').focus()")
     browser.switch_to.active_element.send_keys(Keys.ENTER)

@@ -1,4 +1,4 @@
-"""One fold of a run's events, and all that read it."""
+"""The state that is computed from a run's events, and its readers."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_a_stage_goes_through_its_phases(run: RunState) -> None:
         stage = run.tasks["first"].stages["first"]
         assert stage.state is state
         assert run.counts() == {state: 1, State.WAITING: 3}
-    # Its time is that of all attempts.
+    # Its time includes all attempts.
     assert (stage.started_at, stage.retry_at, stage.result.attempts) == (11.0, 17.0, 2)
 
 
@@ -118,6 +118,6 @@ def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
     run.on_event(Started("inner/b[1]", "b-1", 1, time=13.0))
     task = run.tasks["inner/b"]
     assert run.counts([task]) == {State.SUCCEEDED: 1, State.RUNNING: 1, State.WAITING: 3}
-    # A nested pipeline that is tried again has the same ones.
+    # A nested pipeline that is retried has the same stages.
     run.on_event(loop)
     assert sum(run.counts([task]).values()) == 5

@@ -1,4 +1,4 @@
-"""The tracker on MLflow, against a real server, with MLflow's own client to look at it."""
+"""The tracker on MLflow, with a real server and MLflow's own client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def client(mlflow_server: str) -> MlflowClient:
 
 @pytest.fixture
 def experiment(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An experiment of this test's own."""
+    """An experiment for this test only."""
     name = f"test-{uuid.uuid4().hex}"
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", name)
     return name
@@ -51,11 +51,11 @@ def experiment(monkeypatch: pytest.MonkeyPatch) -> str:
 def tracker(mlflow_server: str, experiment: str) -> Iterator[mlflow.MlflowTracker]:
     made = mlflow.create(mlflow_server)
     yield made
-    made._open.clear()  # or this process tells the server of them when it ends
+    made._open.clear()  # otherwise, this process would tell the server about them when it ends
 
 
 def runs(client: MlflowClient, experiment: str) -> list[Any]:
-    """All runs of an experiment, the deleted ones too."""
+    """Return all runs of an experiment, including deleted ones."""
     found = client.get_experiment_by_name(experiment)
     return [] if found is None else list(client.search_runs([found.experiment_id], run_view_type=3))
 
@@ -92,7 +92,7 @@ def test_nan_and_infinities(tracker: mlflow.MlflowTracker, client: MlflowClient,
     found = tracker.metadata(RUN)
     assert math.isnan(found.pop("nan"))
     assert found == {"up": math.inf, "down": -math.inf, "large": str(10**400)}
-    # What the server keeps of them.
+    # These are the values that the server keeps.
     metrics = the_run(client, experiment).data.metrics
     assert math.isnan(metrics["nan"])
     assert (metrics["up"], metrics["down"]) == (sys.float_info.max, -sys.float_info.max)
@@ -101,7 +101,7 @@ def test_nan_and_infinities(tracker: mlflow.MlflowTracker, client: MlflowClient,
 def test_the_latest_value_counts(
     tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow takes the largest of those of one millisecond."""
+    """MLflow uses the largest value of one millisecond."""
     clock = types.SimpleNamespace(time=lambda: 1_700_000_000.0, sleep=time.sleep, monotonic=time.monotonic)
     monkeypatch.setattr(mlflow, "time", clock)
     for loss in (3.0, 1.0, 2.0, 0.5):
@@ -159,7 +159,7 @@ def test_parameters(
 def test_a_parameter_that_changes_is_a_tag(
     tracker: mlflow.MlflowTracker, client: MlflowClient, experiment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """MLflow refuses another value, and with it all that came in the same request."""
+    """MLflow rejects a different value, and with it everything in the same request."""
     mlflow_values._warned.clear()
     tracker.add_parameters(RUN, {"lr": 0.1, "epochs": 3})
     tracker.add_parameters(RUN, {"lr": 0.2, "epochs": 3, "seed": 7})
@@ -275,7 +275,7 @@ def test_sources_and_lineage(tracker: mlflow.MlflowTracker) -> None:
     reads = {"r/train/1": ["r/prep/1"], "r/train/2": ["r/prep/1"], "r/select/1": ["r/train/1", "r/train/2"]}
     for run_id, sources in reads.items():
         for source in sources:
-            for _ in range(2):  # as AppRun and a stage's results do at once
+            for _ in range(2):  # like AppRun and a stage's results at the same time
                 tracker.add_source(run_id, source)
     tracker.add_source("r/train/1", "s3://data", "data")
     assert sorted(tracker.sources("r/train/1"), key=str) == [
@@ -307,7 +307,7 @@ def test_the_experiment(
     default = mlflow.create(mlflow_server)
     default.add_metadata(unnamed, a=2)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "torchx-kfp")
-    # The tracking URI that MLflow itself reads.
+    # MLflow itself reads this variable.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     assert mlflow.create().metadata(unnamed) == mlflow.create("").metadata(unnamed) == {"a": 2.0}
     client.delete_experiment(identifier)
@@ -343,8 +343,8 @@ def stage(base: Path, uri: str) -> protocol.StageContext:
     return protocol.StageContext(str(base), RUN, {"prepare": "run/prepare/1"}, {"mlflow": uri})
 
 
-#: Processes that have MLflow loaded already: loading it takes seconds. Each group starts when the one before has ended,
-#: and its processes begin at once.
+#: Runs processes that have already loaded MLflow, which takes seconds. Each group starts when the one before has ended,
+#: and its processes begin at the same time.
 FORKS = """
 import json, os, sys, time
 import torchx_kfp.tracking.backends.mlflow
@@ -367,7 +367,7 @@ PUT = "from torchx_kfp.tracking import current_run; current_run().put(a=1.5, tex
 
 
 def run_processes(base: Path, uri: str, *groups: list[tuple[str, str]]) -> subprocess.CompletedProcess[str]:
-    """Processes, each the stage of a run id and what it does."""
+    """Run processes; each is the stage of a run id, and runs a program."""
     given = [
         [
             (protocol.encode(protocol.StageContext(str(base), run_id, trackers={"mlflow": uri})), code)
@@ -382,7 +382,7 @@ def run_processes(base: Path, uri: str, *groups: list[tuple[str, str]]) -> subpr
 def test_processes_that_start_at_once_agree_on_one_run(
     mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path
 ) -> None:
-    # As on machines of their own, which have no file in common.
+    # They behave as if they were on separate machines, without common files.
     apart = (
         "import contextlib, torchx_kfp.tracking.backends.mlflow as tracker\n"
         "tracker._one_process_at_a_time = lambda run_id: contextlib.nullcontext()\n"
@@ -398,7 +398,7 @@ def test_processes_that_start_at_once_agree_on_one_run(
     ranks = {f"rank{rank}": 1.0 for rank in range(6)}
     (together,) = [run for run in found if run.info.run_name == "together/1"]
     assert together.data.metrics == ranks
-    # Machines that are not within a second of each other may leave two runs; no result is lost.
+    # Machines that do not start within a second of each other may create two runs, but results are not lost.
     apart_ = [run for run in found if run.info.run_name == "apart/1"]
     assert "active" in [run.info.lifecycle_stage for run in apart_]
     assert {name: value for run in apart_ for name, value in run.data.metrics.items()} == ranks
@@ -411,7 +411,7 @@ def test_no_value_goes_to_a_run_that_another_process_deletes(
     experiment: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While a new run waits for others, a second machine records a value, and the run of a third one shows up."""
+    """While a new run waits for others, a second machine records a value, and a third machine's run appears."""
     second = mlflow.create(mlflow_server)
     monkeypatch.setattr(mlflow, "_one_process_at_a_time", lambda run_id: contextlib.nullcontext())
     monkeypatch.setattr(mlflow, "_CHOICE", 0.0, raising=False)
@@ -456,7 +456,7 @@ ENDS = {
     "raise ValueError": "FAILED",
     "raise KeyboardInterrupt": "FAILED",
     "try: 1 / 0\nexcept ZeroDivisionError: pass": "FINISHED",
-    # A child that ends as Python does has not ended the run.
+    # A child that ends like a Python process does not end the run.
     "import os\nif os.fork(): os.wait(); os._exit(0)": "RUNNING",
 }
 
@@ -469,9 +469,9 @@ def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experi
         tmp_path,
         mlflow_server,
         [(f"r/end/{number}", PUT + end) for number, end in enumerate(ENDS)],
-        [("r/two/1", fails), ("r/two/1", waits)],  # the one that failed counts more than one that ends later
+        [("r/two/1", fails), ("r/two/1", waits)],  # a failed process counts more than one that ends later
         [("r/again/1", fails)],
-        [("r/again/1", PUT)],  # started again, as torchrun does
+        [("r/again/1", PUT)],  # started again, like by torchrun
         [("r/gone/1", gone)],
     )
     expected = {f"end/{number}": status for number, status in enumerate(ENDS.values())}
@@ -485,7 +485,7 @@ def test_the_end_of_the_process(mlflow_server: str, client: MlflowClient, experi
 
 
 def test_results_of_a_stage(mlflow_server: str, client: MlflowClient, experiment: str, tmp_path: Path) -> None:
-    """All of it together, with torchx's own way to the trackers beside it, and an active run of the application's."""
+    """Everything together, with TorchX's own access to the trackers, and an active run of the application."""
     code = """
 import mlflow, os
 from torchx.tracker import AppRun

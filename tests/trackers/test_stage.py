@@ -1,4 +1,4 @@
-"""The backend of ``torchx.tracker``: every method, on every kind of store, and against TorchX's own backend."""
+"""The backend of ``torchx.tracker``: every method, on every kind of store, and compared to TorchX's own backend."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def pairs(sources: Iterable[api.TrackerSource]) -> list[tuple[str, str | None]]:
 @pytest.mark.versions
 def test_every_method_is_there() -> None:
     assert StageTracker.__abstractmethods__ == frozenset()
-    # A method that torchx adds one day shall show here.
+    # A method that TorchX adds one day will be noticed here.
     theirs = {name for name in vars(api.TrackerBase) if not name.startswith("_")}
     assert theirs <= {name for name in vars(StageTracker) if not name.startswith("_")}
 
 
 @pytest.mark.versions
 class TestAgainstTorchX:
-    """What both do is the same; the parameter says whose backend it is."""
+    """Both backends do the same; the parameter tells which backend it is."""
 
     @pytest.fixture(params=["torchx_kfp", "torchx"])
     def backend(self, request: pytest.FixtureRequest, tmp_path: Path) -> api.TrackerBase:
@@ -212,7 +212,7 @@ def test_no_tracker_base(config: str | None, monkeypatch: pytest.MonkeyPatch, tm
 
 
 class TestImport:
-    """TorchX's own backend writes, we take over."""
+    """TorchX's own backend writes files, and this project imports them."""
 
     @pytest.fixture(params=["file", "memory"])
     def theirs(self, request: pytest.FixtureRequest, tmp_path: Path) -> FsspecTracker:
@@ -320,7 +320,7 @@ def test_what_are_no_sources_is_left_out_of_the_lineage(tmp_path: Path, caplog: 
 
 
 def test_a_tracker_base_in_the_home_folder(tmp_path: Path) -> None:
-    """As TorchX's configuration or its variables have it, which no shell expands."""
+    """TorchX's configuration and its variables may contain it, and shells do not expand it there."""
     code = (
         "from torchx.tracker import AppRun; run = AppRun.run_from_env()\n"
         "run.add_metadata(epochs=3); run.add_artifact('model', '~/model')"

@@ -1,4 +1,4 @@
-"""Artifacts of a run: registered, read again, and the same to torchx's tracker, on every kind of store."""
+"""Artifacts of a run: registered, read again, and equal for TorchX's tracker, on every kind of store."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_torchx_reads_and_writes_the_same(base: str) -> None:
 
 
 def test_a_run_id_of_a_cluster_fits(tmp_path: Path) -> None:
-    """36 characters of the run, 63 of the stage, and a pod's name, in one name of a file system: 255 bytes."""
+    """It has 36 characters for the run, 63 for the stage, and a pod's name; a file's name may have 255 bytes."""
     run = stage(tmp_path, f"{'r' * 36}/{'s' * 63}/{'p' * 63}")
     run.add_artifact("model", "s3://models/1")
     assert run.artifacts()["model"].path == "s3://models/1"
@@ -158,7 +158,7 @@ def test_what_is_no_artifact_is_named(tmp_path: Path, content: str) -> None:
 def test_a_path_where_nothing_is_is_said_at_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No error: a folder may be made later, or by another process of the stage."""
+    """It is not an error: a folder may be created later, or by another process of the stage."""
     monkeypatch.chdir(tmp_path)
     run = stage(tmp_path / "results")
     (tmp_path / "there").mkdir()

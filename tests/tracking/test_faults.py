@@ -1,6 +1,6 @@
-"""A store that fails for a moment, for good, or in the middle: what was put is there, and errors say what is wrong.
+"""A store that fails for a moment, permanently, or half way: results are not lost, and errors say what is wrong.
 
-A real S3 server behind a proxy that does the harm.
+It is a real S3 server behind a proxy that causes the faults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.s3
 
 @pytest.fixture
 def proxy(s3_server: S3Server, s3_base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """The proxy, which fsspec's ``s3://`` reaches from here on; the bucket of ``s3_base`` is there already."""
+    """The proxy, which fsspec's ``s3://`` uses from now on; the bucket of ``s3_base`` exists already."""
     import s3fs
 
     with Proxy(s3_server.url) as proxy:
@@ -48,7 +48,7 @@ def test_what_fails_for_a_moment_is_tried_again(
     assert not proxy.faults, "both have happened"
     assert [request.split("?")[0] for request in proxy.requests] == [f"PUT /{s3_base[5:]}/run/train/1"] * 3
     warnings = [record.getMessage() for record in caplog.records if record.name == "torchx_kfp.tracking.stores.calls"]
-    # aiohttp itself tries again where a connection that it has used before is closed.
+    # aiohttp itself tries again if a connection that it has used before is closed.
     assert len(warnings) == 2 if isinstance(fault, int) else 1 <= len(warnings) <= 2
     assert warnings[0].startswith(f"Cannot write {s3_base}/run/train/1 now, trying again in 0.")
 
@@ -102,7 +102,7 @@ def test_nothing_listens(s3_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_hangs_is_given_up(
     proxy: Proxy, s3_base: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As a user sets it for fsspec; what torchx-kfp sets for botocore goes along.
+    # A user sets this for fsspec; it is combined with torchx-kfp's settings for botocore.
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 1}})
     monkeypatch.setattr("torchx_kfp.tracking.stores.objects._WRITE_SECONDS", 1)
     tracker = FsspecResultTracker(s3_base)
@@ -150,7 +150,7 @@ def test_reading_many_is_done_at_once(proxy: Proxy, s3_base: str) -> None:
         assert action() == {key: {"number": number} for number, key in enumerate(keys)}
         assert proxy.most_at_once > 20
     gets = [request for request in proxy.requests if "list-type" not in request]
-    # One for each key and action, and one for the prefix itself.
+    # There is one request for each key and action, and one for the prefix itself.
     assert len(gets) == 2 * len(keys) + 1
 
 

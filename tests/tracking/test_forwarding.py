@@ -1,4 +1,4 @@
-"""What a run records reaches the further trackers of its stage, and never depends on them."""
+"""The records of a run reach the further trackers of its stage, and never depend on them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ run.add_metadata({"git/commit": "4f2a91c"}, config={"lr": [0.1]})
     assert [source[1:] for source in sources] == [[RUN, run, None] for run in ("run/prepare/1", "run/t/1", "run/t/2")]
     assert math.isnan(first[2].pop("loss"))
     assert first == ["metadata", RUN, {"accuracy": 0.5, "best": math.inf, "done": True, "model": "s3://x"}]
-    # Names of add_metadata's own parameters.
+    # These are names of add_metadata's own parameters.
     assert second == ["metadata", RUN, {"l2norm/mean": 1, "run_id_": "a", "self_": "b"}]
     assert artifact == ["artifact", RUN, "model", str(packages / "model.bin"), {"size": 7}]
     assert remote == ["artifact", RUN, "remote", "s3://x/y", None]
@@ -89,7 +89,7 @@ run.log(10_000, loss=1)
     assert points[0] == [0, 0]
     assert points[-2:] == [[9_999, 4_999.5], [10_000, 1]]
     assert all(value == step / 2 for step, value in points[:-1])
-    # One that takes none goes without.
+    # A tracker that does not accept any does not get them.
     (tmp_path / "calls").unlink()
     done = run_application(code, stage(tmp_path, "recorder"), tmp_path / "packages")
     assert done.stderr == ""
@@ -123,7 +123,7 @@ print("torchx" in sys.modules, "recorder" in sys.modules)
 
 @pytest.mark.versions
 def test_torchx_finds_the_same_trackers(tmp_path: Path, packages: Path) -> None:
-    """``AppRun`` is TorchX's own way to them, beside the results."""
+    """``AppRun`` is TorchX's own access to them, besides the results."""
     code = """
 from torchx.tracker import AppRun
 from torchx_kfp.tracking import current_run

@@ -1,4 +1,4 @@
-"""Metadata, sources and lineage: said by many processes at once, read again, on every kind of store."""
+"""Metadata, sources and lineage: recorded by many processes at once and read again, on every kind of store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestMetadata:
         assert stage(base).metadata() == {"text": "x" * 100_000}
 
     def test_the_last_of_a_name_counts(self, tmp_path: Path) -> None:
-        """In TorchX's own backend it does not in 46 of 50 tries."""
+        """In TorchX's own backend, it did not count in 46 of 50 attempts."""
         for turn in range(50):
             run = stage(tmp_path, f"p1/train/{turn}")
             for number in range(7):
@@ -177,7 +177,7 @@ class TestLineage:
                 repr,
                 [
                     *(Link("p1/prepare/1", trial, "data", (data,), named=True) for trial in trials),
-                    # It has said that it uses one model, and so no other.
+                    # It has recorded that it uses one model, so it does not use others.
                     Link(trials[0], "p1/best/1", "trials"),
                     Link(trials[1], "p1/best/1", "trials", (models[1],), named=True),
                     Link(trials[2], "p1/best/1", "trials"),
@@ -213,7 +213,7 @@ class TestLineage:
 
     @given(st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=4), max_size=10), st.integers(0, 9))
     def test_any_graph(self, graph: dict[int, list[int]], start: int) -> None:
-        """Against the closure by multiplication."""
+        """The lineage equals the closure, computed by multiplication."""
         edges = {(str(source), str(run)) for run, sources in graph.items() for source in sources}
         closure = set(edges)
         while further := {(a, d) for a, b in closure for c, d in closure if b == c} - closure:

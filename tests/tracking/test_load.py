@@ -1,4 +1,4 @@
-"""A short turn of ``benchmarks/load.py``: many processes on one base, some of which are killed."""
+"""A short run of ``benchmarks/load.py``: many processes on one base, some of which are killed."""
 
 from __future__ import annotations
 

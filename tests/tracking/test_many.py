@@ -1,4 +1,4 @@
-"""Many results at once where something goes wrong: interrupts, forks, pickles, and one that cannot be read."""
+"""Many results at once when something goes wrong: interrupts, forks, pickles, and a result that cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an application does with its run, and with those that it reads."""
+"""An application's use of its run, and of the runs that it reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchx_kfp.tracking.stores.objects import survives_fork
 
 
 def stage(base: object, run_id: str = "p1/eval/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:
-    """The run of a stage with the environment that the protocol gives it."""
+    """Return the run of a stage with the environment that the protocol gives it."""
     return current_run(protocol.encode(protocol.StageContext(str(base), run_id, parents or {})))
 
 
@@ -57,7 +57,7 @@ class TestOwnResults:
         assert stage(base).results() == {"loss": 0.5, "epoch": 2, "accuracy": 0.9}
 
     def test_what_others_recorded_stays(self, tmp_path: Path) -> None:
-        """TorchX's tracker takes values of any type."""
+        """TorchX's tracker accepts values of any type."""
         (tmp_path / "p1/eval").mkdir(parents=True)
         (tmp_path / "p1/eval/e1").write_text('{"curve": [1, 2], "note": null}')
         stage(tmp_path).put(loss=0.5)
@@ -87,13 +87,13 @@ class TestOwnResults:
         assert one != stage(tmp_path / "elsewhere")
 
     def test_after_a_fork(self, base: str) -> None:
-        """Clients of object stores do not survive it; a data loader's workers are forks."""
+        """Clients of object stores do not survive a fork, and a data loader's workers are forks."""
         run = stage(base)
         run.put(before=1)
         if base.startswith("memory"):
             pytest.skip("a fork has a memory of its own")
         with warnings.catch_warnings():
-            # From Python 3.12 on: of a process with threads, as fsspec's. That is what is tested.
+            # Since 3.12, Python warns about forking a process with threads such as fsspec's, which is tested here.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         works = not base.startswith("s3") or survives_fork()
@@ -224,7 +224,7 @@ class TestParents:
         assert FsspecResultTracker(tmp_path).keys() == []
 
     def test_the_parent_of_torchx_alone(self, tmp_path: Path) -> None:
-        """TorchX's runner gives app handles, and knows one parent."""
+        """TorchX's runner passes app handles, and knows only one parent."""
         FsspecResultTracker(tmp_path)["local_cwd://torchx/train-1"] = {"loss": 0.5}
         run = current_run(
             {
@@ -335,12 +335,12 @@ class TestWaiting:
 
     def test_returns_at_once_what_is_there(self, tmp_path: Path) -> None:
         stage(tmp_path, "p1/train/e1").put(x=1)
-        # It would rather wait for longer than a test may take.
+        # If it waited, this would take longer than a test may.
         assert stage(tmp_path, parents={"train": "p1/train/e1"}).parent.results(timeout=3000) == {"x": 1}
 
 
 def application(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the code in a process that has these variables of the protocol, and no other."""
+    """Run the code in a process that has only these variables of the protocol."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TORCHX_")}
     return subprocess.run([sys.executable, "-c", code], env={**clean, **environ}, capture_output=True, text=True)
 
@@ -408,7 +408,7 @@ def test_a_run_id_that_is_none_is_refused_by_its_variable(tmp_path: Path) -> Non
 
 
 def test_a_run_id_that_is_empty_is_said_when_it_is_read(tmp_path: Path) -> None:
-    """A parameter of the pipeline may be empty, and the application may look."""
+    """A parameter of the pipeline may be empty, and the application may check for that."""
     run = stage(tmp_path, parents={"earlier": ""})
     assert run.parents["earlier"].id == ""
     with pytest.raises(MissingResultsError, match=says("empty", "stage", "reads=", "Pass")):

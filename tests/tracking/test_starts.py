@@ -1,4 +1,4 @@
-"""The record of a stage's start, with which a tracker base that cannot be written is found out before the work."""
+"""The record of a stage's start, which reveals a tracker base that cannot be written before the work begins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ run = current_run()
 open("worked", "w").close()
 run.put(x=1)
 """
-#: The same with TorchX's own interface.
+#: The same, with TorchX's own interface.
 TORCHX = """
 from torchx.tracker import AppRun
 run = AppRun.run_from_env()
@@ -131,7 +131,7 @@ class TestCannotBeWritten:
         assert done.returncode == 1
         assert f"its tracker base '{s3_base}' cannot be written. No permission to write" in done.stderr
         assert not (tmp_path / "worked").exists()
-        assert len(proxy.requests) == 1, "nothing is tried again that is refused for good"
+        assert len(proxy.requests) == 1, "a request that is rejected permanently is not retried"
 
     def test_in_this_process(self, tmp_path: Path) -> None:
         (tmp_path / "base").touch()
@@ -139,7 +139,7 @@ class TestCannotBeWritten:
             current_run(environ(tmp_path / "base"))
 
 
-#: Processes of a distributed training, as torchrun tells them who they are.
+#: The variables of torchrun in the processes of a distributed training.
 RANKS = [{"TORCHELASTIC_RUN_ID": "none", "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
 
 
@@ -151,7 +151,7 @@ def test_requests(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
         made = s3_server.requests(lambda: application(tmp_path, environ(s3_base, run_id, **parents)))
         return [request.partition(" ")[0] for request in made]
 
-    # put reads what was recorded before, and writes it again with what is new.
+    # put reads the earlier results, and writes them again together with the new ones.
     assert requests() == ["PUT", "GET", "PUT"]
     assert requests(train="p1/train/1") == ["PUT", "GET", "PUT"]
     variables = environ(s3_base, "p1/ddp/1", train="p1/train/1")
@@ -161,7 +161,7 @@ def test_requests(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
 
 
 def test_processes_of_one_stage_at_once(tmp_path: Path) -> None:
-    """Also without torchrun: they write the same file."""
+    """Even without torchrun, they write the same file."""
     variables = {**os.environ, **environ(tmp_path, train="p1/prepare/1")}
     code = "from torchx_kfp.tracking import current_run; current_run().add_metadata(x=1)"
     processes = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Metrics of steps: what is kept of them, what readers see meanwhile, and what becomes of them when a process ends."""
+"""Metrics of steps: the points that are kept, what readers see meanwhile, and what happens when a process ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _none_left() -> Iterator[None]:
-    """Bases are gone when this process ends, and would be warned of then."""
+    """Flush all logs: bases are gone when this process ends, which would then cause warnings."""
     yield
     for log in step_log._logs.values():
         log.flush()
@@ -81,7 +81,7 @@ class TestWhatIsKept:
         loss = history["loss"]
         assert (loss.count, loss.last.step, loss.min.value, loss.max.value) == (2, 2, 0.5, 0.75)
         assert before <= loss.last.time <= time.time()
-        # From elsewhere, and of another run.
+        # Another tracker reads the same, and the history of another run differs.
         assert FsspecResultTracker(base).history(RUN) == history
         assert FsspecResultTracker(base).history("p1/train/e2") == {}
         assert run.results() == {}
@@ -283,7 +283,7 @@ os.kill(os.getpid(), signal.SIGTERM)
     @pytest.mark.parametrize("how", ["fork", "spawn", "os.fork"])
     @pytest.mark.parametrize("where", ["local", pytest.param("s3", marks=pytest.mark.s3)])
     def test_processes_of_a_process(self, how: str, where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-        """Each writes what it has logged itself."""
+        """Each process writes the metrics that it has logged itself."""
         base = str(tmp_path) if where == "local" else request.getfixturevalue("s3_base")
         if where == "s3" and how != "spawn" and not survives_fork():
             pytest.skip("this fsspec has no object stores in a forked process")
@@ -323,7 +323,7 @@ if __name__ == "__main__":
 
     @pytest.mark.s3
     def test_the_last_is_stored_where_connections_are_made_anew_at_the_end(self, s3_base: str) -> None:
-        """A name is looked up in a thread of a pool, which Python does not start when it ends."""
+        """Host names are looked up in a thread of a pool, which Python does not start when it is ending."""
         options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"].replace("127.0.0.1", "localhost")}
         code = f"""
 import os

@@ -1,4 +1,4 @@
-"""What a tracker promises, on every kind of store."""
+"""The promises of a tracker, on every kind of store."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ PLAIN_KEYS = [
 
 
 class TrackerContract:
-    """The tests that every store passes; subclasses give the tracker base."""
+    """The tests that every store must pass; subclasses provide the tracker base."""
 
-    #: Whether the store keeps ``a`` and ``a/b`` side by side.
+    #: Whether the store can have both ``a`` and ``a/b``.
     side_by_side = False
-    #: The longest name that the store takes for ``<base>/<key>``, and a key that is longer.
+    #: A key that makes ``<base>/<key>`` longer than the store accepts.
     too_long: str | None = "n" * 256
     plain_keys: ClassVar[list[str]] = [*PLAIN_KEYS, "new\nline", "control\x01\x7f"]
 
@@ -70,7 +70,7 @@ class TrackerContract:
         return FsspecResultTracker(base)
 
     def stored(self, base: str, key: str) -> bytes:
-        """What fsspec finds at ``<base>/<key>``, which is where other programs look."""
+        """Return the content that fsspec finds at ``<base>/<key>``, where other programs look."""
         filesystem, path = fsspec.core.url_to_fs(base)
         return bytes(filesystem.cat_file(f"{path}/{key}"))
 
@@ -148,7 +148,7 @@ class TrackerContract:
         assert tracker["run/sh/1"] == {"accuracy": 0.5, "nested": {"a": [1, None]}, "text": "ä"}
 
     def test_keys_are_plain_text(self, tracker: FsspecResultTracker) -> None:
-        # All beside each other, and beside keys that they would match or become if they were patterns or URLs.
+        # All of them exist together, with keys that they would match or become if they were patterns or URLs.
         keys = [*self.plain_keys, "axb", "what", "m", "a", "100", "A", "C", "x"]
         for key in keys:
             tracker.put(key, x=key)
@@ -202,7 +202,7 @@ class TrackerContract:
             with pytest.raises(KeyRefusedError, match="is too long"):
                 tracker.get(key)
         assert tracker.keys() == []
-        tracker["new"] = {"x": 1}  # nothing is left of the folder
+        tracker["new"] = {"x": 1}  # the folder is completely removed
 
     def test_a_key_that_is_a_folder_of_other_keys(self, tracker: FsspecResultTracker) -> None:
         tracker["a/b/c"] = {"x": 1}
@@ -298,7 +298,7 @@ class TrackerContract:
         assert list(tracker.items("none")) == []
         items = tracker.items()
         assert next(items)[0] == "p1/prepare/1", "one by one"
-        items.close()  # a generator, whose threads would otherwise wait for its reader
+        items.close()  # the threads of the generator would otherwise wait for its reader
 
     def test_what_is_no_result_among_many(self, tracker: FsspecResultTracker, base: str) -> None:
         tracker.put("run/1", x=1)
@@ -337,7 +337,7 @@ class TrackerContract:
         assert table.loc["p1/train/2", "stage"] == 7, "what is recorded under such a name, and nothing else"
         assert pandas.isna(table.loc["p1/train/1", "stage"])
         assert tracker.to_frame("none").empty
-        # Where no row lacks a value, types stay as they were recorded.
+        # If every row has a value, types stay as they were recorded.
         assert tracker.to_frame("p1/train/1").dtypes["epochs"].kind == "i"
 
     def test_removes_and_tells_of_files(self, tracker: FsspecResultTracker) -> None:
@@ -349,7 +349,7 @@ class TrackerContract:
         assert [(file.key, file.size) for file in files] == [
             (".torchx_kfp/metadata/r/1", 2), ("p1/train/1", 12), ("p1/train/2", 12),
         ]  # fmt: skip
-        # S3 tells seconds.
+        # The times of S3 are whole seconds.
         assert all(before - 2 < file.modified < time.time() + 2 for file in files)
         tracker.store.remove("p1/train/1")
         tracker.store.remove("p1/train/1")
@@ -383,7 +383,7 @@ class TrackerContract:
         assert pickle.loads(pickle.dumps(tracker))["run"] == {"x": 1}
 
     def test_is_no_collection(self, tracker: FsspecResultTracker) -> None:
-        # Python would take a class with [0], [1], ... for a sequence, which here has no end.
+        # Python would take a class with [0], [1], ... for a sequence, which would be endless here.
         with pytest.raises(TypeError, match="not iterable"):
             list(tracker)
         with pytest.raises(TypeError, match="not a container"):
@@ -461,7 +461,7 @@ class TestMemoryRoot(TestMemory):
 class TestS3(TrackerContract):
     side_by_side = True
     too_long = "n" * 1020  # with the base's own name, longer than 1,024
-    plain_keys = PLAIN_KEYS  # the server's routes know no line breaks
+    plain_keys = PLAIN_KEYS  # the server's routes do not support line breaks
 
     @pytest.fixture
     def base(self, s3_base: str) -> str:

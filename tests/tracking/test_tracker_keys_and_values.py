@@ -1,4 +1,4 @@
-"""What keys and results may be: refusals read as a user would, and any key and any result comes back."""
+"""Keys and results that are accepted, the errors for all others, and that any key and any result can be read again."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ RESULTS = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), min_
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Equal, in type and order too, with NaN equal to NaN."""
+    """Tell whether both are equal, including types and order, with NaN equal to NaN."""
     return repr(list(ours.items())) == repr(list(theirs.items()))
 
 

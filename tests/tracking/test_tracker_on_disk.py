@@ -23,7 +23,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 UNNAMED = pytest.mark.parametrize("unnamed", [True, False], ids=["unnamed files", "named files"])
 
-#: Puts results that are wrong unless they are whole, for ever; arguments: base, key, writer, unnamed.
+#: Puts results forever, in a form that shows whether they are complete. Arguments: base, key, writer, unnamed.
 WRITER = """
 import itertools, os, sys
 from torchx_kfp.tracking import FsspecResultTracker
@@ -64,7 +64,7 @@ def check_whole(results: dict[str, object]) -> None:
 
 
 def visible(base: Path) -> list[str]:
-    """All files and folders that anybody who lists the base would see."""
+    """Return all files and folders that a listing of the base shows."""
     return sorted(str(path.relative_to(base)) for path in base.rglob("*"))
 
 
@@ -118,21 +118,21 @@ def test_killed_writers_leave_whole_files(tmp_path: Path, unnamed: bool) -> None
         for key in tracker.keys():  # noqa: SIM118
             check_whole(tracker[key])
             assert key == "run/x" or key.startswith("new/")
-    # The next writers remove whatever is left over.
+    # The next writers remove anything that is left over.
     for key in ("run/x", tracker.keys("new")[0]):
         tracker[key] = {"last": 1}
     assert not [name for name in visible(tmp_path) if ".torchx_kfp" in name]
 
 
 def test_a_writer_that_is_killed_has_nothing_to_leave(tmp_path: Path) -> None:
-    """A first put needs no temporary name at all: killed at any system call, it has left the file or nothing."""
+    """A first put does not need a temporary name: killed at any system call, it leaves the complete file or nothing."""
     trace = subprocess.run(
         [sys.executable, "-c", f"import os\n{PUT_ONCE}", str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert trace.stdout.split() == ["open:.", "open:.", "link:run"]
 
 
-#: Prints what happens to names below the base while one put runs.
+#: Prints the changes of names below the base during one put.
 PUT_ONCE = """
 import sys
 from torchx_kfp.tracking import FsspecResultTracker
@@ -158,9 +158,9 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     (private / "dead").write_text('{"half":')
     live = private / "live"
     with live.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # as a writer does that is not done
+        fcntl.flock(file, fcntl.LOCK_EX)  # like a writer that is not done
         assert tracker.keys() == ["run"]
-        tracker["new"] = {"x": 1}  # costs nothing for a new key, and so removes nothing
+        tracker["new"] = {"x": 1}  # a new key does not check other files, so it does not remove any
         assert (private / "dead").exists()
         tracker["run"] = {"x": 2}
         assert [path.name for path in private.iterdir()] == ["live"]
@@ -193,7 +193,7 @@ def test_what_was_put_is_forced_to_disk(tmp_path: Path, unnamed: bool, monkeypat
     monkeypatch.setattr("os.fsync", recording)
     tracker = FsspecResultTracker(tmp_path / "base")
     tracker["a/b/run"] = {"x": 1}
-    # The folders that are new are entries of folders themselves.
+    # New folders are entries of folders themselves.
     assert synced == ["content", "base/a/b", "base/a", "base", "."]
     synced.clear()
     tracker["a/b/run"] = {"x": 2}
@@ -311,7 +311,7 @@ def test_a_base_that_is_a_file(tmp_path: Path, below: str) -> None:
         tracker.keys()
 
 
-#: A program's line that takes from root what other users cannot do either: to write and read files whatever their mode.
+#: A line of a program that takes a right from root that other users do not have: to access files whatever their mode.
 UNPRIVILEGED = (
     "import ctypes, os; "
     "os.geteuid() or ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())"
@@ -348,7 +348,7 @@ for action in (lambda: tracker.put("run", x=1), lambda: tracker.put("a/b", x=1),
 
 
 def test_a_full_disk_keeps_the_old_results(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk."""
+    """A limit on the size of files simulates the disk."""
     code = """
 import resource, signal, sys
 from torchx_kfp.tracking import FsspecResultTracker
@@ -380,7 +380,7 @@ def test_keys_of_more_parts_than_python_has_stack(tmp_path: Path) -> None:
         tracker[key] = {"x": 1}
         assert tracker.keys() == [key]
     finally:
-        # Python's own rmtree, with which pytest tidies up later, is recursive.
+        # pytest would tidy up with Python's rmtree, which is recursive.
         subprocess.run(["rm", "-rf", tmp_path / "a"], check=True)
 
 
@@ -447,7 +447,7 @@ def test_a_folder_that_is_read_as_results_leaves_no_descriptor_open(tmp_path: Pa
 
 
 class TestLinks:
-    """Somebody else, such as a stage in a container, may plant links below a base. They lead nowhere."""
+    """Other programs, such as a stage in a container, may plant links below a base. They are not followed."""
 
     @pytest.fixture
     def elsewhere(self, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Bases that cannot be used, and what object stores are asked for."""
+"""Bases that cannot be used, and the requests to object stores."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ except Exception as error:
 @pytest.mark.skipif(fsspec.__version__ < "2025", reason="this fsspec cannot write through dir::")
 @pytest.mark.lowest
 def test_a_file_system_with_folders_makes_them(tmp_path: Path) -> None:
-    """One that is neither local, to fsspec, nor an object store; SFTP and HDFS are such."""
+    """For fsspec, it is neither local nor an object store, like SFTP and HDFS."""
     (tmp_path / "base").mkdir()
     tracker = FsspecResultTracker(f"dir::file://{tmp_path}/base")
     tracker["a/b"] = {"x": 1}
@@ -96,7 +96,7 @@ class TestS3:
         assert s3_server.requests(lambda: tracker.get("a/b")) == [f"GET /{bucket}/results/a/b"]
         assert s3_server.requests(lambda: tracker.get("missing")) == [f"GET /{bucket}/results/missing"]
         assert len(s3_server.requests(tracker.keys)) == 1
-        # What is below the prefix, and the prefix itself.
+        # One request is for keys below the prefix, and one for the prefix itself.
         assert len(s3_server.requests(lambda: tracker.keys("a"))) == 2
 
     def test_many_keys_are_listed_without_being_read(self, s3_server: S3Server, s3_base: str) -> None:
@@ -107,7 +107,7 @@ class TestS3:
         listed: list[str] = []
         requests = s3_server.requests(lambda: listed.extend(tracker.keys("run1")))
         assert len(listed) == 1100
-        # A thousand in a request, of what is below the prefix alone; and the prefix itself.
+        # Each request lists a thousand keys, only below the prefix; another one is for the prefix itself.
         assert len([request for request in requests if "list-type=2" in request]) == 2
         assert len(requests) == 3
         assert tracker.keys() == sorted(keys)
@@ -197,7 +197,7 @@ def test_an_object_beside_others_below_its_name_is_listed(s3_base: str) -> None:
 
 def test_no_credentials_of_google(memory_base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class DefaultCredentialsError(Exception):
-        """What google-auth raises."""
+        """Like the exception of google-auth."""
 
     def fail(*args: object, **options: object) -> None:
         raise DefaultCredentialsError("Your default credentials were not found.")

@@ -89,7 +89,7 @@ def test_an_application_of_torchx_tracker_is_a_stage_as_it_is(tmp_path: Path) ->
         text=True,
     )
     assert done.stdout == "run/train/1 run/prepare/1 {'epochs': 3} s3://models/1\n", done.stderr
-    # Nothing of it is among the results, nor in their way.
+    # Its files are not among the results, and do not affect them.
     tracker = FsspecResultTracker(tmp_path / "base")
     assert tracker.keys() == tracker.names() == []
     tracker["top"] = {"a": 1}

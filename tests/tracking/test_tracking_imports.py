@@ -1,4 +1,4 @@
-"""What an application's image has to hold: the standard library, fsspec, and a few modules of this package."""
+"""The packages that an application's image needs: the standard library, fsspec, and a few modules of this package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.lowest
 
-#: Besides the standard library.
+#: The modules that may be loaded besides the standard library.
 ALLOWED = {
     "fsspec",
     "torchx_kfp",
@@ -32,7 +32,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages that holds fsspec and this package alone, as an installation without an extra does."""
+    """A folder of packages with only fsspec and this package, like an installation without an extra."""
     folder = tmp_path_factory.mktemp("site-packages")
     for module in (fsspec, torchx_kfp):
         package = Path(str(module.__file__)).parent
@@ -41,7 +41,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(image: Path, code: str, environ: dict[str, str] | None = None) -> str:
-    # -S: without the site-packages of this environment.
+    # -S leaves out the site-packages of this environment.
     program = f"import sys\nsys.path.insert(0, {str(image)!r})\n{code}"
     done = subprocess.run(
         [sys.executable, "-S", "-c", program], env=environ or {}, capture_output=True, text=True, check=False
@@ -64,7 +64,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def test_the_installed_environment_loads_nothing_else_either() -> None:
-    """Where kfp and torchx are installed they stay unloaded."""
+    """kfp and torchx are not loaded, even if they are installed."""
     code = """
 import sys, torchx_kfp.tracking
 print(*sorted({name.split(".")[0] for name in sys.modules} & set(sys.argv[1:])))

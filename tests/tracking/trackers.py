@@ -1,4 +1,4 @@
-"""Trackers for tests, on the module path of real processes, with entry points as an installed package has them."""
+"""Trackers for tests, on the module path of real processes, with entry points like those of an installed package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from torchx_kfp import protocol
 
-#: Writes each call into the file that it is configured with.
+#: A tracker that writes each call into the file in its configuration.
 RECORDER = """
 import json
 from torchx.tracker.api import TrackerBase
@@ -41,7 +41,7 @@ def create(config):
 
 
 def install(folder: Path, name: str, text: str = RECORDER) -> None:
-    """A package of this one module, whose function ``create`` is a tracker of the module's name."""
+    """Install a package with this module, whose function ``create`` is a tracker with the module's name."""
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.py").write_text(text)
     info = folder / f"{name}-1.0.dist-info"
@@ -53,7 +53,7 @@ def install(folder: Path, name: str, text: str = RECORDER) -> None:
 def run_application(
     code: str, context: protocol.StageContext, packages: Path, *, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """An application in a process of its own, in the environment of this stage."""
+    """Run an application in a separate process, in the environment of this stage."""
     environ = {**os.environ, **protocol.encode(context), "PYTHONPATH": str(packages)}
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, env=environ, cwd=packages, capture_output=True, text=True, check=False, timeout=120)
@@ -62,5 +62,5 @@ def run_application(
 
 
 def calls(file: Path) -> list[Any]:
-    """What a recorder was called with."""
+    """Return the calls of a recorder."""
     return [json.loads(line) for line in file.read_text().splitlines()]
