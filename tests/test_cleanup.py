@@ -152,7 +152,7 @@ def test_only_results_are_removed(number: int, store: Store) -> None:
     store.write("run/train/2", content)
     found = Cleanup(store, later()).look()
     if not goes:
-        large = "is larger than results are" if len(content) > 1 << 20 else "does not hold results"
+        large = "is larger than results can be" if len(content) > 1 << 20 else "does not hold results"
         assert found.left_alone == {"run": f"'run/train/2' {large}"}
     assert removed(store, later()) == (["run"] if goes else [])
     assert keys(store) == ([] if goes else ["run/train/1", "run/train/2"])

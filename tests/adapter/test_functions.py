@@ -47,7 +47,7 @@ def train(lr: float, epochs: int = 3, verbose: bool = False, *, image: str) -> s
         lr: how fast it learns
         epochs: how often
         verbose: whether it talks
-        image: what holds the application
+        image: an image with the application
     """
     env = {"RATE": str(lr), "NAME": "rate-" + image}
     return show("--lr", str(lr), f"--epochs={epochs}", f"{verbose}", env=env, image=image)
@@ -82,7 +82,7 @@ def test_inputs_have_the_names_types_defaults_and_descriptions_of_the_parameters
         "lr": "how fast it learns",
         "epochs": "how often",
         "verbose": "whether it talks",
-        "image": "what holds the application",
+        "image": "an image with the application",
     }
     assert not inputs["lr"].optional
     assert inputs["epochs"].optional
@@ -650,7 +650,7 @@ def test_constants_that_are_channels_are_refused() -> None:
     def pipeline(lr: float = 0.1) -> None:
         component_from_function(train, lr=f"{lr}", image="i")
 
-    with pytest.raises(ChannelError, match="holds the pipeline channel"):
+    with pytest.raises(ChannelError, match="contains the pipeline channel"):
         compile_pipeline(pipeline)
 
 

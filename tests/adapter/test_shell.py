@@ -641,8 +641,8 @@ def refusal(entrypoint: str, *args: str, **fields: Any) -> str:
         ("kubectl|exec|pod|--|sh|-c|echo {}", "it is unknown how the shell is started"),
         ("xargs|sh|-ec|echo {}", "it is unknown how the shell is started"),
         ("sudo|/bin/bash|-c|echo {}", "it is unknown how the shell is started"),
-        ("bash|-c|(( {} > 0 ))", r"holds (( ))"),
-        ("sh|-c|x={}; [[ $x -gt 0 ]]", r"holds [[ ]], which only bash has"),
+        ("bash|-c|(( {} > 0 ))", r"contains (( ))"),
+        ("sh|-c|x={}; [[ $x -gt 0 ]]", r"contains [[ ]], which only bash has"),
     ],
 )
 def test_shells_that_are_not_understood(command: str, why: str) -> None:

@@ -354,7 +354,7 @@ REFUSED = {
     ("results", "s4://bucket"): (2, "Error: The tracker base 's4://bucket' cannot be used: "),
     ("runs", "--output-dir", "soem"): (2, "in 'soem': No such file or directory. Did you mean 'some'?\n"),
     ("import", "soem", "results"): (2, "Error: There is no directory 'soem'. Did you mean 'some'?\n"),
-    ("run", "pipelines.py:sleeps", "--directory", "soem"): (2, "and is 'soem'. Did you mean 'some'?\n"),
+    ("run", "pipelines.py:sleeps", "--directory", "soem"): (2, "but is 'soem'. Did you mean 'some'?\n"),
     ("results", "some", "../x"): (2, "Error: Nothing is recorded for '../x'"),
     ("unknown",): (2, "Error: No such command 'unknown'."),
     ("result",): (2, "Error: No such command 'result'. Did you mean 'results'?"),

@@ -66,7 +66,7 @@ MISTAKES = {
         "'train' has one only when"
     ),
     'task_from_app(utils.sh("echo", num_replicas=n))': (
-        "num_replicas of role 'sh' of AppDef 'sh' holds a pipeline channel. Its value must be known when the pipeline is"
+        "num_replicas of role 'sh' of AppDef 'sh' contains a pipeline channel. Its value must be known when the pipeline is"
     ),
     "int(n)": "Python needs a value while the pipeline is compiled. The pipeline parameter 'n' has one only when",
     "for i in range(n):\n        task_from_app(app())": "The pipeline parameter 'n' has one only when the pipeline runs: ",

@@ -283,7 +283,7 @@ def test_runs_are_not_mounted(host):
 
     os.mkdir(runs)
     for mount in (str(host.folder), f"{host.folder}:/elsewhere", runs):
-        with pytest.raises(ArgumentError, match=says("no container may write to", "runs", "--output-dir")):
+        with pytest.raises(ArgumentError, match=says("Containers must not write there", "runs", "--output-dir")):
             host.run(pipeline, mounts=[mount])
     result = host.run(pipeline, mounts=[f"{host.folder}:ro"])
     result.raise_for_failure()

@@ -30,7 +30,7 @@ from torchx_kfp.local.engines.docker import RUN_LABEL
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: The message about a missing command.
-NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and what the application calls"
+NEEDS = "its image lacks a command; an image needs sh, env and mkdir, and the commands that the application calls"
 MOUNTS = [f"{source}:{target}:ro" for source, target in host_mounts().items()]
 
 #: Records a result like an image without Python does.

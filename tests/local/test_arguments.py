@@ -102,18 +102,18 @@ def test_options_of_a_run(tmp_path):
     with pytest.raises(TypeError, match=r"'paralelism'.*'parallelism'"):
         run(parameters, {"s": ""}, paralelism=3)
     for options, message in (
-        ({"docker": "shell"}, r"^docker must be True, or a list of stages' names, and is 'shell'"),
+        ({"docker": "shell"}, r"^docker must be True, or a list of stages' names, but is 'shell'"),
         ({"docker": True, "mounts": "/data"}, r"^mounts must be a list"),
         ({"mounts": [str(tmp_path)]}, r"^Mounts are for stages in containers"),
-        ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, and is '3'\.$"),
-        ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, and is 1\.5\.$"),
-        ({"output_dir": 5}, r"^output_dir must be the path of a folder, and is 5\.$"),
+        ({"parallelism": "3"}, r"^parallelism must be an int, 1 or more, but is '3'\.$"),
+        ({"parallelism": 1.5}, r"^parallelism must be an int, 1 or more, but is 1\.5\.$"),
+        ({"output_dir": 5}, r"^output_dir must be the path of a folder, but is 5\.$"),
         (
             {"output_dir": "a\0b"},
             r"^The run's folder '.*a\\x00b.*' cannot be created: embedded null byte\. Name another",
         ),
-        ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, and is -1\.$"),
-        ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, and is inf\.$"),
+        ({"grace": -1}, r"^grace must be a number of seconds, 0 or more, but is -1\.$"),
+        ({"grace": float("inf")}, r"^grace must be a number of seconds, 0 or more, but is inf\.$"),
     ):
         with pytest.raises(ArgumentError, match=message):
             run(parameters, {"s": ""}, **options)

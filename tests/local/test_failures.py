@@ -111,7 +111,7 @@ def test_a_signal_is_named(execute_failing):
             127,
             "could not be started: there is no file '/no/such/file' on this machine, or its interpreter is missing",
         ),
-        ("/etc/passwd", 126, "could not be started: '/etc/passwd' is not a program that may be run here"),
+        ("/etc/passwd", 126, "could not be started: '/etc/passwd' is not a program that can be run here"),
     ],
 )
 def test_a_command_that_cannot_be_started(execute_failing, command, exit_code, reason):

@@ -143,7 +143,7 @@ def test_conditions_across_types(tmp_path, compare, condition):
         ),
         (
             "spec['components']['comp-write']['outputDefinitions']['parameters']['../x'] = {'parameterType': 'STRING'}",
-            "task 'for-loop-2/write' has the output '../x', whose name cannot be a file's. Rename the output.",
+            "task 'for-loop-2/write' has the output '../x', which cannot be the name of a file. Rename the output.",
         ),
     ],
 )

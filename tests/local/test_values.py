@@ -102,12 +102,12 @@ def test_output_text_becomes_a_value(text, type_, value):
         ("9223372036854775808", "NUMBER_INTEGER", "is not a 64-bit int: '9223372036854775808'"),
         ("1" + "0" * 5000, "NUMBER_INTEGER", "is not a 64-bit int: '1" + "0" * 118 + "... (5,003 characters)"),
         ("1" * 5000, "NUMBER_DOUBLE", "is not a float: '" + "1" * 119 + "... (5,002 characters)"),
-        ("[NaN]", "LIST", "contains the number nan, and KFP passes numbers only as finite doubles"),
-        ("[1e400]", "LIST", "contains the number inf, and KFP passes numbers only as finite doubles"),
+        ("[NaN]", "LIST", "contains the number nan, but KFP passes numbers only as finite doubles"),
+        ("[1e400]", "LIST", "contains the number inf, but KFP passes numbers only as finite doubles"),
         (
             '{"a": [1' + "0" * 400 + "]}",
             "STRUCT",
-            "contains the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers only as finite doubles",
+            "contains the number 1" + "0" * 119 + "... (401 characters), but KFP passes numbers only as finite doubles",
         ),
         ("[" + "1" * 5000 + "]", "LIST", "is not a list: '[" + "1" * 118 + "... (5,004 characters)"),
         ("[" * 101 + "]" * 101, "LIST", "is nested more than 100 levels deep, which KFP cannot pass on"),
@@ -144,18 +144,18 @@ def test_words_of_a_command_line_are_read_by_type():
         (1, "BOOLEAN", "is not a bool: 1"),
         ("[]", "LIST", "is not a list: '[]'"),
         ([], "STRUCT", "is not a dict: []"),
-        (math.inf, "NUMBER_DOUBLE", "is inf, and KFP passes numbers only as finite doubles"),
+        (math.inf, "NUMBER_DOUBLE", "is inf, but KFP passes numbers only as finite doubles"),
         (
             10**400,
             "NUMBER_DOUBLE",
-            "is 1" + "0" * 119 + "... (401 characters), and KFP passes numbers only as finite doubles",
+            "is 1" + "0" * 119 + "... (401 characters), but KFP passes numbers only as finite doubles",
         ),
         (
             [10**400],
             "LIST",
-            "contains the number 1" + "0" * 119 + "... (401 characters), and KFP passes numbers only as finite doubles",
+            "contains the number 1" + "0" * 119 + "... (401 characters), but KFP passes numbers only as finite doubles",
         ),
-        ({"a": math.nan}, "STRUCT", "contains the number nan, and KFP passes numbers only as finite doubles"),
+        ({"a": math.nan}, "STRUCT", "contains the number nan, but KFP passes numbers only as finite doubles"),
         (
             "a\ud800",
             "STRING",
@@ -170,9 +170,9 @@ def test_arguments_of_another_type_are_refused(value, type_, message):
 
 
 def test_arguments_that_python_itself_cannot_write_are_refused():
-    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers only as finite doubles$"):
+    with pytest.raises(ValueError, match=r"^is a very large int, but KFP passes numbers only as finite doubles$"):
         check(10**5000, "NUMBER_DOUBLE")
-    with pytest.raises(ValueError, match=r"^is a very large int, and KFP passes numbers as doubles, which are "):
+    with pytest.raises(ValueError, match=r"^is a very large int, but KFP passes numbers as doubles, which are "):
         check(10**5000, "NUMBER_INTEGER")
     for depth in (600, 100_000):
         with pytest.raises(ValueError, match=says("nested more than 100 levels")):

@@ -215,7 +215,7 @@ def test_a_tracker_that_is_not_there_is_an_error_at_once(tmp_path: Path, package
     done = run_application(code, stage(tmp_path, "recorder", "wandb"), packages, check=False)
     assert done.returncode == 1
     assert (
-        "TrackerError: The stage has the further tracker 'wandb', and there is no such entry point 'torchx.tracker' "
+        "TrackerError: The stage has the further tracker 'wandb', but there is no such entry point 'torchx.tracker' "
         "here, nor a function of the form 'module:function' in a module that is installed. Entry points are: "
     ) in done.stderr
     assert "'mlflow', 'recorder', 'torchx_kfp'. Install the package that has it in the image, or leave" in done.stderr
@@ -230,8 +230,8 @@ def test_names_that_torchx_could_not_load(name: str) -> None:
 @pytest.mark.parametrize(
     ("missing", "name", "message"),
     [
-        ("torchx", "mlflow", "and TorchX is not installed here. Install torchx in the image, or leave the tracker out"),
-        ("mlflow", "mlflow", 'needs the module \'mlflow\', and it is not installed here. Install it in the image: pip '
+        ("torchx", "mlflow", "but TorchX is not installed here. Install torchx in the image, or leave the tracker out"),
+        ("mlflow", "mlflow", 'needs the module \'mlflow\', but it is not installed here. Install it in the image: pip '
          'install "torchx-kfp[mlflow]"'),
         ("recorder", "recorder", "Install it in the image: the package that has 'recorder'."),
     ],

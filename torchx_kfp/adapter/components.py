@@ -192,8 +192,8 @@ def _plan_component(
         if planned.argument is not None and not isinstance(planned.argument, str):
             holder = "trackers" if contains_channel(dict(options.get("trackers") or {})) else f"AppDef {app.name!r}"
             raise ChannelError(
-                f"{holder} holds the pipeline channel {key!r}. A component needs a static AppDef, because any pipeline "
-                "can use it. Call task_from_app in the pipeline function instead."
+                f"{holder} contains the pipeline channel {key!r}. A component needs a static AppDef, because any "
+                "pipeline can use it. Call task_from_app in the pipeline function instead."
             )
     return plan
 
@@ -201,7 +201,7 @@ def _plan_component(
 def _read_aliases(reads: object, own: Collection[str]) -> dict[str, Source]:
     """Return an input for each alias of a stage that is read; ``own`` are the names of other inputs."""
     if isinstance(reads, str | Mapping) or not isinstance(reads, Iterable):
-        raise ReadsError(f"reads of a component is a list of aliases, got {reads!r}. Write reads=['train'].")
+        raise ReadsError(f"reads of a component must be a list of aliases. Got {reads!r}. Write reads=['train'].")
     sources: dict[str, Source] = {}
     for alias in reads:
         check_alias(alias)

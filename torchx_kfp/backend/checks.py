@@ -234,7 +234,7 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
         for placeholder in unknown_placeholders(text):
             yield (
                 Kind.CHANGED,
-                f"contains {placeholder}, which KFP's backend does not fill in in a command. Facts about the run work "
+                f"contains {placeholder}, which KFP's backend does not replace in a command. Facts about the run work "
                 "as a task's argument; an artifact's metadata and the report's path are in the executor input, {{$}}",
             )
         yield from _channels_left(text)

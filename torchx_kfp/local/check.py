@@ -161,7 +161,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
     for what, name in [*names, *(("input", name) for name in component.artifact_inputs)]:
         # The name is also that of a file in the stage's folder.
         if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name) > _LONGEST_NAME:
-            yield f"has the {what} {name!r}, whose name cannot be a file's. Rename the {what}"
+            yield f"has the {what} {name!r}, which cannot be the name of a file. Rename the {what}"
 
 
 def _python_problems(python: PythonComponent, image: str) -> Iterator[str]:

@@ -126,7 +126,7 @@ class RunOptions:
         directory = given.get("directory") or os.curdir
         if not os.path.isdir(directory):
             raise ArgumentError(
-                f"directory must be a folder, in which stages run, and is {str(directory)!r}."
+                f"directory must be a folder, in which stages run, but is {str(directory)!r}."
                 f"{did_you_mean_path(directory)}"
             )
         return cls(**_converted(given), named=tuple(named))
@@ -173,11 +173,11 @@ def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
             options[name] = os.path.abspath(options[name])
     if (docker := options.get("docker")) is not None and not isinstance(docker, bool):
         if isinstance(docker, (str, bytes)) or not isinstance(docker, Collection):
-            raise ArgumentError(f"docker must be True, or a list of stages' names, and is {docker!r}.")
+            raise ArgumentError(f"docker must be True, or a list of stages' names, but is {docker!r}.")
         options["docker"] = tuple(docker)
     if (mounts := options.get("mounts")) is not None:
         if isinstance(mounts, (str, bytes)) or not isinstance(mounts, Sequence):
-            raise ArgumentError(f"mounts must be a list such as ['/data:/data:ro'], and is {mounts!r}.")
+            raise ArgumentError(f"mounts must be a list such as ['/data:/data:ro'], but is {mounts!r}.")
         options["mounts"] = tuple(mount if isinstance(mount, Mount) else parse_mount(mount) for mount in mounts)
     if "named" in options:
         options["named"] = tuple(options["named"])
@@ -186,11 +186,11 @@ def _converted(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _verify_count(name: str, value: Any) -> None:
     if not isinstance(value, int) or value < 1:
-        raise ArgumentError(f"{name} must be an int, 1 or more, and is {shown(value)}.")
+        raise ArgumentError(f"{name} must be an int, 1 or more, but is {shown(value)}.")
 
 
 def _verify_seconds(name: str, value: Any, *, may_be_zero: bool = False) -> None:
     is_time = isinstance(value, (int, float)) and 0 <= value <= threading.TIMEOUT_MAX
     if not is_time or (value == 0 and not may_be_zero):
         least = "0 or more" if may_be_zero else "more than 0"
-        raise ArgumentError(f"{name} must be a number of seconds, {least}, and is {shown(value)}.")
+        raise ArgumentError(f"{name} must be a number of seconds, {least}, but is {shown(value)}.")

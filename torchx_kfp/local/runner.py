@@ -174,10 +174,10 @@ def resume(
 def _verify(arguments: Any, output_dir: Any) -> None:
     if arguments is not None and not isinstance(arguments, Mapping):
         raise ArgumentError(
-            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, and is {shown(arguments)}."
+            f"arguments must be a dict of names and values, such as {{'lr': 0.1}}, but is {shown(arguments)}."
         )
     if output_dir is not None and not isinstance(output_dir, (str, os.PathLike)):
-        raise ArgumentError(f"output_dir must be the path of a folder, and is {shown(output_dir)}.")
+        raise ArgumentError(f"output_dir must be the path of a folder, but is {shown(output_dir)}.")
 
 
 @dataclass(frozen=True)

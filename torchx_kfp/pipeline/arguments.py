@@ -86,7 +86,7 @@ def _may_be_missing(parameter: Parameter) -> bool:
 def _check_literal(value: Any, parameter: Parameter) -> None:
     if parameter.literals and value not in parameter.literals:
         allowed = ", ".join(repr(convert(literal, parameter.type)) for literal in parameter.literals)
-        raise ValueError(f"is {shown(value)}, and must be one of {allowed}")
+        raise ValueError(f"is {shown(value)}, but must be one of {allowed}")
 
 
 def _default(parameter: Parameter) -> str:

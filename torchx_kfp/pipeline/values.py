@@ -171,12 +171,12 @@ def check(value: Any, type_: str) -> Any:
     if type_ == "NUMBER_INTEGER" and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > _LARGEST_INTEGER:
             raise ValueError(
-                f"is {shown(value)}, and KFP passes numbers as doubles, which are exact for integers up to 2**53"
+                f"is {shown(value)}, but KFP passes numbers as doubles, which are exact for integers up to 2**53"
             )
         return value
     if type_ == "NUMBER_DOUBLE" and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not _is_finite(value):
-            raise ValueError(f"is {shown(value)}, and KFP passes numbers only as finite doubles")
+            raise ValueError(f"is {shown(value)}, but KFP passes numbers only as finite doubles")
         return float(value)
     if type_ in ("LIST", "STRUCT"):
         wanted = (list, tuple) if type_ == "LIST" else (dict,)
@@ -228,7 +228,7 @@ def _verify_json(value: Any, depth: int = 1) -> None:
         _verify_text(value)
     elif isinstance(value, (int, float)):
         if not _is_finite(value):
-            raise ValueError(f"contains the number {shown(value)}, and KFP passes numbers only as finite doubles")
+            raise ValueError(f"contains the number {shown(value)}, but KFP passes numbers only as finite doubles")
     elif isinstance(value, (list, dict)):
         if depth > _DEEPEST:
             raise ValueError(_TOO_DEEP)

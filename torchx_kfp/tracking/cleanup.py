@@ -181,7 +181,7 @@ class Cleanup:
         if PRIVATE in file.key.split("/"):
             return ""
         if file.size > _MAX_SIZE:
-            return f"{file.key!r} is larger than results are"
+            return f"{file.key!r} is larger than results can be"
         try:
             content = self._store.read(file.key)
             return (

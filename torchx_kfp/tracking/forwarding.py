@@ -162,7 +162,7 @@ def check_tracker(name: str) -> None:
 
     if not is_installed("torchx"):
         raise TrackerError(
-            f"The stage has the further tracker {name!r}, and TorchX is not installed here. Install torchx in the "
+            f"The stage has the further tracker {name!r}, but TorchX is not installed here. Install torchx in the "
             "image, or leave the tracker out (trackers= of the stage)."
         )
     found = [point for point in entry_points(group=_GROUP) if point.name == name]
@@ -173,7 +173,7 @@ def check_tracker(name: str) -> None:
     ):
         known = ", ".join(sorted({repr(point.name) for point in entry_points(group=_GROUP)})) or "none"
         raise TrackerError(
-            f"The stage has the further tracker {name!r}, and there is no such entry point {_GROUP!r} here, nor a "
+            f"The stage has the further tracker {name!r}, but there is no such entry point {_GROUP!r} here, nor a "
             f"function of the form 'module:function' in a module that is installed. Entry points are: {known}. Install "
             "the package that has it in the image, or leave the tracker out (trackers= of the stage)."
         )
@@ -183,6 +183,6 @@ def check_tracker(name: str) -> None:
         if not is_installed(needed):
             install = install_line(extra) if extra else f"the package that has {module!r}"
             raise TrackerError(
-                f"The stage has the further tracker {name!r}, which needs the module {needed.partition('.')[0]!r}, and "
+                f"The stage has the further tracker {name!r}, which needs the module {needed.partition('.')[0]!r}, but "
                 f"it is not installed here. Install it in the image: {install}."
             )

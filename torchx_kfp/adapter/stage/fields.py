@@ -129,12 +129,12 @@ def read_role(app: specs.AppDef) -> RoleFields:
     check_name(app.name, "AppDef.name")
     _check_types(app, f"AppDef {app.name!r}", _APPDEF_TYPES)
     if contains_channel(app.metadata):
-        raise ChannelError(f"metadata of AppDef {app.name!r} holds a pipeline channel, but nothing reads it there.")
+        raise ChannelError(f"metadata of AppDef {app.name!r} contains a pipeline channel, but nothing reads it there.")
     if len(app.roles) != 1:
         names = ", ".join(repr(role.name) for role in app.roles) or "none"
         raise AppDefError(
             f"AppDef {app.name!r} has {len(app.roles)} roles ({names}); a KFP task is one pod and takes one role. "
-            "Make an AppDef of each role and chain their stages, or submit the app to TorchX's Kubernetes scheduler."
+            "Make an AppDef for each role and chain their stages, or submit the app to TorchX's Kubernetes scheduler."
         )
     role = app.roles[0]
     where = f"role {role.name!r} of AppDef {app.name!r}"
@@ -250,14 +250,14 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
         values = [vars(mount) for mount in value] if name == "mounts" else value
         if contains_channel(values):
             raise ChannelError(
-                f"{name} of {where} holds a pipeline channel. Its value must be known when the pipeline is compiled: "
-                "channels work in entrypoint, args, the values of env, and image."
+                f"{name} of {where} contains a pipeline channel. Its value must be known when the pipeline is "
+                "compiled: channels work in entrypoint, args, the values of env, and image."
             )
     if contains_channel(list(role.env)):
         raise ChannelError(f"env of {where} has a pipeline channel as a name. Channels work in the values of env.")
     if contains_channel(vars(role.resource)):
         raise ChannelError(
-            f"resource of {where} holds a pipeline channel. Set it on the task instead: "
+            f"resource of {where} contains a pipeline channel. Set it on the task instead: "
             "task_from_app(...).set_cpu_limit(channel), set_memory_limit and set_accelerator_limit take channels."
         )
 

@@ -89,7 +89,7 @@ PROTOCOL_VARIABLES = (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_N
 def _check_text(value: object, what: str) -> None:
     if contains_channel(value):
         raise AppDefError(
-            f"{what}, which holds a pipeline channel. Names of secrets must be known when the pipeline is compiled. "
+            f"{what}, which contains a pipeline channel. Names of secrets must be known when the pipeline is compiled. "
             "For others, call kfp.kubernetes.use_secret_as_env on the task."
         )
     if not isinstance(value, str) or not value:

@@ -65,7 +65,7 @@ def parse(value: object, where: str) -> Parts:
     for placeholder in _PLACEHOLDERS:
         if placeholder in value:
             raise ChannelError(
-                f"{where} holds {placeholder} inside other text: {value!r}. KFP fills it in only if it is the whole "
+                f"{where} contains {placeholder} inside other text: {value!r}. KFP fills it in only if it is the whole "
                 "value: pass it as a separate argument or variable."
             )
     parts: list[str | Reference] = []
@@ -149,13 +149,13 @@ def _refuse_lost(text: str, where: str) -> None:
     """Reject text that an f-string has made from another object, and that KFP would take for a constant."""
     for trace, what in _TRACES.items():
         if trace in text:
-            raise ChannelError(f"{where} holds {what} as text: {text!r}.")
+            raise ChannelError(f"{where} contains {what} as text: {text!r}.")
     pipeline = pipeline_context.Pipeline.get_default_pipeline()
     for group in pipeline.groups if pipeline else ():
         name = group.loop_argument.name if isinstance(group, tasks_group.ParallelFor) else None
         if isinstance(name, str) and name in text:
             raise ChannelError(
-                f"{where} holds {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are this "
+                f"{where} contains {text!r}, KFP's own name of a loop's item: .name and .full_name of an item are this "
                 "name, not fields of its dict. Rename the field."
             )
 
@@ -163,17 +163,17 @@ def _refuse_lost(text: str, where: str) -> None:
 def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Reference:
     if isinstance(channel, dsl.Collected):
         raise ChannelError(
-            f"{where} holds dsl.Collected of {channel.task_name!r}, a list of values. Read it instead, with "
+            f"{where} contains dsl.Collected of {channel.task_name!r}, a list of values. Read it instead, with "
             "reads={'trials': dsl.Collected(task.outputs['run_id'])}: the tracker has the results of each."
         )
     kind = ir_type(channel)
     if kind == "ARTIFACT" or isinstance(channel, pipeline_channel.PipelineArtifactChannel):
         raise ChannelError(
-            f"{where} holds the artifact {channel.full_name!r}, but text can hold parameters only. Pass the artifact's "
-            "URI as a parameter, or record it as a result and read it through the tracker."
+            f"{where} contains the artifact {channel.full_name!r}, but text can only contain parameters. Pass the "
+            "artifact's URI as a parameter, or record it as a result and read it through the tracker."
         )
     if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
-        raise ChannelError(f"{where} holds {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
+        raise ChannelError(f"{where} contains {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
     check_in_scope(channel, where)
     for group in pipeline_here(where).groups:
         if isinstance(group, tasks_group.ParallelFor):
@@ -269,6 +269,6 @@ def _resolve(found: re.Match[str], where: str) -> pipeline_channel.PipelineChann
     elif name.isidentifier():
         return pipeline_channel.create_pipeline_channel(name=name, channel_type=found["type"])
     raise ChannelError(
-        f"{where} holds the channel {found.group()!r}, which is not known here: it is not an output of a task of this "
-        "pipeline, a parameter, or the item of a loop around this line. Use loop items inside their loop."
+        f"{where} contains the channel {found.group()!r}, which is not known here: it is not an output of a task of "
+        "this pipeline, a parameter, or the item of a loop around this line. Use loop items inside their loop."
     )

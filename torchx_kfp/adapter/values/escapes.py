@@ -86,7 +86,7 @@ def check_beside_channel(text: str, where: str, *, before: bool) -> str:
     found = find_rewritten(text + "{" if before else text)
     if found:
         raise ChannelError(
-            f"{where} holds {found!r} in one string with a pipeline channel: {text!r}. Argo or the kubelet would "
+            f"{where} contains {found!r} in one string with a pipeline channel: {text!r}. Argo or the kubelet would "
             "change it, and text next to a channel cannot be escaped. Split it: pass the text and the channel as two "
             "arguments or variables, and let the application join them."
         )

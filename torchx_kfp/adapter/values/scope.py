@@ -16,8 +16,8 @@ def pipeline_here(where: str) -> pipeline_context.Pipeline:
     pipeline = pipeline_context.Pipeline.get_default_pipeline()
     if pipeline is None:
         raise ChannelError(
-            f"{where} holds a pipeline channel, but no pipeline is being defined here. Components need static AppDefs; "
-            "call task_from_app inside the pipeline function instead."
+            f"{where} contains a pipeline channel, but no pipeline is being defined here. Components need static "
+            "AppDefs; call task_from_app inside the pipeline function instead."
         )
     return pipeline
 

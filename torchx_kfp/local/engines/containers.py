@@ -109,7 +109,7 @@ class Containers:
         runs = str(folder.parent.parent)
         for base in bases:
             if holds(base, runs):
-                raise ValueError(f"records results at {base}, {_keeps_runs(runs)}")
+                raise ValueError(f"records results at {base}, which contains {_keeps_runs(runs)}")
         made, inputs = str(folder / MADE), str(folder / "inputs")
         volumes = {str(folder / "volumes" / name): target for name, target in temporary_folders(platform).items()}
         secrets = {str(folder / "secrets" / str(index)): target for index, target in enumerate(files)}
@@ -160,14 +160,14 @@ def verify_private(containers: Containers, runs: str, workspace: str | None) -> 
     for mount in containers.mounts:
         if not mount.read_only and holds(mount.source, runs):
             raise ArgumentError(
-                f"The mount {str(mount)!r} holds {_keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
+                f"The mount {str(mount)!r} contains {_keeps_runs(runs)}, or mount it read-only ({mount}:ro)."
             )
     if workspace is not None and holds(workspace, runs):
-        raise ArgumentError(f"The workspace {workspace!r} holds {_keeps_runs(runs)}.")
+        raise ArgumentError(f"The workspace {workspace!r} contains {_keeps_runs(runs)}.")
 
 
 def _keeps_runs(runs: str) -> str:
-    return f"where runs are kept ({runs}), which no container may write to. Keep runs elsewhere (--output-dir)"
+    return f"the folder of runs ({runs}). Containers must not write there: keep runs elsewhere (--output-dir)"
 
 
 def _place_of(runs: str, mount: Mount) -> str | None:

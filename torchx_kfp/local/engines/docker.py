@@ -137,7 +137,7 @@ class _Images:
                 raise StartError(
                     f"could not be started: the image {image!r} "
                     f"{'is not here and ' if found is None else ''}cannot be pulled: {reason_of(error)}. Build it, or "
-                    "mend its name"
+                    "correct its name"
                 ) from None
         return found
 

@@ -23,7 +23,7 @@ _INITS = ("docker-init", "catatonit", "container-init")
 _MEGABYTE = 10**6
 #: A shell's exit code for a missing command, and a list of the commands that a stage starts with.
 _NOT_FOUND = 127
-_NEEDS = "an image needs sh, env and mkdir, and what the application calls"
+_NEEDS = "an image needs sh, env and mkdir, and the commands that the application calls"
 # Engines do not create containers with less. On KFP, a stage with less memory would not start, either.
 _LEAST_MEMORY = 6 * 1024**2
 

@@ -273,7 +273,7 @@ def _start_error(command: Sequence[str], error: Exception) -> StartError:
             f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing", 127
         )
     if number in (errno.EACCES, errno.ENOEXEC):
-        return StartError(f"could not be started: {word!r} is not a program that may be run here", 126)
+        return StartError(f"could not be started: {word!r} is not a program that can be run here", 126)
     if number == errno.E2BIG:
         longest = max(len(os.fsencode(word)) for word in command)
         return StartError(

@@ -145,5 +145,5 @@ def _of_all(component: Component) -> list[str]:
     if component.container is not None and component.container.has_lifecycle:
         kinds.append("container life cycle hooks")
     if volume_task(component):
-        kinds.append("making and deleting volume claims")
+        kinds.append("creating and deleting volume claims")
     return kinds

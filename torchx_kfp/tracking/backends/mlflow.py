@@ -154,7 +154,7 @@ class MlflowTracker(TrackerBase):  # type: ignore[misc]
             # It already has another value, or the server is older and accepts only shorter values.
             self._client.set_tag(mlflow_run, entry.key, values.cut(entry.value, entry.key))
             values.warn_once(
-                f"MLflow does not accept the parameter {entry.key!r}, or not this value: it is a tag there."
+                f"MLflow does not accept the parameter {entry.key!r}, or does not accept this value: it becomes a tag."
             )
 
     def log_steps(self, run_id: str, points: Mapping[str, Sequence[Point]]) -> None:

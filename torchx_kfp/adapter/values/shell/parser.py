@@ -47,7 +47,7 @@ class Parser(Words):
         except RecursionError:
             self._refuse("is nested too deeply")
         if self.at < len(self.text):
-            self._refuse(f"holds {self._here()!r} where a command would begin")
+            self._refuse(f"contains {self._here()!r} where a command would begin")
         if self.documents:
             self._refuse("has a here-document without its text")
         return script
@@ -106,16 +106,16 @@ class Parser(Words):
                 return
             self.at += 1
             if self._starts("&"):
-                self._refuse("holds '|&', which shells read differently")
+                self._refuse("contains '|&', which shells read differently")
             self._newlines()
 
     def _command(self) -> Command:
         self._blanks()
         keyword = self._keyword()
         if self._starts("(("):
-            self._refuse("holds (( )), where the shell evaluates values as code", COMPUTE)
+            self._refuse("contains (( )), where the shell evaluates values as code", COMPUTE)
         if keyword in _UNKNOWN_WORDS:
-            self._refuse(f"holds {keyword!r}")
+            self._refuse(f"contains {keyword!r}")
         if self._starts("(") or keyword in ("{", "if", "while", "until", "for", "case"):
             return self._compound(keyword)
         if keyword in _RESERVED:
@@ -202,7 +202,7 @@ class Parser(Words):
             if self._starts(";;"):
                 self.at += 2
                 if self._starts("&"):
-                    self._refuse("holds ';;&'")
+                    self._refuse("contains ';;&'")
             self._newlines()
         self._expect("esac")
         return tuple(words), scripts
@@ -225,11 +225,11 @@ class Parser(Words):
             if name and not words and self.text[name.end() :].startswith("="):
                 self.at = name.end() + 1
                 if self._starts("("):
-                    self._refuse("holds an array")
+                    self._refuse("contains an array")
                 assignments.append((name.group(), self._word(optional=True)))
                 continue
             if name and not words and self.text[name.end() :].startswith(("[", "+=")):
-                self._refuse(f"holds {self._here()!r}, an assignment of bash's")
+                self._refuse(f"contains {self._here()!r}, an assignment of bash's")
             words.append(self._word())
         if not (words or assignments or redirects):
             self._refuse(f"has {self._here()!r} where a command would begin")
@@ -237,11 +237,11 @@ class Parser(Words):
 
     def _test(self) -> Iterator[Word]:
         if not self.bash:
-            self._refuse("holds [[ ]], which only bash has")
+            self._refuse("contains [[ ]], which only bash has")
         while True:
             self._blanks()
             if self.at == len(self.text) or self.text[self.at] in "\n;&|()<>":
-                self._refuse("holds a [[ ]] that is more than one test")
+                self._refuse("contains a [[ ]] that is more than one test")
             start = self.at
             yield self._word()
             if self.text[start : self.at] == "]]":
@@ -251,7 +251,7 @@ class Parser(Words):
         found = re.compile(r"\([ \t]*\)").match(self.text, self.at)
         name = literal(words[0]) if len(words) == 1 else None
         if not found or assignments or redirects or not name or not _NAME.fullmatch(name):
-            self._refuse(f"holds {self._here()!r}")
+            self._refuse(f"contains {self._here()!r}")
         self.at = found.end()
         self._newlines()
         keyword = self._keyword()
@@ -268,12 +268,12 @@ class Parser(Words):
             return False
         operator = found[1] or found[2]
         if operator in ("<<<", "&>", "&>>") and not self.bash:
-            self._refuse(f"holds {operator!r}, which only bash has")
+            self._refuse(f"contains {operator!r}, which only bash has")
         if operator in ("<>", ">|"):
-            self._refuse(f"holds {operator!r}")
+            self._refuse(f"contains {operator!r}")
         self.at = found.end()
         if self._starts("("):
-            self._refuse(f"holds {operator}( ), a process as a file")
+            self._refuse(f"contains {operator}( ), a process as a file")
         if operator in ("<<", "<<-"):
             end = _DOCUMENT_END.match(self.text, self.at)
             if not end:

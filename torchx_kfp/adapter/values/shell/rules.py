@@ -152,7 +152,7 @@ class _Rules:
                 _refuse(f"has {names} in arithmetic, where the shell evaluates values as code", COMPUTE)
             if splits and not piece.quoted and self.flow.piece_holds(piece):
                 what = f"${piece.text}" if piece.kind == "variable" else "$( )"
-                _refuse(f'has {what}, which holds a value, without quotes: write "{what}"')
+                _refuse(f'has {what}, which contains a value, without quotes: write "{what}"')
 
     def _assignment(self, name: str, word: Word) -> None:
         if OF_SHELLS.fullmatch(name):
@@ -177,7 +177,7 @@ class _Rules:
         if program in REFUSED_BUILTINS:
             instead = COMPUTE if program == "let" else ""
             why = "reads its arguments as code or as names, or changes how others are read"
-            _refuse(f"holds {name!r}, which {why}", instead)
+            _refuse(f"contains {name!r}, which {why}", instead)
         if program in TAKE_VALUES:
             return
         if rule := _RULES.get(program):

@@ -126,7 +126,7 @@ class Words:
         if self.documents and "\n" in self.text[start : self.at]:
             self._refuse("has a line's end in the word after <<")
         if self._starts("(") and self.at > start and not (self.text[start : self.at].isidentifier()):
-            self._refuse(f"holds {self._here()!r} inside a word")
+            self._refuse(f"contains {self._here()!r} inside a word")
         return tuple(pieces)
 
     def _channel(self, place: str) -> Piece:
@@ -198,7 +198,7 @@ class Words:
         if found := _BRACED.match(self.text, self.at):
             operator = found[3] or ""
             if operator.startswith("/") and not self.bash:
-                self._refuse("holds ${.../...}, which only bash has")
+                self._refuse("contains ${.../...}, which only bash has")
             self.at = found.end()
             if found[1]:
                 return Piece("length", found[1], quoted=quoted)
@@ -211,7 +211,9 @@ class Words:
         if following == CHANNEL:
             self._refuse("has it after '$'")
         if following in ("{", "[") or self._starts("$\\\n") or (not quoted and following in ("'", '"')):
-            self._refuse(f"holds {self._here()!r}, an expansion that shells read differently or that evaluates values")
+            self._refuse(
+                f"contains {self._here()!r}, an expansion that shells read differently or that evaluates values"
+            )
         self.at += 1
         return Piece("text", "$", quoted=True)
 
@@ -240,4 +242,4 @@ class Words:
                 self.at = position + 2
                 names = tuple(re.findall(r"(?<![\w])[A-Za-z_]\w*", inside))
                 return Piece("arithmetic", quoted=quoted, names=names)
-        return self._refuse("holds arithmetic of anything but numbers and plain names", COMPUTE)
+        return self._refuse("contains arithmetic of anything but numbers and plain names", COMPUTE)
