@@ -85,7 +85,24 @@ def test_a_failure_inside_of_a_nested_pipeline_and_a_loop(execute_failing):
     stages = by_name(execute_failing(pipeline))
     assert [stages[f"inner[{index}]/shell"].exit_code for index in range(3)] == [0, 4, 0]
     assert stages["text-of-list"].state is State.NOT_RUN
-    assert stages["text-of-list"].reason == "was not run: for-loop-2 failed"
+    assert stages["text-of-list"].reason == "was not run: inner[1] failed"
+
+
+def test_a_stage_that_was_not_run_names_stages_and_not_the_groups_that_kfp_has_named(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        with dsl.ParallelFor(["0", "1", "2", "3", "4"]) as code, dsl.If(code != "9"):
+            fails = shell(script=f"exit {code}")
+        after_loop = write(x="never").after(fails)
+        with dsl.ParallelFor(["a"]) as item, dsl.If(item == "a"):
+            second = write(x=item).after(after_loop)
+        write(x="never").after(second)
+
+    assert {stage.name: stage.reason for stage in execute_failing(pipeline).stages if not stage.attempts} == {
+        "write": "was not run: shell[1], shell[2], shell[3] and 1 more failed",
+        "write-2": "was not run: write was not run",
+        "write-3": "was not run: write-2 was not run",
+    }
 
 
 def test_a_signal_is_named(execute_failing):
@@ -103,8 +120,8 @@ def test_a_signal_is_named(execute_failing):
         (
             "no-such-command",
             127,
-            "could not be started: there is no command 'no-such-command' on this machine. Install it, or put its "
-            "folder into PATH",
+            "could not be started: there is no command 'no-such-command' on this machine. Install it, put its folder "
+            "into PATH, or run the stage in its image (--docker)",
         ),
         (
             "/no/such/file",
@@ -125,6 +142,19 @@ def test_a_command_that_cannot_be_started(execute_failing, command, exit_code, r
 
     stage = execute_failing(pipeline).stages[0]
     assert (stage.exit_code, stage.reason) == (exit_code, reason)
+
+
+def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        task_from_app(AppDef("app", [Role("app", image="image", entrypoint="no-such")]), tracker_base=tracker_base)
+
+    stage = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}).stages[0]
+    assert stage.exit_code == 127
+    assert stage.reason == (
+        "ended with exit code 127: this machine lacks a command that it calls. Install it, put its folder into PATH, "
+        "or run the stage in its image (--docker)"
+    )
 
 
 def test_arguments_that_no_process_can_have(execute_failing):

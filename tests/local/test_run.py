@@ -378,7 +378,7 @@ def test_loops_without_items(execute, execute_failing):
     (stage,) = execute_failing(pipeline, {"items": []}).stages
     assert (stage.attempts, stage.reason.partition(",")[0]) == (
         0,
-        "has no value for its input 'x': 'for-loop-1' had no iterations",
+        "has no value for its input 'x': the loop with 'inner/write' and 'inner/write-2' had no iterations",
     )
 
 
@@ -390,7 +390,7 @@ def test_what_an_iteration_has_skipped_is_not_collected(execute_failing):
         texts["LIST"](x=dsl.Collected(made.outputs["out"]))
 
     result = execute_failing(pipeline, {})
-    assert "an iteration of 'for-loop-2' has skipped it" in result.stages[-1].reason
+    assert "an iteration of the loop with 'write' has skipped it" in result.stages[-1].reason
 
 
 def test_collected_from_a_branch_holds_what_has_run(execute):

@@ -40,9 +40,12 @@ from torchx_kfp.pipeline.walk import Place, StageNames, walk
 from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.text import listed
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
+#: How many failed stages of a loop the reason of another stage names.
+_NAMED = 3
 
 
 #: The states of tasks whose dependent tasks do not run, and the words that describe them.
@@ -220,7 +223,7 @@ class Scheduler:
             for other in upstream:
                 if other.state is state:
                     skipped = State.SKIPPED if state is State.SKIPPED else State.NOT_RUN
-                    self._pass_over(node, skipped, f"was not run: {other.name} {what}")
+                    self._pass_over(node, skipped, f"was not run: {self._told(other)} {what}")
                     return
         if self._stopping and not _runs_always(node):
             self._pass_over(node, State.NOT_RUN, f"was not run: {self._stopping}")
@@ -316,7 +319,8 @@ class Scheduler:
         if progress.is_over:
             node.reason = "failed in an iteration" if progress.failed else ""
             outputs = collect(node, self._pipeline)
-            node.hollow = missing_outputs(node)
+            stages = sorted(without_indices(stage.name) for stage in self._inside(node))
+            node.hollow = missing_outputs(node, stages)
             self._finish(node, State.FAILED if progress.failed else State.SUCCEEDED, outputs)
 
     def _close(self, scope: Scope) -> None:
@@ -329,6 +333,7 @@ class Scheduler:
         if node.loop is not None:
             node.loop.ended += 1
             node.loop.failed |= scope.failed
+            node.failed += scope.failures()
             node.loop.outputs[scope.index] = scope.outputs()
             self._continue_loop(node)
         elif scope.failed and not self._stopping and (retry := node.task.retry) and node.attempt <= retry.count:
@@ -339,6 +344,7 @@ class Scheduler:
             self._later(delay, lambda: self._try_again(node))
         else:
             node.reason = _failures(scope)
+            node.failed = scope.failures() if node.task.is_group else []
             node.hollow = scope.hollow_outputs()
             self._finish(node, State.FAILED if scope.failed else State.SUCCEEDED, scope.outputs())
 
@@ -384,6 +390,14 @@ class Scheduler:
         """Return the stages of a task: the task itself, or the stages inside it."""
         return [node] if node.component.dag is None else self._inside(node)
 
+    def _told(self, node: Node) -> str:
+        """Name a task in a sentence; a group, which only KFP's compiler has named, by the stages in it."""
+        if not node.task.is_group:
+            return node.name
+        if node.state is State.FAILED:
+            return listed(node.failed, _NAMED) or node.name
+        return next((stage.name for stage in self._inside(node)), node.name)
+
     def _inside(self, node: Node) -> Iterator[Place]:
         return self._stages_in(node.component, node.scope.names.inside(node.task))
 
@@ -408,5 +422,5 @@ def _may_be_retried(scope: Scope) -> bool:
 
 def _failures(scope: Scope) -> str:
     """Return why a nested pipeline failed, as a part of a sentence."""
-    failed = [node.name for node in scope.nodes.values() if node.state is State.FAILED]
-    return f"failed in {', '.join(failed)}" if failed else ""
+    failed = scope.failures()
+    return f"failed in {listed(failed)}" if failed else ""

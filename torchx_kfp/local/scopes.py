@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
@@ -29,7 +29,10 @@ from torchx_kfp.pipeline.spec import (
 from torchx_kfp.pipeline.values import convert
 from torchx_kfp.pipeline.walk import StageNames
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import shown
+from torchx_kfp.text import joined, shown
+
+#: How many stages of a loop a message names.
+_NAMED = 3
 
 
 class Node:
@@ -43,6 +46,8 @@ class Node:
         self.dependents: list[Node] = []
         self.waiting = len(task.depends_on)
         self.state: State | None = None
+        #: The names of what has failed in it, if it is a group: users do not know the group's name.
+        self.failed: list[str] = []
         #: Why the task did not succeed.
         self.reason = ""
         #: How often the task was started: a nested pipeline may be retried as a whole.
@@ -118,6 +123,12 @@ class Scope:
                     values[name] = self.nodes[task].outputs[output]
                     break
         return values
+
+    def failures(self) -> list[str]:
+        """Return the names of what has failed in the scope; a group stands for what has failed in it."""
+        return [
+            name for node in self.nodes.values() if node.state is State.FAILED for name in node.failed or [node.name]
+        ]
 
     def hollow_outputs(self) -> dict[str, str]:
         """Return the outputs that a loop inside did not produce in all iterations: see ``Node.hollow``."""
@@ -291,17 +302,19 @@ def collect(node: Node, pipeline: Pipeline) -> dict[str, list[Any]]:
     return collected
 
 
-def missing_outputs(node: Node) -> dict[str, str]:
-    """Return the outputs that some or all iterations of a loop did not produce, and the reason."""
+def missing_outputs(node: Node, stages: Sequence[str]) -> dict[str, str]:
+    """Return the outputs that some or all iterations of a loop did not produce, and the reason.
+
+    Args:
+        node: a loop that is over.
+        stages: the names of the stages in the loop.
+    """
     progress = node.loop
     if progress is None:
         raise TypeError(f"the task {node.task.name} is not a loop")
     dag = node.component.as_dag()
-    why = (
-        f"an iteration of {node.task.name!r} has skipped it"
-        if progress.items
-        else f"{node.task.name!r} had no iterations"
-    )
+    loop = f"the loop with {joined(stages[:_NAMED])}"
+    why = f"an iteration of {loop} has skipped it" if progress.items else f"{loop} had no iterations"
     return {
         name: why
         for name in (*dag.outputs, *dag.artifacts)

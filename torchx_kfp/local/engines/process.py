@@ -38,6 +38,9 @@ from torchx_kfp.runs.result import describe_exit
 _PATIENCE = 5.0
 #: Python's exit code for a script that it cannot open, among other things.
 _USAGE = 2
+#: The exit code of a shell, and of ``env``, for a command that they do not find.
+_NOT_FOUND = 127
+_INSTALL = "Install it, put its folder into PATH, or run the stage in its image (--docker)"
 _PYTHON = re.compile(r"python[\d.]*")
 # Python's options without a value.
 _OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -108,6 +111,8 @@ class StageProcess:
 
     def describe(self, code: int) -> str:
         """Describe how a process with this exit code ended."""
+        if code == _NOT_FOUND:
+            return f"{describe_exit(code)}: this machine lacks a command that it calls. {_INSTALL}"
         script = _missing_script(self._command, self._directory) if code == _USAGE else None
         if script is None:
             return describe_exit(code)
@@ -263,14 +268,11 @@ def _start_error(command: Sequence[str], error: Exception) -> StartError:
         return StartError("could not be started: a word of its command contains a NUL character")
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.ENOENT and os.sep not in word:
-        return StartError(
-            f"could not be started: there is no command {word!r} on this machine. Install it, or put its folder "
-            "into PATH",
-            127,
-        )
+        return StartError(f"could not be started: there is no command {word!r} on this machine. {_INSTALL}", _NOT_FOUND)
     if number == errno.ENOENT:
         return StartError(
-            f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing", 127
+            f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing",
+            _NOT_FOUND,
         )
     if number in (errno.EACCES, errno.ENOEXEC):
         return StartError(f"could not be started: {word!r} is not a program that can be run here", 126)
