@@ -323,13 +323,17 @@ REFUSED = {
     ("run", "pipelines"): (2, "Error: There is no file 'pipelines'. Did you mean 'pipelines.py'?\n"),
     ("run", "sub"): (2, "Error: 'sub' is not a file. Give a compiled pipeline"),
     ("run", f"{'long' * 100}.yaml"): (2, "Error: There is no file 'longlong"),
-    ("run", "notes.txt"): (2, "Error: The file 'notes.txt' is not a compiled KFP v2 pipeline"),
+    ("run", "notes.txt"): (
+        2,
+        "is not a compiled KFP v2 pipeline: it has 'a', but not both pipelineInfo and root at",
+    ),
     ("run", "pipelines.py:two"): (
         2,
         "Error: The pipeline 'two' needs a tracker base, where its stages record results: --tracker-base results, or",
     ),
     ("run",): (2, "Missing argument 'FILE[:NAME]|YAML', or --resume RUN."),
     ("run", "two.yaml", "--resume", "latest"): (2, "--resume does not accept FILE: the run keeps the one that it was"),
+    ("run", "--resume", "latest", "--directory", "sub"): (2, "that it was started with. For another, start a new run"),
     ("run", "--resume", "latest"): (2, "There are no runs in 'local_outputs'"),
     ("run", "pipelines.py:two", "-p", "valu=1"): (2, "There is no parameter 'valu'"),
     ("run", "pipelines.py:two", "-p", "value=much"): (2, "The argument 'value'"),

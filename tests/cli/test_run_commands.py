@@ -153,12 +153,16 @@ def test_a_terminal_is_spared_control_characters(terminal: Callable[..., str], r
         (["shell-3-0"], "try shell-3-0\n"),
         (["shell-3", "--attempt", "1"], "try shell-3-0\n"),
         (["shell-3", "--follow"], "try shell-3-1\n"),
-        (["shell-4"], ""),
     ],
 )
 def test_ways_to_name_a_stage(inside: Call, run_id: str, words: list[str], text: str) -> None:
     shown = inside("logs", "mixed", *words)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, text, "")
+
+
+def test_a_stage_that_has_printed_nothing(inside: Call, run_id: str) -> None:
+    shown = inside("logs", "mixed", "shell-4")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "The stage 'shell-4' has printed nothing.\n")
 
 
 REFUSED = {

@@ -228,6 +228,14 @@ def test_variables_that_the_container_has():
     assert "'$(NAME) $(OTHER)' in its command, which arrives as 'value $(OTHER)'" in found[1].text
 
 
+def test_long_text_around_a_change_is_cut_visibly():
+    assert find_change("echo $$ costs $(HOME)") == ("echo $$ costs $(HOM…", "echo $ costs $(HOM…")
+    assert find_change("It is known that $$5 is the price") == (
+        "… known that $$5 is the pri…",
+        "… known that $5 is the pri…",
+    )
+
+
 def test_arguments():
     found = check_arguments(
         {"note": "a$$b", "items": [{"k": "$(KUBERNETES_SERVICE_HOST)"}], "lr": 0.1, "face": "\U0001f600"}

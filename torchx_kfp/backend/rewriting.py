@@ -71,8 +71,11 @@ def find_change(text: str, variables: Mapping[str, str] | None = None) -> tuple[
     known = variables or {}
     for found in _CHANGED.finditer(text):
         if _arriving(found, known) != found.group():
-            piece = text[max(0, found.start() - _AROUND) : found.end() + _AROUND]
-            return piece, _CHANGED.sub(lambda part: _arriving(part, known), piece)
+            start, end = max(0, found.start() - _AROUND), found.end() + _AROUND
+            piece = text[start:end]
+            arriving = _CHANGED.sub(lambda part: _arriving(part, known), piece)
+            before, after = "…" if start else "", "…" if end < len(text) else ""
+            return f"{before}{piece}{after}", f"{before}{arriving}{after}"
     return None
 
 

@@ -264,7 +264,8 @@ def _what_it_is(documents: list[dict[str, Any]]) -> str:
     if any("implementation" in document for document in documents):
         return "it is a component of KFP v1. Use kfp 2 to compile a pipeline that uses it."
     keys = [repr(key) for key in sorted({str(key) for document in documents for key in document})[:8]]
+    found = f"{', '.join(keys)}, but not both" if keys else "no mapping with"
     return (
-        f"it has {', '.join(keys) or 'no mapping'} at its top level, but not both pipelineInfo and root. Compile "
-        "a pipeline with kfp.compiler.Compiler().compile(...), and give that file."
+        f"it has {found} pipelineInfo and root at its top level. Compile a pipeline with "
+        "kfp.compiler.Compiler().compile(...), and give that file."
     )

@@ -60,6 +60,9 @@ def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None,
         time.sleep(_INTERVAL)
         record = reader.read()
     printer.finish()
+    if printer.is_empty and is_read():
+        what = f"The stage {stage!r} has" if stage else "The stages have"
+        print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
 
 
 class _Choice:
@@ -174,6 +177,11 @@ class _Printer:
             while data := file.read(_CHUNK):
                 self._print(name, path, data)
             self._read[path] = file.tell()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no output at all."""
+        return not any(self._read.values())
 
     def finish(self) -> None:
         """Print the last lines that are not complete."""

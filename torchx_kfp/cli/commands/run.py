@@ -215,7 +215,10 @@ def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> 
 def _refuse_with_resume(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value:
-            raise click.UsageError(f"--resume does not accept {name}: the run keeps the one that it was started with.")
+            raise click.UsageError(
+                f"--resume does not accept {name}: the run keeps the one that it was started with. For another, start "
+                "a new run: what it has in common with this one comes from the cache."
+            )
 
 
 def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str | None) -> dict[str, str]:
