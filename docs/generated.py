@@ -1,4 +1,4 @@
-"""Directives for what is generated from the code when the pages are built, so that it stays true."""
+"""Directives that generate parts of pages from the code when the pages are built, so that they stay true."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sphinx.util.docutils import SphinxDirective
 
 
 def inline(text: str) -> list[nodes.Node]:
-    """Text, where what stands between backticks is code."""
+    """Return the text as nodes; text between backticks is code."""
     parts = re.split(r"(`+)(.+?)\1", text)
     found: list[nodes.Node] = []
     for number, part in enumerate(parts):
@@ -32,7 +32,7 @@ def paragraph(text: str) -> nodes.paragraph:
 
 
 def table(head: list[str], rows: list[list[str]], widths: list[int]) -> nodes.table:
-    """A table whose cells are text with code between backticks."""
+    """Return a table whose cells are text with code between backticks."""
     group = nodes.tgroup("", *(nodes.colspec(colwidth=width) for width in widths), cols=len(head))
     for kind, lines in ((nodes.thead, [head]), (nodes.tbody, rows)):
         part = kind()
@@ -43,7 +43,7 @@ def table(head: list[str], rows: list[list[str]], widths: list[int]) -> nodes.ta
 
 
 class Generated(SphinxDirective):
-    """A directive that makes nodes of what the code says."""
+    """A directive that makes nodes from the code."""
 
     def section(self, title: str, name: str, *content: nodes.Node) -> nodes.section:
         section = nodes.section("", nodes.title("", "", *inline(title)), *content, ids=[name], names=[name])
@@ -138,7 +138,7 @@ class Exceptions(Generated):
 
 
 def without_module_docstrings(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Pages say in their own words what a module is for."""
+    """Leave out the docstrings of modules: pages describe modules in their own words."""
     if what == "module":
         lines.clear()
 

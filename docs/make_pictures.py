@@ -74,7 +74,7 @@ font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asia
 
 
 def frames(command: list[str], folder: Path) -> list[list[Text]]:
-    """The pictures that a terminal shows one after the other while the command runs."""
+    """Return the pictures that a terminal shows one after the other while the command runs."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     pid, terminal = pty.fork()
@@ -97,7 +97,7 @@ def frames(command: list[str], folder: Path) -> list[list[Text]]:
 
 
 def line(screen: pyte.Screen, number: int) -> Text:
-    """A line of the screen with its styles."""
+    """Return a line of the screen with its styles."""
     text = Text()
     for column in range(COLUMNS):
         cell = screen.buffer[number][column]
@@ -108,7 +108,7 @@ def line(screen: pyte.Screen, number: int) -> Text:
 
 
 def liveliest(shown: list[list[Text]]) -> list[Text]:
-    """The picture in which most stages print something while others have ended; without what is above it."""
+    """Return the picture in which most stages print something while others have ended, without text above it."""
 
     def score(lines: list[Text]) -> int:
         text = "\n".join(line.plain for line in lines)

@@ -202,24 +202,24 @@ def agrees(said: str, printed: Printed) -> bool:
 
 
 def _shown(said: str, printed: Printed) -> str | None:
-    """The part of what was printed that the page shows; None if it shows something else."""
+    """Return the part of the printed output that the page shows; None if it shows something else."""
     pattern = re.escape(comparable(said)).replace(re.escape("..."), "(?s:.*)")
     texts = (printed.stdout, printed.stderr, printed.stdout + printed.stderr)
     return next((text for text in texts if re.fullmatch(pattern, comparable(text))), None)
 
 
 def run_ids(outputs: Iterable[tuple[Command, Printed]]) -> list[tuple[str, str]]:
-    """The ids of runs in a page's outputs, each with the one that was printed in its place."""
+    """Return the run ids in a page's outputs, each with the one that was printed in its place."""
     found = []
     for command, printed in outputs:
         said, shown = (re.findall(_ID, text or "") for text in (command.output, _shown(command.output, printed)))
-        if len(said) == len(shown):  # ``...`` may stand for some of them
+        if len(said) == len(shown):  # ``...`` may replace some of them
             found += zip(said, shown, strict=True)
     return found
 
 
 def are_consistent(pairs: Iterable[tuple[str, str]]) -> bool:
-    """Whether the ids on a page are those of one sequence of runs: each of the same run, and in the same order."""
+    """Tell whether the ids on a page are those of one sequence of runs: each of the same run, and in the same order."""
     pairs = set(pairs)
     same = len({said for said, _ in pairs}) == len({printed for _, printed in pairs}) == len(pairs)
     # Runs that were started in the same second may have any order.
@@ -228,7 +228,7 @@ def are_consistent(pairs: Iterable[tuple[str, str]]) -> bool:
 
 
 def updated(said: str, printed: Printed) -> str:
-    """A page's output with the ids and times that were printed, everything else as it is."""
+    """Return a page's output with the printed ids and times; everything else is unchanged."""
     shown = _shown(said, printed) or ""
     for pattern in (_ID, _TIME):
         found, *rest = re.split(f"({pattern})", said)

@@ -34,7 +34,7 @@ LARGEST = sys.float_info.max
 METRICS = {"type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"}, "metadata": {}}
 
 
-#: For tests of what depends on how the program is started. It is the same program otherwise, as the first test shows.
+#: For tests that depend on how the program is started. Otherwise, it is the same program, as the first test shows.
 either_way = pytest.mark.parametrize("program", ["carried", "module"], indirect=True)
 
 

@@ -126,7 +126,7 @@ def _text_box(box: Box, lines: list[str], kind: str = "package") -> list[str]:
 
 
 def _arrows(root: Box, kind: str) -> list[str]:
-    """The arrows between the boxes in a box. Each leads down, past the larger boxes beside the one that it is from."""
+    """Draw the arrows between the boxes in a box. Each leads down, past larger boxes next to the one it starts in."""
     floors: dict[int, float] = {}
     for box in root.inner:
         floors[box.layer] = max(floors.get(box.layer, 0.0), box.y + box.height)
@@ -134,12 +134,12 @@ def _arrows(root: Box, kind: str) -> list[str]:
 
 
 def _arrow(start: Box, way: list[Box], floors: Mapping[int, float], kind: str) -> str:
-    """A curve from a box through the places that are kept free for it.
+    """Draw a curve from a box through the places that are kept free for it.
 
     Args:
         start: the box in which it begins.
         way: the places, and the box that it leads to.
-        floors: of each layer, where it ends.
+        floors: the lower end of each layer.
         kind: the class of the curve.
     """
     path = ""

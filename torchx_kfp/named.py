@@ -19,8 +19,8 @@ class Named(dict[str, V]):
 
     Args:
         values: the values by name.
-        owner: whose they are, as the beginning of a sentence: ``The stage 'train'``.
-        kind: what one of them is, such as ``result``.
+        owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.
+        kind: the kind of value, such as ``result``.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ def describe_unknown(owner: str, kind: str, name: object, known: Iterable[str]) 
     """Return a message about a name that does not exist, with those that do.
 
     Args:
-        owner: of what was looked for, as the beginning of a sentence: ``The stage 'train'``.
-        kind: of what was looked for, such as ``result``; with an ``s`` it is the plural.
+        owner: the owner of the values, as the beginning of a sentence: ``The stage 'train'``.
+        kind: the kind of value, such as ``result``; with an ``s``, it is the plural.
         name: the name that does not exist.
         known: the names that exist.
     """

@@ -1,4 +1,4 @@
-"""The command line: commands read their words, call the other packages, and show what those return.
+"""The command line: commands read their words, call the other packages, and show the results.
 
 Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call, 130 for Ctrl-C.
 """
@@ -42,7 +42,7 @@ _MODULES = {
 
 @contextlib.contextmanager
 def _closed_streams() -> Iterator[None]:
-    """Keep the exit code of what click itself prints, help and wrong calls, if the reader of a stream is gone."""
+    """Keep the exit code of click's own output (help and wrong calls) if the reader of a stream is gone."""
     try:
         yield
     except BrokenPipeError:
@@ -107,5 +107,5 @@ def cli(traceback: bool) -> None:
 
 
 def main() -> None:
-    """The program ``torchx-kfp``."""
+    """Run the program ``torchx-kfp``."""
     sys.exit(cli(prog_name="torchx-kfp"))

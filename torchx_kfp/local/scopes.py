@@ -46,7 +46,7 @@ class Node:
         self.dependents: list[Node] = []
         self.waiting = len(task.depends_on)
         self.state: State | None = None
-        #: The names of what has failed in it, if it is a group: users do not know the group's name.
+        #: The names of the failed tasks in it, if it is a group: users do not know the group's name.
         self.failed: list[str] = []
         #: Why the task did not succeed.
         self.reason = ""
@@ -125,7 +125,7 @@ class Scope:
         return values
 
     def failures(self) -> list[str]:
-        """Return the names of what has failed in the scope; a group stands for what has failed in it."""
+        """Return the names of the failed tasks in the scope; for a group, those of the failed tasks in it."""
         return [
             name for node in self.nodes.values() if node.state is State.FAILED for name in node.failed or [node.name]
         ]

@@ -1,7 +1,7 @@
 """Print text, JSON, CSV and messages. Tables are in ``tables``.
 
 A reader that has seen enough, such as ``head -1``, closes its pipe. Then nothing more is printed there, and the command
-goes on: its exit code says how it has ended, whoever has read what.
+goes on: its exit code says how it ended, whatever was read.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def print_message(text: str, *, colours: bool = False) -> None:
     """Print a message on stderr without control characters; ``colours`` keeps those of quoted logs."""
     try:
         click.echo(clean(text, colours=colours), err=True)
-    except OSError:  # nobody could be told
+    except OSError:  # there is no reader to tell
         discard(sys.stderr)
 
 
 def discard(stream: TextIO) -> None:
-    """Discard what is written to a stream from now on, and what it still holds: its reader is gone."""
+    """Discard the content of a stream's buffer, and everything written to it from now on: its reader is gone."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, stream.fileno())
