@@ -213,7 +213,7 @@ def decode(environ: Mapping[str, str]) -> StageContext:
         raise NotInStageError(
             f"This process was not started as a tracked stage: {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set. Run the application as a stage of a pipeline "
-            "(task_from_app(..., tracker_base=...)), or set the variables yourself to try it by hand, for example "
+            "(Stages(tracker_base=...).task(app)), or set the variables yourself to try it by hand, for example "
             f"{TRACKER_BASE}=/tmp/results {JOB_ID}=try/app/1."
         )
     parents: dict[str, RunIds] = {}

@@ -102,8 +102,7 @@ def test_outputs_by_the_name_that_is_recorded() -> None:
                 "'acuracy'",
                 "'accuracy'",
                 "'metrics'",
-                "task_from_app",
-                "results=",
+                "results={'accuracy': float}",
                 "'run_id'",
                 "'model_uri'",
                 "'epochs'",
@@ -241,7 +240,10 @@ def test_an_input_of_a_task_makes_room_for_an_output() -> None:
 
 @pytest.mark.parametrize("what", ["results", "artifacts"])
 def test_results_need_a_tracker_base(what: str) -> None:
-    with pytest.raises(ReadsError, match=says(what, "task_from_app(app, tracker_base=", f"{what}=")):
+    with pytest.raises(
+        ReadsError,
+        match=says(what, f"Stages(tracker_base=...).task(app, {what}=...)", "task_from_app(app, tracker_base="),
+    ):
         compile_pipeline(lambda: task_from_app(make_app(), **{what: {}}))
 
 

@@ -314,7 +314,10 @@ def hostile_base() -> None:
         (empty_alias, says("''", "'train'", "alias")),
         (alias_channel, says("'{{channel", "alias", "'train'")),
         (nested_fan_in, says("list", "fan-in", "'x'")),
-        (no_base, says("task_from_app(app", "tracker_base=", "reads=")),
+        (
+            no_base,
+            says("Stages(tracker_base=...).task(app, reads=...)", "task_from_app(app, tracker_base=..., reads=...)"),
+        ),
         (empty_base, says("tracker_base", "''", "tracker base", "directory", "Use")),
         (no_ascii, says("reads['x']", "'run/é/1'", "'run/stage/execution'")),
         (

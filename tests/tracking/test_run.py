@@ -193,19 +193,18 @@ class TestParents:
         assert isinstance(caught.value, UnknownAliasError)
         assert str(caught.value) == (
             "The stage 'p1/eval/e1' does not read anything under the alias 'trian'. Did you mean 'train'? It reads "
-            "'train', 'prepare'. Aliases are declared in the pipeline: task_from_app(..., reads={alias: task})."
+            "'train', 'prepare'. Aliases are declared in the pipeline: stages.task(app, reads={alias: task})."
         )
         assert "trian" not in parents
         assert parents.get("trian") is None
         with pytest.raises(
-            UnknownAliasError, match=says("'x'", "alias", "stage", "'p1/eval/e1'", "task_from_app", "reads=")
+            UnknownAliasError,
+            match=says("'x'", "alias", "stage", "'p1/eval/e1'", "stages.task(app, reads={alias: task})"),
         ):
             stage(tmp_path).parents["x"]
 
     def test_no_parent(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            ReadsError, match=says("'p1/eval/e1'", "reads=other_task", "task_from_app", "tracker_base=")
-        ):
+        with pytest.raises(ReadsError, match=says("'p1/eval/e1'", "stages.task(app, reads=other_task)")):
             _ = stage(tmp_path).parent
         assert dict(stage(tmp_path).parents) == {}
 
@@ -373,7 +372,7 @@ class TestInAProcess:
         assert done.returncode == 1
         assert (
             f"torchx_kfp.errors.NotInStageError: This process was not started as a tracked stage: {missing}. "
-            "Run the application as a stage of a pipeline (task_from_app(..., tracker_base=...)), or set the variables"
+            "Run the application as a stage of a pipeline (Stages(tracker_base=...).task(app)), or set the variables"
         ) in done.stderr
 
     def test_the_way_out_that_it_names_works(self, tmp_path: Path) -> None:
@@ -393,7 +392,7 @@ class TestInAProcess:
 
     def test_errors_without_a_process(self, tmp_path: Path) -> None:
         with pytest.raises(
-            NotInStageError, match=says("TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "task_from_app", "tracker_base=")
+            NotInStageError, match=says("TORCHX_TRACKER_BASE", "TORCHX_JOB_ID", "Stages(tracker_base=...).task(app)")
         ):
             current_run({})
         with pytest.raises(ProtocolError, match="must be a JSON object"):

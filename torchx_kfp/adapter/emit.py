@@ -66,8 +66,8 @@ class Outputs(dict[str, Any]):
             return self[output_name(name)]
         raise UnknownOutputError(
             f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
-            f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it: "
-            "task_from_app(..., results={'accuracy': float})."
+            f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it where the "
+            "stage is made: results={'accuracy': float}."
         )
 
 

@@ -92,7 +92,8 @@ def task_from_app(
             if value is not None:
                 raise ReadsError(
                     f"{what} needs a tracker base, under which results are stored: "
-                    f"task_from_app(app, tracker_base=..., {what}=...)."
+                    f"Stages(tracker_base=...).task(app, {what}=...), or task_from_app(app, tracker_base=..., "
+                    f"{what}=...)."
                 )
     _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
     options = TaskOptions(

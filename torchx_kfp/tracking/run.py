@@ -286,7 +286,7 @@ class Run:
         if first is None:
             return (
                 f"The stage {self.id!r} does not read another stage. Declare what it reads in the pipeline: "
-                "task_from_app(app, tracker_base=..., reads=other_task)."
+                "stages.task(app, reads=other_task)."
             )
         return (
             f"The stage {self.id!r} has no first run to read: its first alias {first!r} is a fan-in without runs. "
@@ -358,7 +358,7 @@ class Parents(Mapping[str, Run | FanIn]):
             raise UnknownAliasError(
                 f"The stage {self._run_id!r} does not read anything under the alias {shown(alias)}."
                 f"{did_you_mean(alias, self._reads)} {there} Aliases are declared in the pipeline: "
-                "task_from_app(..., reads={alias: task})."
+                "stages.task(app, reads={alias: task})."
             )
         if isinstance(ids, str):
             return Run(ids, self._tracker, reader=self._run_id)

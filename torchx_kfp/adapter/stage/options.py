@@ -104,7 +104,8 @@ def read_settings(
     if trackers and tracker_base is None:
         raise AppDefError(
             f"trackers names {', '.join(map(repr, trackers))} for a stage that is not tracked. Give it a tracker base: "
-            "task_from_app(app, tracker_base=...), component_from_app(app, tracked=True)."
+            "Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or component_from_app(app, "
+            "tracked=True)."
         )
     return Settings(
         tracker_base=tracker_base,
