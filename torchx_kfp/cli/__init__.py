@@ -1,6 +1,7 @@
 """The command line: commands read their words, call the other packages, and show the results.
 
-Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call, 130 for Ctrl-C.
+Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call,
+128 + n for signal n.
 """
 
 from __future__ import annotations

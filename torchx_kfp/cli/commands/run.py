@@ -102,7 +102,12 @@ if TYPE_CHECKING:
     help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they cannot write "
     "to it. May be given several times.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show only the final table and errors.")
+@click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    help="Show only the final table, the command that shows its results again, and errors.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line.")
 @click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table.")
 def run_command(
