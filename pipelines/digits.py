@@ -5,8 +5,9 @@ The stages find each other's results through the tracker: no stage gets a path o
 
     torchx-kfp run pipelines/digits.py --tracker-base demo-results/tracker -p threshold=0.98
 
-The applications are in ``components/``. To run a compiled file on this machine, do so in the folder that contains
-``components/``, or add that folder to ``PYTHONPATH``. In a container, it is the image's working directory.
+The applications are in ``components/`` and need the extra ``examples``. To run a compiled file on this machine, do
+so in the folder that contains ``components/``, or add that folder to ``PYTHONPATH``. In a container, it is the image's
+working directory.
 
 ``artifacts`` is the folder for data and models: a local one, or an fsspec URL such as ``s3://bucket/digits``. The
 default is a folder next to the tracker base, with ``-artifacts`` added to its name.

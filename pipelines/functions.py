@@ -4,7 +4,8 @@
 
     torchx-kfp run pipelines/functions.py --tracker-base /tmp/functions
 
-The same component function serves ``torchx run`` and pipelines, where its parameters are inputs.
+The same component function serves ``torchx run`` and pipelines, where its parameters are inputs. The applications in
+``components/`` need the extra ``examples``.
 """
 
 from kfp import dsl

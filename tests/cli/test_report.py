@@ -35,6 +35,15 @@ def test_an_older_page_is_overwritten(inside: Call, run: Path, project: Path) ->
     assert "digits-1" in (project / "page.html").read_text()
 
 
+def test_a_dash_is_stdout(inside: Call, run: Path, project: Path) -> None:
+    done = inside("report", "digits", "-o", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("<!doctype html>")
+    assert done.stdout.endswith("</html>\n")
+    assert not (project / "-").exists()
+    assert not (run / "report.html").exists()
+
+
 def test_runs_elsewhere_are_named(inside: Call, project: Path) -> None:
     play(project / "elsewhere" / "a-1", ["train"])
     assert inside("report", "a-1", "--output-dir", "elsewhere").returncode == 0
