@@ -125,8 +125,8 @@ def test_iterations_share_a_chart_and_there_are_not_too_many() -> None:
     assert [line.label for line in chart.lines][:3] == ["1", "0.5", "0.333333"]
     assert chart.note == "min 0.125 (t[7], step 1) · max 1 (t[0], step 0)"
     long = [(step, 1.0) for step in range(1000)]
-    many = [{f"m{name:02}": long if name < MOST_METRICS else long[:2] for name in range(20)} for _ in range(300)]
-    charts = draw_charts(stages(300), tracked(*many))
+    many = [{f"m{name:02}": long if name < MOST_METRICS else long[:2] for name in range(20)} for _ in range(100)]
+    charts = draw_charts(stages(100), tracked(*many))
     assert len(charts) == MOST_METRICS
     assert charts[-1].hidden == 20 - MOST_METRICS
     assert sum(len(line.path) for chart in charts for line in chart.lines) < 2_500_000

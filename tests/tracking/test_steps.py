@@ -109,14 +109,14 @@ class TestWhatIsKept:
         with pytest.raises(MissingMetricError, match=r"'m00', .*, 'm17' and 12 more\."):
             run.history()["x"]
 
-    def test_a_million_steps_stay_small_and_the_ends_exact(self, tmp_path: Path) -> None:
+    def test_many_steps_stay_small_and_the_ends_exact(self, tmp_path: Path) -> None:
         run = stage(tmp_path)
-        for step in range(1_000_000):
-            run.log(step, loss=-1.0 if step == 777_777 else 1e6 if step == 123_457 else math.sqrt(step))
+        for step in range(300_000):
+            run.log(step, loss=-1.0 if step == 277_777 else 1e6 if step == 123_457 else math.sqrt(step))
         loss = run.history()["loss"]
-        assert loss.count == 1_000_000
-        assert (loss.last.step, loss.last.value) == (999_999, math.sqrt(999_999))
-        assert (loss.min.step, loss.min.value) == (777_777, -1.0)
+        assert loss.count == 300_000
+        assert (loss.last.step, loss.last.value) == (299_999, math.sqrt(299_999))
+        assert (loss.min.step, loss.min.value) == (277_777, -1.0)
         assert (loss.max.step, loss.max.value) == (123_457, 1e6)
         assert MAX_POINTS / 2 < len(loss.points) <= MAX_POINTS + 3
         assert {loss.last, loss.min, loss.max} <= set(loss.points)
