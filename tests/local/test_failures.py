@@ -92,7 +92,8 @@ def test_a_stage_that_was_not_run_names_stages_and_not_the_groups_that_kfp_has_n
     @dsl.pipeline
     def pipeline():
         with dsl.ParallelFor(["0", "1", "2", "3", "4"]) as code, dsl.If(code != "9"):
-            fails = shell(script=f"exit {code}")
+            # The first iteration is the last to fail.
+            fails = shell(script=f"test {code} != 1 || sleep 2; exit {code}")
         after_loop = write(x="never").after(fails)
         with dsl.ParallelFor(["a"]) as item, dsl.If(item == "a"):
             second = write(x=item).after(after_loop)

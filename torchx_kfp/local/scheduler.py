@@ -34,7 +34,7 @@ from torchx_kfp.local.scopes import (
 from torchx_kfp.local.stages import Happening, Stages
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.conditions import holds
-from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.pipeline.names import indices_of, without_indices
 from torchx_kfp.pipeline.spec import Component, Importer, Pipeline
 from torchx_kfp.pipeline.walk import Place, StageNames, walk
 from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
@@ -318,6 +318,7 @@ class Scheduler:
             self._open(Scope(self._pipeline, node.component, inputs, names, node, index))
         if progress.is_over:
             node.reason = "failed in an iteration" if progress.failed else ""
+            node.failed.sort(key=indices_of)  # iterations end in any order
             outputs = collect(node, self._pipeline)
             stages = sorted(without_indices(stage.name) for stage in self._inside(node))
             node.hollow = missing_outputs(node, stages)
