@@ -1,4 +1,7 @@
-"""The digits pipeline as processes of this machine: the records of its stages are consistent."""
+"""The digits pipeline as processes of this machine: the records of its stages are consistent.
+
+With the newest versions, the pipeline runs in containers: see ``tests/containers/test_pipelines_in_containers.py``.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def story(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
     return _run(digits, folder, folder / "tracker")
 
 
-@pytest.mark.versions
+@pytest.mark.lowest
 def test_every_stage_has_run(story: Story) -> None:
     trials = {f"trials/train[{index}]" for index in range(4)}
     assert set(story.results) == {"prepare", *trials, "select", "evaluate", "deploy"}
@@ -91,7 +94,7 @@ def test_every_stage_has_run(story: Story) -> None:
     assert story.results["prepare"]["train_size"] > story.results["prepare"]["test_size"] > 300
 
 
-@pytest.mark.versions
+@pytest.mark.lowest
 def test_trials_have_the_hyperparameters_of_the_pipeline(story: Story) -> None:
     ran = [
         {"C": trial["C"], "gamma": trial["gamma"]}
@@ -101,7 +104,7 @@ def test_trials_have_the_hyperparameters_of_the_pipeline(story: Story) -> None:
     assert ran == HYPERPARAMETERS
 
 
-@pytest.mark.versions
+@pytest.mark.lowest
 def test_select_names_the_best_of_the_trials(story: Story) -> None:
     selected = story.results["select"]
     best = story.trials[selected["best"]]
@@ -113,13 +116,13 @@ def test_select_names_the_best_of_the_trials(story: Story) -> None:
     assert selected["accuracy"] > 0.9
 
 
-@pytest.mark.versions
+@pytest.mark.lowest
 def test_evaluate_measures_the_selected_model(story: Story) -> None:
     assert story.results["evaluate"]["model"] == story.results["select"]["model"]
     assert 0.9 < story.results["evaluate"]["test_accuracy"] <= 1
 
 
-@pytest.mark.versions
+@pytest.mark.lowest
 def test_kfp_shows_metrics_models_and_the_confusion_matrix(story: Story) -> None:
     for name in (f"trials/train[{index}]" for index in range(4)):
         artifacts, results = story.artifacts[name], story.results[name]
@@ -137,7 +140,7 @@ def test_kfp_shows_metrics_models_and_the_confusion_matrix(story: Story) -> None
     assert report.count("\n| **") == 10
 
 
-@pytest.mark.versions
+@pytest.mark.lowest
 def test_deploys_what_is_good_enough(story: Story) -> None:
     assert story.results["deploy"] == {
         "deployed": True,
@@ -147,7 +150,7 @@ def test_deploys_what_is_good_enough(story: Story) -> None:
     }
 
 
-@pytest.mark.versions
+@pytest.mark.lowest
 def test_tracker_holds_results_and_nothing_else(story: Story, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = Path(story.results["select"]["model"].removeprefix("file://"))
     tracker_base = Path(str(model).partition("-artifacts/")[0])
