@@ -23,7 +23,7 @@ from torchx.specs import AppDef, Role
 
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import read_publication
-from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
 
 ROUNDS = 300
 LIMIT = 5.0
@@ -51,7 +51,7 @@ def main() -> None:
             app = AppDef("train", roles=[Role("trainer", image="x", entrypoint=program, args=words, env=env)])
             plan = plan_stage(app, Settings(tracker_base=("/tmp/results",), sources={"prepare": "run/prepare/1"}))
             output = "{{$.outputs.parameters['run_id'].output_file}}"
-            stage = [word.replace(output, str(Path(folder, "stage", "run_id"))) for word in plan.command]
+            stage = [word.replace(output, str(Path(folder, "stage", "run_id"))) for word in filled_in(plan)]
             bare, tracked = [], []
             for _ in range(ROUNDS):
                 bare.append(milliseconds([program, *words]))
@@ -68,6 +68,17 @@ def main() -> None:
     sys.exit(ratios[0]["added"] > LIMIT or published["added"] > PUBLISHER_LIMIT)
 
 
+def filled_in(plan: StagePlan) -> list[str]:
+    """Return the command of a stage with the constants that its task passes to its inputs."""
+    constants = {
+        f"{{{{$.inputs.parameters['{name}']}}}}": it.argument
+        for name, it in plan.inputs.items()
+        if isinstance(it.argument, str)
+    }
+    placeholder = re.compile("|".join(map(re.escape, constants)) or "$^")
+    return [placeholder.sub(lambda found: constants[found.group()], word) for word in plan.command]
+
+
 def with_results() -> dict[str, object]:
     """Return the milliseconds until an application that prints the time runs, by itself and in a stage with results."""
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +93,7 @@ def with_results() -> dict[str, object]:
         placeholder = re.compile(r"\{\{\$\.outputs\.\w+\['(\w+)'\]\.\w+\}\}")
         stage = [
             placeholder.sub(rf"{folder}/\1", word).replace("{{$}}", json.dumps({"outputs": outputs}))
-            for word in plan.command
+            for word in filled_in(plan)
         ]
         path = f"{Path(sys.executable).parent}:{PATH}"
         bare, tracked = [], []
