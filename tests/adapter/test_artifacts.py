@@ -80,7 +80,7 @@ def test_two_of_one_pipeline() -> None:
             ChannelError,
             says("uri is '{{channel:task=;name=place;type=String;}}/model'", "the whole URI", "Pass"),
         ),
-        (lambda _, given: given[1], {}, ChannelError, says("number'", "NUMBER_INTEGER", "'number'")),
+        (lambda _, given: given[1], {}, ChannelError, says("NUMBER_INTEGER", "'number'")),
         (lambda *_: "", {}, ChannelError, says("''", "URI", "'s3://models/7'")),
         (lambda train, _: train, {}, ChannelError, r"uri is <.*PipelineTask"),
         (lambda *_: "s3://m/1", {"metadata": {"x": object}}, OutputsError, r"JSON"),
@@ -106,5 +106,5 @@ def test_another_class_or_no_pipeline() -> None:
 
     with pytest.raises(OutputsError, match=says("dsl.Model", "'str'", "kfp.dsl")):
         compile_pipeline(pipeline)
-    with pytest.raises(AppDefError, match=says("artifact_from_uri", "task", "pipeline", "kfp.dsl.pipeline", "Call")):
+    with pytest.raises(AppDefError, match=says("artifact_from_uri", "task", "kfp.dsl.pipeline", "Call")):
         artifact_from_uri("s3://m/1")

@@ -196,10 +196,10 @@ def unknown_channel() -> None:
         ),
         (field_called_name_of_a_parameter, says("'--x=items-loop-item'", "'trainer'", "full_name", "Rename")),
         (item_object_outside_of_its_loop, says("loop", "items", "'trainer'", "Use")),
-        (field_outside_of_its_loop, says("loop", "'trainer'", "'items-loop-item-subvar-a'", "Use")),
+        (field_outside_of_its_loop, says("outside its loop", "'trainer'", "'items-loop-item-subvar-a'", "Use")),
         (
             outside_of_its_condition,
-            says("dsl.OneOf(task", "condition", "task.outputs", "other_task.outputs", "'trainer'"),
+            says("dsl.OneOf(task", "condition", "other_task.outputs", "'trainer'"),
         ),
         (outside_of_its_exit_handler, says("dsl.ExitHandler", "'trainer'", "'text'", "'produce-2'", "Use")),
         (task_of_another_pipeline, says("'text'", "'produce'", "'trainer'", "Pass")),

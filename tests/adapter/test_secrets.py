@@ -86,7 +86,7 @@ def test_a_parameter_of_a_function_may_be_called_secrets() -> None:
         ),
         ({"s3": {}}, says("secrets['s3']", "{}", "keys", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
         ({"": {"a": "A"}}, says("''", "secrets=", "'AWS_ACCESS_KEY_ID'", "'s3-credentials'", "'access_key'")),
-        ({1: {"a": "A"}}, says("secrets", "1", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
+        ({1: {"a": "A"}}, says("1", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
         ({"s3": {"": "A"}}, says("secrets['s3']", "''", "key", "'AWS_ACCESS_KEY_ID'", "secrets=", "'s3-credentials'")),
         (
             {"s3": {"a": ""}},

@@ -90,9 +90,7 @@ def test_a_component_has_no_tracker_base_of_its_own() -> None:
     for make in (stages.component, stages.component_from_function):
         with pytest.raises(
             ReadsError,
-            match=says(
-                "s3://bucket/results", "component(tracker_base=...)", "Stages.component", "'s3://bucket/results'"
-            ),
+            match=says("component(tracker_base=...)", "Stages.component", "'s3://bucket/results'"),
         ):
             make(make_app())
 

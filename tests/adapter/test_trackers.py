@@ -104,7 +104,7 @@ def test_components(tmp_path: Path) -> None:
     [
         ("mlflow", says("trackers={'mlflow'", "Give")),
         (["mlflow"], r"^trackers is \['mlflow'\]\. Give"),
-        ({"": None}, says("''", "torchx.tracker", "function", "'module:function'", "trackers=", "'mlflow'", "Name")),
+        ({"": None}, says("''", "torchx.tracker", "'module:function'", "trackers=", "'mlflow'", "Name")),
         ({1: None}, r"^trackers has the name 1\. Name an entry point"),
         ({"a\0": None}, says("'a\\x00'", "NUL", "Remove")),
         ({"a,b": None}, says("'a,b'", "Give")),
@@ -118,13 +118,7 @@ def test_components(tmp_path: Path) -> None:
         ({"a": "x\0"}, r"^trackers\['a'\] contains a NUL character"),
         (
             {"my-tracker": "x"},
-            says(
-                "'my-tracker'",
-                "'TORCHX_TRACKER_MY-TRACKER",
-                "torchx.tracker",
-                "ASCII",
-                "'TORCHX_TRACKER_MY-TRACKER_CONFIG'",
-            ),
+            says("'my-tracker'", "torchx.tracker", "ASCII", "'TORCHX_TRACKER_MY-TRACKER_CONFIG'"),
         ),
         (
             {"module:f": "x"},

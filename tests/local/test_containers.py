@@ -194,7 +194,7 @@ def test_what_processes_cannot_have_containers_can(tmp_path):
 
     loaded = load_pipeline(pipeline)
     with pytest.raises(
-        UnsupportedPipelineError, match=says("--docker", "stage", "image", "'pipeline'", "'no-command'", "'image'")
+        UnsupportedPipelineError, match=says("--docker", "stage", "'pipeline'", "'no-command'", "'image'")
     ):
         check_supported(loaded)
     chosen = choose_containers(loaded, True)

@@ -30,12 +30,12 @@ SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
         ("a: [", says("p.yaml'", "YAML")),
         (
             "",
-            says("v2", "pipeline", "mapping", "kfp.compiler.Compiler()", "pipelineInfo"),
+            says("v2", "mapping", "kfp.compiler.Compiler()", "pipelineInfo"),
         ),
         ("- 1", says("v2", "mapping", "root", "kfp.compiler.Compiler()", "pipelineInfo")),
         (
             "b: 1\na: 2",
-            says("'a'", "'b'", "pipelineInfo", "kfp.comp", "kfp.compiler.Compiler()"),
+            says("'a'", "'b'", "pipelineInfo", "kfp.compiler.Compiler()"),
         ),
         (
             "kind: Workflow",

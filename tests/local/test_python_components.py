@@ -345,9 +345,7 @@ def test_another_form_is_refused(tmp_path):
     def pipeline():
         odd()
 
-    with pytest.raises(
-        UnsupportedPipelineError, match=says("'odd'", "component", "'pipeline'", "dsl.component", "Run")
-    ):
+    with pytest.raises(UnsupportedPipelineError, match=says("'odd'", "'pipeline'", "dsl.component", "Run")):
         run(pipeline, output_dir=tmp_path, watch=Watch())
 
 

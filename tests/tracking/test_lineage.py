@@ -64,7 +64,7 @@ class TestMetadata:
         assert parent.metadata() == {"epochs": 3}
         with pytest.raises(
             ResultRefusedError,
-            match=says("current_run", "stage", "metadata", "current_run()", "add_metadata", "'p1/train/e1'"),
+            match=says("stage", "current_run()", "add_metadata", "'p1/train/e1'"),
         ):
             parent.add_metadata(x=1)
 

@@ -199,7 +199,7 @@ class TestParents:
         assert parents.get("trian") is None
         with pytest.raises(
             UnknownAliasError,
-            match=says("'x'", "alias", "'p1/eval/e1'", "stages.task(app, reads={alias: task})"),
+            match=says("'x'", "'p1/eval/e1'", "stages.task(app, reads={alias: task})"),
         ):
             stage(tmp_path).parents["x"]
 
