@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_it_is_a_dict() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_copies_have_the_error(copied) -> None:  # type: ignore[no-untyped-def]
+def test_copies_have_the_error(copied: Callable[[Named[float]], Named[float]]) -> None:
     named = copied(Named({"loss": 0.1}, "The run 'r'", "result"))
     with pytest.raises(UnknownNameError, match=says("The run 'r' has no result 'los'.")):
         named["los"]
@@ -37,6 +38,6 @@ def test_the_error_suggests_and_lists() -> None:
         "The stage 'train' has no result 'acuracy'. Did you mean 'accuracy'? Its results: 'loss', 'accuracy'."
     )
     with pytest.raises(UnknownNameError, match=r"^The stage 'train' has no result 7\. It has none\.$"):
-        Named({}, "The stage 'train'", "result")[7]  # type: ignore[index]
+        Named({}, "The stage 'train'", "result")[7]
     many = describe_unknown("The run", "metric", "x", (f"m{number:02}" for number in range(30)))
     assert many.endswith("'m18', 'm19' and 10 more.")

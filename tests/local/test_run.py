@@ -365,7 +365,8 @@ def test_loops_without_items(execute, execute_failing):
         with dsl.ParallelFor(items) as item:
             made = write(x=item)
             with dsl.ParallelFor(["x"]):
-                write(x="never")
+                for _ in range(3):
+                    write(x="never")
         return dsl.Collected(made.outputs["out"])
 
     @dsl.pipeline
@@ -376,9 +377,10 @@ def test_loops_without_items(execute, execute_failing):
     assert outputs_of(result) == {}
     assert result.outputs == {"Output": []}
     (stage,) = execute_failing(pipeline, {"items": []}).stages
-    assert (stage.attempts, stage.reason.partition(",")[0]) == (
-        0,
-        "has no value for its input 'x': the loop with 'inner/write' and 'inner/write-2' had no iterations",
+    assert stage.attempts == 0
+    assert stage.reason.startswith(
+        "has no value for its input 'x': the loop with 'inner/write', 'inner/write-2', 'inner/write-3' and 1 more had "
+        "no iterations, "
     )
 
 

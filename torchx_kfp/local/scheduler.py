@@ -20,6 +20,7 @@ from torchx_kfp.local.cache.entries import Memory
 from torchx_kfp.local.platform.settings import time_limit
 from torchx_kfp.local.platform.volumes import volume_outputs, volume_task
 from torchx_kfp.local.scopes import (
+    MOST_NAMED,
     LoopProgress,
     Node,
     Scope,
@@ -44,9 +45,6 @@ from torchx_kfp.text import listed
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
-#: How many failed stages of a loop the reason of another stage names.
-_NAMED = 3
-
 
 #: The states of tasks whose dependent tasks do not run, and the words that describe them.
 _WITHOUT_OUTPUTS = {
@@ -223,7 +221,7 @@ class Scheduler:
             for other in upstream:
                 if other.state is state:
                     skipped = State.SKIPPED if state is State.SKIPPED else State.NOT_RUN
-                    self._pass_over(node, skipped, f"was not run: {self._told(other)} {what}")
+                    self._pass_over(node, skipped, f"was not run: {self._name_of(other)} {what}")
                     return
         if self._stopping and not _runs_always(node):
             self._pass_over(node, State.NOT_RUN, f"was not run: {self._stopping}")
@@ -391,12 +389,12 @@ class Scheduler:
         """Return the stages of a task: the task itself, or the stages inside it."""
         return [node] if node.component.dag is None else self._inside(node)
 
-    def _told(self, node: Node) -> str:
+    def _name_of(self, node: Node) -> str:
         """Name a task in a sentence; a group, which only KFP's compiler has named, by the stages in it."""
         if not node.task.is_group:
             return node.name
         if node.state is State.FAILED:
-            return listed(node.failed, _NAMED) or node.name
+            return listed(node.failed, MOST_NAMED) or node.name
         return next((stage.name for stage in self._inside(node)), node.name)
 
     def _inside(self, node: Node) -> Iterator[Place]:

@@ -29,10 +29,10 @@ from torchx_kfp.pipeline.spec import (
 from torchx_kfp.pipeline.values import convert
 from torchx_kfp.pipeline.walk import StageNames
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import joined, shown
+from torchx_kfp.text import listed, shown
 
 #: How many stages of a loop a message names.
-_NAMED = 3
+MOST_NAMED = 3
 
 
 class Node:
@@ -313,7 +313,7 @@ def missing_outputs(node: Node, stages: Sequence[str]) -> dict[str, str]:
     if progress is None:
         raise TypeError(f"the task {node.task.name} is not a loop")
     dag = node.component.as_dag()
-    loop = f"the loop with {joined(stages[:_NAMED])}"
+    loop = f"the loop with {listed(map(repr, stages), MOST_NAMED)}"
     why = f"an iteration of {loop} has skipped it" if progress.items else f"{loop} had no iterations"
     return {
         name: why

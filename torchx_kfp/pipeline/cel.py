@@ -127,7 +127,7 @@ def main() -> None:
     """Answer until there are no more requests, or the answers are not read any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    import celpy  # noqa: F401
+    import celpy  # noqa: F401 (takes long, so it is loaded before the first request)
 
     print("ready", flush=True)
     for line in sys.stdin:
