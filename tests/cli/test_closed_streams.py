@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.ready import PROGRAM
+from torchx_kfp.cli import cli
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: The exit codes of commands, by their words.
@@ -102,3 +105,17 @@ def test_messages_that_cannot_be_written_do_not_change_the_exit_code(project: Pa
     with open("/dev/full", "w") as full:
         for words, code in ((("results", "base", "none"), 2), (("results",), 2), (("check", "pipelines.py:sleeps"), 0)):
             assert subprocess.run([PROGRAM, *words], cwd=project, stderr=full, check=False).returncode == code
+
+
+def test_a_pipe_of_the_commands_own_that_breaks_is_a_failure(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the connection to a store: no reader of the output is gone, so the command has not done its work."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("torchx_kfp.tracking.FsspecResultTracker.keys", fail)
+    monkeypatch.setattr("sys.stdout", sys.stdout)  # click replaces both
+    monkeypatch.setattr("sys.stderr", sys.stderr)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["results", str(project / "base")])
+    assert ended.value.code == 1

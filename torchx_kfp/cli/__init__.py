@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 import torchx_kfp
-from torchx_kfp.cli.display.printing import discard, print_message
+from torchx_kfp.cli.display.printing import discard, has_reader, print_message
 from torchx_kfp.errors import StageFailedError, TorchxKfpError
 from torchx_kfp.text import did_you_mean
 
@@ -47,6 +47,8 @@ def _closed_streams() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
+        if has_reader(sys.stdout):
+            raise  # another pipe has broken, such as the connection to a store
         discard(sys.stdout)
         raise click.exceptions.Exit(0) from None
     except click.ClickException as error:

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import select
 import shlex
 import shutil
 import sys
@@ -111,6 +112,13 @@ def discard(stream: TextIO) -> None:
     finally:
         os.close(null)
     _discarded.add(stream.fileno())
+
+
+def has_reader(stream: TextIO) -> bool:
+    """Return whether the other end of the stream's pipe is open; a file always has a reader."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return not poll.poll(0)
 
 
 def is_read() -> bool:
