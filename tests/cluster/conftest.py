@@ -1,0 +1,40 @@
+"""A Kubernetes control plane. Without its programs, tests are skipped, or fail if ``TORCHX_KFP_REQUIRE_CLUSTER=1``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.control_plane import ControlPlane, find_programs, shared
+from tests.cluster.namespaces import Namespace, new_namespace
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The control plane that all processes of this test run share."""
+    programs = find_programs()
+    if isinstance(programs, str):
+        if os.environ.get("TORCHX_KFP_REQUIRE_CLUSTER") == "1":
+            pytest.fail(f"{programs}. TORCHX_KFP_REQUIRE_CLUSTER=1 asks for tests on a cluster.", pytrace=False)
+        pytest.skip(programs)
+    base = tmp_path_factory.getbasetemp()
+    # The temporary folder of each process that runs tests is in that of the run.
+    with shared((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cluster", programs) as running:
+        yield running
+
+
+@pytest.fixture
+def namespace(cluster: ControlPlane) -> Iterator[Namespace]:
+    """A new namespace in which ``pipeline-runner`` may do what KFP lets it do."""
+    with new_namespace(cluster) as created:
+        yield created

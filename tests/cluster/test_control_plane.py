@@ -1,0 +1,91 @@
+"""The control plane is the real one: what it does is not up to the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.api import ApiError
+from tests.cluster.control_plane import REPOSITORY
+from tests.cluster.namespaces import Namespace
+from tests.facts import says
+
+
+def job(name: str, *command: str) -> dict[str, object]:
+    container = {"name": "main", "image": "any", "command": list(command)}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": template}}
+
+
+def test_a_service_account_may_do_what_its_role_says(namespace: Namespace, tmp_path: Path) -> None:
+    api = namespace.service_account_folder(tmp_path).api
+    api.create(job("training", "true"), namespace.name)
+    assert [each["metadata"]["name"] for each in namespace.list("batch/v1/jobs")] == ["training"]
+    with pytest.raises(
+        ApiError, match=says("pipeline-runner", "cannot create", "jobsets", "jobset.x-k8s.io")
+    ) as refused:
+        api.post(namespace.path("jobset.x-k8s.io/v1alpha2/jobsets"), {})
+    assert refused.value.status == 403
+
+
+def test_a_token_that_the_api_server_did_not_sign_is_refused(namespace: Namespace, tmp_path: Path) -> None:
+    account = namespace.service_account_folder(tmp_path)
+    token = account.rotate()
+    assert account.api.get(namespace.path("pods"))["items"] == []
+    (tmp_path / "token").write_text(token[:-8] + "AAAAAAAA")
+    with pytest.raises(ApiError) as refused:
+        account.api.get(namespace.path("pods"))
+    assert refused.value.status == 401
+    account.rotate()
+    assert account.api.get(namespace.path("pods"))["items"] == []
+
+
+def test_a_quota_refuses_what_exceeds_it(namespace: Namespace) -> None:
+    namespace.create(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "small"},
+            "spec": {"hard": {"count/jobs.batch": "0"}},
+        }
+    )
+    while "hard" not in namespace.list("resourcequotas")[0]["status"]:
+        time.sleep(0.02)
+    with pytest.raises(ApiError, match=says("exceeded quota: small", "count/jobs.batch")) as refused:
+        namespace.create(job("training", "true"))
+    assert refused.value.status == 403
+
+
+def test_a_manifest_can_be_tried(namespace: Namespace) -> None:
+    assert namespace.validate(job("training", "true"))["spec"]["backoffLimit"] == 6
+    assert namespace.list("batch/v1/jobs") == []
+    with pytest.raises(ApiError, match=says('unknown field "template.spec.containers[0].comand"')):
+        namespace.validate(
+            {
+                "apiVersion": "v1",
+                "kind": "PodTemplate",
+                "metadata": {"name": "x"},
+                "template": {"spec": {"containers": [{"name": "main", "image": "any", "comand": []}]}},
+            }
+        )
+
+
+@pytest.mark.parametrize(("require", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
+def test_without_the_programs_tests_are_skipped_or_fail(require: str, outcome: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "quota", __file__],
+        env={**os.environ, "KUBEBUILDER_ASSETS": str(tmp_path), "TORCHX_KFP_REQUIRE_CLUSTER": require},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome in run.stdout.splitlines()[-1]
+    assert f"{tmp_path} has no etcd, kube-apiserver, kube-controller-manager: " in run.stdout
+    assert ".ci/with-cluster" in run.stdout
+    assert run.returncode == (0 if require == "0" else 1)
