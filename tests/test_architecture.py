@@ -18,13 +18,15 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "extras": {"errors", "text"},
     "named": {"errors", "text"},
     "protocol": _FOUNDATION,
-    # A stage's command carries only this module.
+    # A stage's command carries only one of these modules.
     "publisher": set(),
+    "launcher": set(),
     "sdk": _FOUNDATION,
     "tracking": {*_FOUNDATION, "protocol"},
     "pipeline": {*_FOUNDATION, "sdk"},
     "backend": {*_FOUNDATION, "pipeline"},
-    "adapter": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend"},
+    "engines": _FOUNDATION,
+    "adapter": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend", "engines"},
     "runs": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend"},
     "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "backend", "runs"},
     "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend", "runs"},
@@ -36,7 +38,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local"},
     "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipeline_files", "cli.import_errors"},
-    "torchx": {"adapter", "tracking.backends", "tracking.forwarding"},
+    "torchx": {"adapter", "engines.pods", "tracking.backends", "tracking.forwarding"},
     "yaml": {"pipeline", "backend", "local"},
     "celpy": {"pipeline", "cli"},
     "packaging": {"local.attempt"},

@@ -24,7 +24,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tools import carry
-from torchx_kfp.adapter.stage.carried import PROGRAM, SOURCE
+from torchx_kfp.adapter.stage.carried import LAUNCHER, PUBLISHER, SOURCES
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 #: A run id of this process only: processes that a stage leaves running are found by it, even if the tests run twice.
@@ -41,7 +41,7 @@ either_way = pytest.mark.parametrize("program", ["carried", "module"], indirect=
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> list[str]:
     way = getattr(request, "param", "carried")
-    return [sys.executable, *(["-c", PROGRAM] if way == "carried" else ["-m", "torchx_kfp.publisher"])]
+    return [sys.executable, *(["-c", PUBLISHER] if way == "carried" else ["-m", "torchx_kfp.publisher"])]
 
 
 class Stage:
@@ -58,6 +58,9 @@ class Stage:
         shown = ("system.HTML", "system.Markdown")
         self.artifacts = {output: [title, name, int(title in shown)] for output, (title, name) in artifacts.items()}
         self.environ = {**os.environ, "TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}
+        # The stage's script writes it before the program starts.
+        (folder / "out").mkdir(exist_ok=True)
+        (folder / "out" / "run_id").write_text(RUN_ID)
 
     def command(self, *application: str) -> list[str]:
         spec = {"results": self.results, "artifacts": self.artifacts}
@@ -65,7 +68,9 @@ class Stage:
         executor_input = {
             "inputs": {},
             "outputs": {
-                "parameters": {output: {"outputFile": str(self.folder / "out" / output)} for output in self.results},
+                "parameters": {
+                    output: {"outputFile": str(self.folder / "out" / output)} for output in (*self.results, "run_id")
+                },
                 "artifacts": {
                     output: {
                         "artifacts": [
@@ -125,13 +130,15 @@ def put(*code: str) -> list[str]:
     return [sys.executable, "-c", "\n".join(["from torchx_kfp.tracking import current_run", *code])]
 
 
-def test_what_commands_carry_is_made_of_the_module() -> None:
-    assert carry.digest() == SOURCE, "publisher.py has changed: run `make goldens`"
-    assert len(PROGRAM) <= 2700, "bytes: a workflow of Argo takes 1 MiB"
-    assert "{{" not in PROGRAM
-    assert not re.search(r"\$[($]", PROGRAM), "engines would rewrite it"
-    (packed,) = re.findall(r'b64decode\("([^"]+)"\)', PROGRAM)
-    ast.parse(zlib.decompress(base64.b64decode(packed), -15), feature_version=(3, 8))
+def test_what_commands_carry_is_made_of_the_modules() -> None:
+    assert carry.digests() == SOURCES, "publisher.py or launcher.py has changed: run `make goldens`"
+    # A workflow of Argo takes 1 MiB.
+    for program, most in ((PUBLISHER, 2720), (LAUNCHER, 9500)):
+        assert len(program) <= most
+        assert "{{" not in program
+        assert not re.search(r"\$[($]", program), "engines would rewrite it"
+        (packed,) = re.findall(r'b64decode\("([^"]+)"\)', program)
+        ast.parse(zlib.decompress(base64.b64decode(packed), -15), feature_version=(3, 8))
 
 
 @either_way
@@ -292,7 +299,7 @@ def test_a_failed_application_has_the_last_word(program: list[str], tmp_path: Pa
     stage = Stage(program, tmp_path, results={"accuracy": ["float", "accuracy"]})
     done = stage.run(*put("current_run().put(accuracy=0.5)", "raise SystemExit(7)"))
     assert (done.returncode, done.stderr) == (7, "")
-    assert not (tmp_path / "out").exists(), "nothing is published"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["run_id"], "nothing is published"
     assert FsspecResultTracker(stage.base)[RUN_ID] == {"accuracy": 0.5}, "and nothing is lost"
 
 
@@ -322,7 +329,7 @@ def test_modules_of_the_application_are_not_pythons(tmp_path: Path) -> None:
     """The working directory of an image may contain a signal.py of the application."""
     for name in ("signal", "zlib", "base64", "json", "fsspec"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
-    stage = Stage([sys.executable, "-c", PROGRAM], tmp_path)
+    stage = Stage([sys.executable, "-c", PUBLISHER], tmp_path)
     done = subprocess.run(stage.command("true"), env=stage.environ, cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -11,7 +11,7 @@ from kfp import dsl
 
 from tests.adapter.apps import compile_pipeline, make_app
 from torchx_kfp import task_from_app
-from torchx_kfp.adapter.stage.carried import PROGRAM
+from torchx_kfp.adapter.stage.carried import PUBLISHER
 from torchx_kfp.backend.workflow import LEVEL_LIMIT, LIMIT, Size, describe, measure
 
 RECORDED = Path(__file__).parent / "recorded" / "pipeline.yaml"
@@ -66,7 +66,7 @@ def test_how_many_stages_run_to_their_end() -> None:
 
 def test_the_carried_program_is_there_once() -> None:
     inline, image = (measure(chains(200, inline=inline)).workflow for inline in (True, False))
-    assert inline - image < 2.5 * len(PROGRAM), "of the first stage, which reads nothing, and of the others"
+    assert inline - image < 2.5 * len(PUBLISHER), "of the first stage, which reads nothing, and of the others"
 
 
 def test_labels_cost_as_much_as_a_stage() -> None:

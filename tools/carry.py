@@ -1,4 +1,4 @@
-"""Make ``torchx_kfp/publisher.py`` small enough to be carried by the commands of stages.
+"""Make ``torchx_kfp/publisher.py`` and ``torchx_kfp/launcher.py`` small enough to be carried by the commands of stages.
 
 ``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/adapter/stage/carried.py``. A command is part
 of KFP's cache key, so the program is kept in the repository: it must not depend on the zlib and the Python that
@@ -16,7 +16,8 @@ import textwrap
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SOURCE = REPOSITORY / "torchx_kfp" / "publisher.py"
+#: The modules, by the names of their programs.
+SOURCES = {name: REPOSITORY / "torchx_kfp" / f"{name.lower()}.py" for name in ("PUBLISHER", "LAUNCHER")}
 CARRIED = REPOSITORY / "torchx_kfp" / "adapter" / "stage" / "carried.py"
 
 #: Removes the working directory from the path, where an application may have a zlib.py.
@@ -28,29 +29,31 @@ _BOOT = (
 #: Matches code that is only for type checkers.
 _TYPES = re.compile(r"^from __future__.*?\n|^TYPE_CHECKING = False\n.*?\n\n", re.DOTALL | re.MULTILINE)
 
-_MODULE = '''"""``torchx_kfp.publisher`` as an argument of ``python3 -c``. Do not edit: ``make goldens`` writes it."""
+_MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
 
-#: The SHA-256 of the text of that module, from which ``PROGRAM`` was made.
-SOURCE = "{digest}"
-
-PROGRAM = (
+#: The SHA-256 of the texts of the modules from which the programs were made.
+SOURCES = {digests}
+'''
+_PROGRAM = """
+#: ``torchx_kfp.{module}``.
+{name} = (
 {lines}
 )
-'''
+"""
 
 
-def digest() -> str:
-    """Return the SHA-256 of the module's text."""
-    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+def digests() -> dict[str, str]:
+    """Return the SHA-256 of the text of each module."""
+    return {name: hashlib.sha256(source.read_bytes()).hexdigest() for name, source in SOURCES.items()}
 
 
-def small_program() -> str:
+def small_program(source: Path) -> str:
     """Return the module as an argument of ``python3 -c``."""
     import python_minifier
     import zopfli.zlib
 
     text = python_minifier.minify(
-        _TYPES.sub("", SOURCE.read_text(encoding="utf-8")),
+        _TYPES.sub("", source.read_text(encoding="utf-8")),
         remove_literal_statements=True,  # docstrings
         rename_globals=True,
         hoist_literals=False,  # they are what compresses best
@@ -63,11 +66,16 @@ def small_program() -> str:
 def main() -> None:
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         sys.exit("CI is set, and CI does not rewrite files: run this on your machine, and commit the changes.")
-    program = small_program()
-    pieces = textwrap.wrap(program, 110, drop_whitespace=False)
-    lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)
-    CARRIED.write_text(_MODULE.format(digest=digest(), lines=lines), encoding="utf-8")
-    print(f"wrote {CARRIED.relative_to(REPOSITORY)}: {len(program)} bytes")
+    known = "".join(f'\n    "{name}": "{digest}",' for name, digest in digests().items())
+    text = _MODULE.format(digests=f"{{{known}\n}}")
+    for name, source in SOURCES.items():
+        program = small_program(source)
+        pieces = textwrap.wrap(program, 110, drop_whitespace=False)
+        lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)
+        text += _PROGRAM.format(module=name.lower(), name=name, lines=lines)
+        print(f"{name}: {len(program)} bytes")
+    CARRIED.write_text(text, encoding="utf-8")
+    print(f"wrote {CARRIED.relative_to(REPOSITORY)}")
 
 
 if __name__ == "__main__":

@@ -236,7 +236,10 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
         if code:
             sys.exit(code)
     try:
-        sys.exit(publish(spec, json.loads(executor_input)["outputs"], words, base, run_id))
+        outputs = json.loads(executor_input)["outputs"]
+        # The launcher of a distributed stage may have gone on with the run of an earlier attempt.
+        run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115
+        sys.exit(publish(spec, outputs, words, base, run_id))
     except Exception as error:
         sys.exit(f"torchx-kfp: cannot publish {base}/{run_id}: {error!r}")
 

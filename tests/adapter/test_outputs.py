@@ -16,7 +16,7 @@ from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, load, make_app
 from tests.adapter.engines import container_of, containers
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
-from torchx_kfp.adapter.stage.carried import PROGRAM
+from torchx_kfp.adapter.stage.carried import PUBLISHER
 from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
@@ -364,7 +364,7 @@ def test_ui_metadata_as_the_retired_adapter_took_it() -> None:
 
 def test_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
     compiled = stage(results={"accuracy": float}, inline=False)
-    assert PROGRAM not in compiled
+    assert PUBLISHER not in compiled
     words = containers(compiled)["train"]["command"]
     assert words[words.index("python3") + 1] == "-c"
     assert "from torchx_kfp import publisher" in words[words.index("python3") + 2]
@@ -470,5 +470,5 @@ def test_the_compiled_file_is_yaml_that_kfp_reads_back() -> None:
     compiled = stage(results=RESULTS, artifacts=ARTIFACTS, ui_metadata=UI)
     (document, *_) = yaml.safe_load_all(compiled)
     command = document["deploymentSpec"]["executors"]["exec-train"]["container"]["command"]
-    assert PROGRAM in command
+    assert PUBLISHER in command
     assert "{{$}}" in command

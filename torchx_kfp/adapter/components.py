@@ -15,11 +15,13 @@ from torchx_kfp.adapter.stage.options import ComponentOptions, check_names, read
 from torchx_kfp.adapter.stage.outputs import METRICS, Artifacts, Results, UiMetadata
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
 from torchx_kfp.adapter.stage.reads import RUN_ID, Source, check_alias
+from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.stage.secrets import Secrets
 from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.names import is_input_name
 from torchx_kfp.adapter.values.references import Reference, parameter
+from torchx_kfp.engines import Engine
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
@@ -44,8 +46,9 @@ def component_from_app(
             ``run_id``.
         reads: aliases of the stages that the component reads. Each becomes an input that takes another stage's
             ``run_id``. Implies ``tracked``.
-        options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels`` and ``name``:
-            see ``task_from_app``. Results and artifacts imply ``tracked``; the values of trackers are constants.
+        options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels``, ``engine``,
+            ``replicas`` and ``name``: see ``task_from_app``. Results and artifacts imply ``tracked``; the values of
+            trackers are constants.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
@@ -92,6 +95,8 @@ def component_from_function(
     cache: bool = True,
     inline: bool = True,
     labels: bool = False,
+    engine: Engine | str | None = None,
+    replicas: Replicas | None = None,
     **constants: Any,
 ) -> emit.StageComponent:
     """Make a KFP component from a TorchX component, which is a function that returns an AppDef.
@@ -124,6 +129,8 @@ def component_from_function(
         "cache": cache,
         "inline": inline,
         "labels": labels,
+        "engine": engine,
+        "replicas": replicas,
     }
     defaults = inspect.signature(component_from_function).parameters
     given = {name: value for name, value in options.items() if value is not defaults[name].default}

@@ -109,14 +109,22 @@ def component_yaml(plan: StagePlan) -> str:
 def _container_component(plan: StagePlan, name: str | None = None) -> Any:
     """Make the container component. KFP reads name, description, inputs and outputs from a function's signature."""
     outputs = [_parameter(output, _output_annotation(kind)) for output, kind in plan.outputs.items()]
-    return dsl.container_component(
+    config = [_parameter(plan.task_config, dsl.TaskConfig)] if plan.task_config else []
+    component = dsl.container_component(
         _function(
             name or plan.component,
             plan.description,
-            [*_inputs(plan), *outputs],
+            [*_inputs(plan), *config, *outputs],
             lambda *_: dsl.ContainerSpec(image=plan.image, command=list(plan.command)),
         )
     )
+    if config:
+        # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
+        both = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
+        component.component_spec.task_config_passthroughs = [
+            dsl.TaskConfigPassthrough(field=field, apply_to_task=field in both) for field in dsl.TaskConfigField
+        ]
+    return component
 
 
 def _pipeline_of(plan: StagePlan) -> Any:

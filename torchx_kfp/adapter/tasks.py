@@ -25,10 +25,12 @@ from torchx_kfp.adapter.stage.reads import (
     read_uri,
     stage_of,
 )
+from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.stage.secrets import Secrets
 from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.references import Channel
+from torchx_kfp.engines import Engine
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 
@@ -45,6 +47,8 @@ def task_from_app(
     cache: bool = True,
     inline: bool = True,
     labels: bool = False,
+    engine: Engine | str | None = None,
+    replicas: Replicas | None = None,
     name: str | None = None,
 ) -> dsl.PipelineTask:
     """Make a task from the AppDef, in the pipeline that is being defined.
@@ -52,7 +56,7 @@ def task_from_app(
     The entrypoint, the args, the values of env and the image may be pipeline channels, or text with channels inside.
 
     Args:
-        app: an AppDef with one role and one replica.
+        app: an AppDef. With several roles or replicas, it needs an engine.
         tracker_base: the fsspec URL or directory in which results are stored, or a channel for one. With None, the
             stage is not tracked and runs exactly the AppDef's command.
         reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
@@ -74,6 +78,12 @@ def task_from_app(
             (``torchx.pytorch.org/app-name``, ``app.kubernetes.io/name`` and others). They take about 1.5 kB of the
             1 MiB that Argo allows for a run. KFP and Argo always label pods with the run and the workflow;
             ``kubernetes.add_pod_label`` adds single labels.
+        engine: what runs the replicas of an AppDef with several replicas or roles: ``"job"``, ``"jobset"``,
+            ``"volcano"``, or one of ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their
+            output, and ends with them; it needs python3 (3.8 or newer) in the image of the first role. An engine also
+            runs a single replica whose mounts or devices KFP has no place for.
+        replicas: the number of replicas, if it is known only when the stage runs: a channel for a number from 1 to the
+            role's ``num_replicas``; {role: channel} if there are several roles.
         name: the stage's name. The default is the AppDef's name.
 
     Returns:
@@ -105,6 +115,8 @@ def task_from_app(
         cache=cache,
         inline=inline,
         labels=labels,
+        engine=engine,
+        replicas=replicas,
         name=name,
     )
     base = None if tracker_base is None else read_tracker_base(tracker_base)

@@ -15,14 +15,15 @@ from typing import Any
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
+from torchx_kfp import protocol
 from torchx_kfp.adapter.values import shell
 from torchx_kfp.adapter.values.channels import check_parts, parse, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word
-from torchx_kfp.adapter.values.references import Parts
+from torchx_kfp.adapter.values.references import Parts, parameter, parameter_text
 from torchx_kfp.errors import AppDefError, ChannelError
 
-#: The variable that ``${rank0_env}`` names. Its value is the host of replica 0.
-RANK0_HOST = "TORCHX_RANK0_HOST"
+#: The index of a replica, which only the replica knows.
+REPLICA = parameter("replica_id", "STRING")
 
 _MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
 #: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.
@@ -44,7 +45,9 @@ class Application:
         return {*self.env, *self.field_paths}
 
 
-def read_application(app_name: str, role: specs.Role, where: str, taken: Collection[str]) -> Application:
+def read_application(
+    app_name: str, role: specs.Role, where: str, taken: Collection[str], *, replicas: bool = False
+) -> Application:
     """Read the role's entrypoint, arguments and variables.
 
     Args:
@@ -52,16 +55,21 @@ def read_application(app_name: str, role: specs.Role, where: str, taken: Collect
         role: the AppDef's role.
         where: the role, for errors.
         taken: variables that something else sets.
+        replicas: whether the role may have several replicas: ``${replica_id}`` becomes ``REPLICA``, next to which text
+            is not checked, and an engine sets the host of replica 0.
 
     Raises:
         AppDefError: a value is not text, or a variable has a name that ``env`` cannot set.
         ChannelError: a channel is used where its value cannot be filled in.
     """
-    values = _macro_values(app_name)
+    values = _macro_values(app_name, parameter_text(REPLICA) if replicas else "0")
     texts = [value for value in (*role.args, *role.env.values()) if isinstance(value, str)]
     variables: dict[str, Any] = dict(role.env)
-    if any("${rank0_env}" in text for text in texts):
-        variables.setdefault(RANK0_HOST, "localhost")
+    if not replicas and any("${rank0_env}" in text for text in texts):
+        variables.setdefault(protocol.RANK0_HOST, "localhost")
+
+    def check(parts: Parts, place: str) -> Parts:
+        return parts if REPLICA in parts else check_parts(parts, place)
 
     def read(value: object, place: str) -> Parts:
         return parse(_substitute(value, values) if isinstance(value, str) else value, place)
@@ -71,7 +79,7 @@ def read_application(app_name: str, role: specs.Role, where: str, taken: Collect
     for key, value in variables.items():
         _check_variable(key, where)
         place = f"env[{key!r}] of {where}"
-        parts = check_parts(read(value, place), place)
+        parts = check(read(value, place), place)
         if _FIELD_PATH and isinstance(parts[0], str) and parts[0].startswith(_FIELD_PATH):
             if len(parts) > 1:
                 raise ChannelError(
@@ -86,12 +94,12 @@ def read_application(app_name: str, role: specs.Role, where: str, taken: Collect
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     args, lifted = shell.lift_arguments(entrypoint, args, env, where, taken)
     env.update({variable: (reference,) for variable, reference in lifted.items()})
-    args = [check_parts(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
+    args = [check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     return Application(entrypoint, args, env, field_paths)
 
 
-def _macro_values(app_name: str) -> dict[str, str]:
-    """Return the value of each macro (``torchx.specs.macros``) in a stage with one replica.
+def _macro_values(app_name: str, replica_id: str) -> dict[str, str]:
+    """Return the value of each macro (``torchx.specs.macros``).
 
     ``app_id`` is the AppDef's name, because a value that changed with each run would defeat KFP's caching. In a
     container, ``img_root`` is empty, as in TorchX's Kubernetes scheduler, where ``base_img_root`` is deprecated.
@@ -100,8 +108,8 @@ def _macro_values(app_name: str) -> dict[str, str]:
         "img_root": "",
         "base_img_root": "",
         "app_id": app_name,
-        "replica_id": "0",
-        "rank0_env": RANK0_HOST,
+        "replica_id": replica_id,
+        "rank0_env": protocol.RANK0_HOST,
     }
 
 

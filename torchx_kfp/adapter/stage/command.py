@@ -70,10 +70,9 @@ _DECODE = (
 #: Writes KFP v1's UI metadata, which tells the UI what to show.
 _UI_METADATA = '[ -d "${1%/*}" ] || mkdir -p "${1%/*}"; printf %b "$2" >"$1"; shift 2; '
 #: Prints a message if the image has no Python to do so.
-_PYTHON = (
-    "command -v python3 >/dev/null || { echo 'torchx-kfp: results need python3 and fsspec in the image, or "
-    "publish_results' >&2; exit 127; }; "
-)
+_PYTHON = "command -v python3 >/dev/null || {{ echo 'torchx-kfp: {}' >&2; exit 127; }}; "
+_OF_PUBLISHER = "results need python3 and fsspec in the image, or publish_results"
+_OF_LAUNCHER = "a distributed stage needs python3 in the image, or a launcher_image"
 _EXEC = 'exec "$@"'
 
 
@@ -124,14 +123,19 @@ def untracked_command(
     words: Sequence[Parts],
     inputs: Mapping[Reference, str],
     *,
+    program: Sequence[str] = (),
     ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the application's words, after a script if something must be done before."""
-    mask, texts = _encode((*variables, *words), inputs)
-    mask = mask.rstrip("s")
+    mask, texts = _join_words(variables, program, words, inputs)
     if not mask and not ui_metadata:
         return texts
-    script = (_UI_METADATA if ui_metadata else "") + (_DECODE if mask else "") + _EXEC
+    script = (
+        (_UI_METADATA if ui_metadata else "")
+        + (_PYTHON.format(_OF_LAUNCHER) if program else "")
+        + (_DECODE if mask else "")
+        + _EXEC
+    )
     return ("sh", "-ec", script, name, *ui_metadata, *((mask,) if mask else ()), *texts)
 
 
@@ -146,6 +150,7 @@ def tracked_command(
     inputs: Mapping[Reference, str],
     *,
     publisher: Sequence[str] = (),
+    program: Sequence[str] = (),
     ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the application's words, after the protocol's variables and the script that makes the run id.
@@ -161,16 +166,15 @@ def tracked_command(
         inputs: the name of each reference's input.
         publisher: the words of the program around the application, if there is one. It gets the application's
             variables, because they may configure the storage.
+        program: words before ``words`` that are constant, or placeholders that KFP fills in.
         ui_metadata: the path and the escaped text of ``mlpipeline_ui_metadata``, if there is one.
     """
-    before, assignments = _encode(variables, inputs)
-    after, texts = _encode(words, inputs)
-    mask = (before + "s" * len(publisher) + after).rstrip("s")
+    mask, texts = _join_words(variables, (*publisher, *program), words, inputs)
     script = (
         _RUN_ID
         + (_PARENTS if parents else "")
         + (_UI_METADATA if ui_metadata else "")
-        + (_PYTHON if publisher else "")
+        + (_PYTHON.format(_OF_PUBLISHER if publisher else _OF_LAUNCHER) if publisher or program else "")
         + (_DECODE if mask else "")
         + _EXEC
     )
@@ -186,8 +190,6 @@ def tracked_command(
         *parents,
         *ui_metadata,
         *((mask,) if mask else ()),
-        *assignments,
-        *publisher,
         *texts,
     )
 
@@ -207,11 +209,22 @@ def publisher_command(
         f"{protocol.JOB_ID}={run_id}",
         "sh",
         "-ec",
-        f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; {_PYTHON}{_EXEC}',
+        f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; shift; '
+        + _PYTHON.format(_OF_PUBLISHER)
+        + _EXEC,
         name,
         run_id_file,
         *publisher,
     )
+
+
+def _join_words(
+    variables: Sequence[Parts], program: Sequence[str], words: Sequence[Parts], inputs: Mapping[Reference, str]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the mask and the text of all words; those of the program need no script."""
+    before, assignments = _encode(variables, inputs)
+    after, texts = _encode(words, inputs)
+    return (before + "s" * len(program) + after).rstrip("s"), (*assignments, *program, *texts)
 
 
 def _encode(words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[str, tuple[str, ...]]:

@@ -63,19 +63,22 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 GPU = "nvidia.com/gpu"
 
 
+_ENGINES_OF_ROLES = "engine='jobset' needs the JobSet controller, engine='volcano' needs Volcano"
+_ENGINES_OF_REPLICAS = f"engine='job' needs nothing installed, {_ENGINES_OF_ROLES}"
+
 #: The type of each field, and the name of that type in errors. Tuples are accepted as lists.
-_APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
+APPDEF_TYPES: Mapping[str, tuple[type, str]] = {
     "roles": (list, "a list of Roles"),
     "metadata": (Mapping, "a dict"),
 }
-_ROLE_TYPES: Mapping[str, tuple[type, str]] = {
+ROLE_TYPES: Mapping[str, tuple[type, str]] = {
     "args": (list, "a list of strings"),
     "env": (Mapping, "a dict of strings"),
     "metadata": (Mapping, "a dict"),
     "mounts": (list, "a list of mounts"),
     "resource": (specs.Resource, "a torchx.specs.Resource"),
 }
-_RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
+RESOURCE_TYPES: Mapping[str, tuple[type, str]] = {
     "capabilities": (Mapping, "a dict"),
     "devices": (Mapping, "a dict of numbers"),
 }
@@ -124,32 +127,68 @@ def read_role(app: specs.AppDef) -> RoleFields:
         AppDefError: the app has several roles or replicas, or a field that cannot be mapped is set.
         ChannelError: a pipeline channel is in a field whose value must be known when the pipeline is compiled.
     """
-    if not isinstance(app, specs.AppDef):
-        raise AppDefError(f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one.")
-    check_name(app.name, "AppDef.name")
-    _check_types(app, f"AppDef {app.name!r}", _APPDEF_TYPES)
-    if contains_channel(app.metadata):
-        raise ChannelError(f"metadata of AppDef {app.name!r} contains a pipeline channel, but nothing reads it there.")
-    if len(app.roles) != 1:
-        names = ", ".join(repr(role.name) for role in app.roles) or "none"
+    check_app(app)
+    if len(app.roles) > 1:
         raise AppDefError(
-            f"AppDef {app.name!r} has {len(app.roles)} roles ({names}); a KFP task is one pod and takes one role. "
-            "Make an AppDef for each role and chain their stages, or submit the app to TorchX's Kubernetes scheduler."
+            f"AppDef {app.name!r} has {len(app.roles)} roles ({', '.join(repr(role.name) for role in app.roles)}). "
+            f"Several roles need an engine: {_ENGINES_OF_ROLES}. Without one, a stage is one pod: make an AppDef "
+            "for each role and chain their stages."
         )
-    role = app.roles[0]
-    where = f"role {role.name!r} of AppDef {app.name!r}"
-    check_name(role.name, f"The name of {where}")
-    _check_types(role, where, _ROLE_TYPES)
-    _check_types(role.resource, f"resource of {where}", _RESOURCE_TYPES)
-    _refuse_channels(role, where)
-    _refuse_fields(role, where)
+    (role,) = app.roles
+    where = check_role(app, role)
+    for name in ("num_replicas", "min_replicas"):
+        value = getattr(role, name)
+        if value != 1 and not (name == "min_replicas" and value is None):
+            raise AppDefError(
+                f"{where} has {name}={value!r}. Several replicas need an engine: {_ENGINES_OF_REPLICAS}. Without "
+                "one, a stage is one pod of KFP (dist.ddp: j='1xN' runs N processes in one pod)."
+            )
+    if "kubernetes" in role.metadata:
+        raise AppDefError(
+            f"metadata of {where} has the key 'kubernetes' ({role.metadata['kubernetes']!r}), which makes "
+            "TorchX's scheduler change pods. Without an engine, KFP creates the pod: use kfp.kubernetes on the task "
+            "that task_from_app returns, or give an engine, such as engine='job', which applies it."
+        )
     return RoleFields(
         role=role,
         resources=_read_resources(role),
-        retries=_read_retries(role),
-        node_selector=_read_node_selector(role),
+        retries=read_retries(role),
+        node_selector=read_node_selector(role),
         volumes=_read_volumes(role),
     )
+
+
+def check_app(app: specs.AppDef) -> None:
+    """Reject an AppDef whose own fields have wrong types, and one without roles.
+
+    Raises:
+        AppDefError: a field of the app is not what TorchX declares.
+        ChannelError: a pipeline channel is in a field whose value must be known when the pipeline is compiled.
+    """
+    if not isinstance(app, specs.AppDef):
+        raise AppDefError(f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one.")
+    check_name(app.name, "AppDef.name")
+    check_types(app, f"AppDef {app.name!r}", APPDEF_TYPES)
+    if contains_channel(app.metadata):
+        raise ChannelError(f"metadata of AppDef {app.name!r} contains a pipeline channel, but nothing reads it there.")
+    if not app.roles:
+        raise AppDefError(f"AppDef {app.name!r} has no roles. Give it one: AppDef(name=..., roles=[Role(...)]).")
+
+
+def check_role(app: specs.AppDef, role: specs.Role) -> str:
+    """Reject what no stage can do with a role; return the role's place, for further errors.
+
+    Raises:
+        AppDefError: a field has the wrong type, or cannot be mapped.
+        ChannelError: a pipeline channel is in a field whose value must be known when the pipeline is compiled.
+    """
+    where = f"role {role.name!r} of AppDef {app.name!r}"
+    check_name(role.name, f"The name of {where}")
+    check_types(role, where, ROLE_TYPES)
+    check_types(role.resource, f"resource of {where}", RESOURCE_TYPES)
+    refuse_channels(role, where)
+    _refuse_fields(role, where)
+    return where
 
 
 def check_name(name: object, where: str) -> None:
@@ -169,24 +208,31 @@ def check_name(name: object, where: str) -> None:
 def _read_resources(role: specs.Role) -> Resources:
     """Read the role's cpu, memory and accelerators; 0 and -1 ask for nothing, as in TorchX."""
     resource, where = role.resource, f"role {role.name!r}"
-    cpu = _number(resource.cpu, f"resource.cpu of {where}")
-    memory = _number(resource.memMB, f"resource.memMB of {where}")
+    memory = number(resource.memMB, f"resource.memMB of {where}")
     if 0 < memory < LAUNCHER_MB:
         _warn(
             f"resource.memMB of {where} is {memory}, but KFP's launcher runs within the stage's limit. It needs about "
             f"{LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
         )
-    return Resources(
-        # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its
-        # Kubernetes scheduler.
-        cpu=f"{int(cpu * 1000)}m" if cpu * 1000 >= 1 else None,
-        memory=f"{int(memory)}M" if memory >= 1 else None,
-        accelerator=_accelerator(resource, where),
-    )
+    return Resources(**read_amounts(resource, where), accelerator=_accelerator(resource, where))
 
 
-def _read_node_selector(role: specs.Role) -> dict[str, str]:
+def read_amounts(resource: specs.Resource, where: str) -> dict[str, str]:
+    """Read cpu and memory as Kubernetes writes them. Those that the resource does not ask for are left out."""
+    cpu = number(resource.cpu, f"resource.cpu of {where}")
+    memory = number(resource.memMB, f"resource.memMB of {where}")
+    amounts = {}
+    # TorchX declares cpu as an int, but people ask for half a core. Millicores can express both, as in its Kubernetes
+    # scheduler.
+    if cpu * 1000 >= 1:
+        amounts["cpu"] = f"{int(cpu * 1000)}m"
+    if memory >= 1:
+        amounts["memory"] = f"{int(memory)}M"
+    return amounts
+
+
+def read_node_selector(role: specs.Role) -> dict[str, str]:
     """Read the node labels that the role's capabilities ask for."""
     selector = {}
     for name, value in role.resource.capabilities.items():
@@ -207,26 +253,28 @@ def _read_volumes(role: specs.Role) -> tuple[tuple[str, str], ...]:
         if not isinstance(mount, specs.VolumeMount):
             raise AppDefError(
                 f"mounts of role {role.name!r} has {mount!r}, but KFP cannot mount paths or devices of a host. Use a "
-                "VolumeMount, whose src is a PersistentVolumeClaim, or put the files into the image."
+                "VolumeMount, whose src is a PersistentVolumeClaim, put the files into the image, or give an engine, "
+                "such as engine='job', which can."
             )
         if mount.read_only:
             raise AppDefError(
                 f"mounts of role {role.name!r} has {mount!r}, but KFP always mounts claims for writing. Set "
-                "read_only=False, or use a claim whose access mode is ReadOnlyMany."
+                "read_only=False, use a claim whose access mode is ReadOnlyMany, or give an engine, such as "
+                "engine='job', which can."
             )
         volumes.append((mount.src, mount.dst_path))
     return tuple(volumes)
 
 
-def _read_retries(role: specs.Role) -> int:
+def read_retries(role: specs.Role) -> int:
     """Read how often a failed stage is retried."""
-    retries = _number(role.max_retries, f"max_retries of role {role.name!r}")
+    retries = number(role.max_retries, f"max_retries of role {role.name!r}")
     if retries < 0 or retries != int(retries):
         raise AppDefError(f"max_retries of role {role.name!r} is {role.max_retries!r}; give a whole number, 0 or more.")
     return int(retries)
 
 
-def _check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
+def check_types(value: object, where: str, types: Mapping[str, tuple[type, str]]) -> None:
     """Reject fields whose type differs from TorchX's declaration, since a dataclass does not check types."""
     for name, (kind, what) in types.items():
         field = getattr(value, name)
@@ -243,7 +291,7 @@ def _shown(value: object) -> str:
     return "a pipeline channel" if contains_channel(value) else repr(value)
 
 
-def _refuse_channels(role: specs.Role, where: str) -> None:
+def refuse_channels(role: specs.Role, where: str) -> None:
     compile_time = ("num_replicas", "min_replicas", "max_retries", "port_map", "mounts", "metadata", "retry_policy")
     for name in compile_time:
         value = getattr(role, name)
@@ -263,13 +311,6 @@ def _refuse_channels(role: specs.Role, where: str) -> None:
 
 
 def _refuse_fields(role: specs.Role, where: str) -> None:
-    for name in ("num_replicas", "min_replicas"):
-        value = getattr(role, name)
-        if value != 1 and not (name == "min_replicas" and value is None):
-            raise AppDefError(
-                f"{where} has {name}={value!r}, but a KFP task is one pod. Set it to 1 (dist.ddp: j='1xN' runs N "
-                "processes in one pod), or submit the app to TorchX's Kubernetes scheduler."
-            )
     # Comparing a channel with == makes a condition for dsl.If, which counts as true.
     entrypoint = role.entrypoint if isinstance(role.entrypoint, str) else "channel"
     image = role.image if isinstance(role.image, str) else "channel"
@@ -292,12 +333,6 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
             f"{where} has workspace={role.workspace!r}, but torchx-kfp does not build it into the image. Build and "
             "push the image first (torchx's DockerWorkspace does), set Role.image to it and Role.workspace to None."
         )
-    if "kubernetes" in role.metadata:
-        raise AppDefError(
-            f"metadata of {where} has the key 'kubernetes' ({role.metadata['kubernetes']!r}), which makes "
-            "TorchX's scheduler change pods. Here, KFP creates the pods: remove it, and use kfp.kubernetes on the task "
-            "that task_from_app returns."
-        )
     if find_rewritten(image) and not contains_channel(image):
         raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
 
@@ -310,23 +345,29 @@ def _warn(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
-def _number(value: object, where: str) -> float:
+def number(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a finite number.")
     return value
 
 
+def read_devices(resource: specs.Resource, where: str) -> dict[str, int]:
+    """Read how many devices of each type the resource asks for."""
+    counts = {}
+    for name, given in {GPU: resource.gpu, **resource.devices}.items():
+        count = number(given, f"the count of {name} of {where}")
+        if count != int(count):
+            raise AppDefError(f"resource of {where} asks for {count!r} of {name}; give a whole number.")
+        if count > 0:
+            counts[name] = int(count)
+    return counts
+
+
 def _accelerator(resource: specs.Resource, where: str) -> Accelerator | None:
-    asked = {GPU: resource.gpu, **resource.devices}
-    counts = {name: _number(count, f"the count of {name} of {where}") for name, count in asked.items()}
-    counts = {name: count for name, count in counts.items() if count > 0}
+    counts = read_devices(resource, where)
     if len(counts) > 1:
         raise AppDefError(
             f"resource of {where} asks for {len(counts)} types of accelerators ({', '.join(counts)}), but a KFP task "
-            "can have only one. Ask for one of them, or submit the app to TorchX's Kubernetes scheduler."
+            "can have only one. Ask for one of them, or give an engine, such as engine='job', whose pods can have more."
         )
-    for name, count in counts.items():
-        if count != int(count):
-            raise AppDefError(f"resource of {where} asks for {count!r} of {name}; give a whole number.")
-        return Accelerator(name, int(count))
-    return None
+    return next((Accelerator(name, count) for name, count in counts.items()), None)

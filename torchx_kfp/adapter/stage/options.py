@@ -20,9 +20,11 @@ from torchx_kfp.adapter.stage.outputs import (
     read_ui_metadata,
 )
 from torchx_kfp.adapter.stage.reads import RUN_ID, Source, TrackerBase
+from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.stage.secrets import Secrets, read_secrets
 from torchx_kfp.adapter.stage.trackers import Trackers, read_trackers
 from torchx_kfp.adapter.values.references import Parts
+from torchx_kfp.engines import Engine, read_engine
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.text import did_you_mean
 
@@ -53,6 +55,8 @@ class ComponentOptions(StageOptions, total=False):
 
     results: Results | None
     artifacts: Artifacts | None
+    engine: Engine | str | None
+    replicas: Replicas | None
     name: str | None
 
 
@@ -75,6 +79,8 @@ class Settings:
     cache: bool = True
     inline: bool = True
     labels: bool = False
+    engine: Engine | None = None
+    replicas: object = None
     name: str | None = None
 
 
@@ -114,6 +120,8 @@ def read_settings(
         ui_metadata=read_ui_metadata(options.get("ui_metadata")),
         trackers=trackers,
         secrets=read_secrets(options.get("secrets")),
+        engine=read_engine(options.get("engine")),
+        replicas=options.get("replicas"),
         **{name: options[name] for name in ("cache", "inline", "labels", "name") if name in options},
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from kfp import dsl
 
-from torchx_kfp.adapter.stage.carried import PROGRAM
+from torchx_kfp.adapter.stage.carried import PUBLISHER
 from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.escapes import check_word, escape
@@ -28,10 +28,8 @@ METRICS = "metrics"
 #: The artifact that tells KFP's UI what to show. Its name comes from KFP v1.
 UI_METADATA = "mlpipeline_ui_metadata"
 
-#: The program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
-_INSTALLED = (
-    "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import publisher;publisher.main(*sys.argv[1:])"
-)
+#: A program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
+INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import {0};{0}.main(*sys.argv[1:])"
 #: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
 _RESULT_TYPES = (int, float, bool, str)
@@ -128,8 +126,8 @@ def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...
     return (
         "python3",
         "-c",
-        PROGRAM if inline else _INSTALLED,
-        _plain_json(spec),
+        PUBLISHER if inline else INSTALLED.format("publisher"),
+        plain_json(spec),
         "{{$}}",
         *(_artifact_path(output) for output in publication.artifacts),
     )
@@ -166,7 +164,7 @@ def _artifact_path(name: str) -> str:
     return f"{{{{$.outputs.artifacts['{name}'].path}}}}"
 
 
-def _plain_json(value: object) -> str:
+def plain_json(value: object) -> str:
     """Return JSON without spaces, and without text in its strings that an engine would rewrite."""
     text = json.dumps(value, separators=(",", ":"))
     # Outside strings, an opening brace is always followed by a quote or a closing brace.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kfp import dsl
@@ -11,15 +11,14 @@ from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp import protocol
 from torchx_kfp.adapter.stage import command
-from torchx_kfp.adapter.stage.application import read_application
-from torchx_kfp.adapter.stage.fields import Resources, read_role
+from torchx_kfp.adapter.stage.fields import Resources, check_app
 from torchx_kfp.adapter.stage.inputs import STAGE, Input, name_inputs, parent, parents, plan_inputs, signature
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import UI_METADATA, publisher_words, ui_metadata_words
+from torchx_kfp.adapter.stage.payload import TASK_CONFIG, read_payload
 from torchx_kfp.adapter.stage.reads import RUN_ID
-from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, Secrets, check_variables, secret_variables
+from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.adapter.stage.stage_input import lift
-from torchx_kfp.adapter.stage.trackers import tracker_env
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.channels import parse_checked
 from torchx_kfp.adapter.values.references import Reference
@@ -33,6 +32,7 @@ class StagePlan:
     ``alias`` is the stage's name as it was given, ``stage`` its part of run ids, and ``component`` its name in KFP.
     ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` maps variables
     to fields of the pod, ``volumes`` has (claim, path) pairs, and ``secrets`` maps secrets to their keys and variables.
+    ``task_config`` is the input through which the stage gets the settings of its task, instead of its pod.
     """
 
     alias: str
@@ -51,6 +51,7 @@ class StagePlan:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: tuple[tuple[str, str], ...] = ()
     secrets: Secrets = field(default_factory=dict)
+    task_config: str | None = None
 
 
 def plan_stage(
@@ -63,7 +64,7 @@ def plan_stage(
     """Plan the stage that runs the app.
 
     Args:
-        app: an AppDef with one role and one replica.
+        app: an AppDef. Without an engine, it has one role and one replica.
         settings: the options of the stage.
         parameters: inputs of the component, even unused ones, and their defaults (``NO_DEFAULT`` if there is none).
         description: the component's description. The default names the AppDef.
@@ -73,22 +74,13 @@ def plan_stage(
     """
     settings = settings or Settings()
     tracked = settings.tracker_base is not None
-    fields = read_role(app)
-    role = fields.role
-    alias = settings.name if settings.name is not None else app.name
-    where = f"role {role.name!r}"
-    configs = [protocol.tracker_config_variable(name) for name in settings.trackers]
-    if tracked:
-        _refuse_protocol_variables(role, where, configs)
-    application = read_application(app.name, role, where, taken=(*secret_variables(settings.secrets), *configs))
-    env = {**tracker_env(settings.trackers), **application.env}
-    others = env.keys() - application.variables
-    check_variables(settings.secrets, application.variables, (*PROTOCOL_VARIABLES, *others) if tracked else (), where)
-    image = parse_checked(role.image, f"image of {where}")
-    variables, words = command.application_words(
-        application.entrypoint, application.args, env, where, first=not tracked
-    )
-    lifted = lift(names.stage_name(alias), list(settings.sources), variables, words, kept=env.keys() - role.env.keys())
+    alias = settings.name
+    if alias is None:
+        check_app(app)
+        alias = app.name
+    payload = read_payload(app, settings, alias)
+    variables, words, image = payload.variables, payload.words, payload.image
+    lifted = lift(names.stage_name(alias), list(settings.sources), variables, words, kept=list(payload.kept))
     values = (Reference("stage", lifted.text, STAGE, "STRING"),) if tracked else ()
 
     outputs: dict[str, type] = {RUN_ID: str} if tracked else {}
@@ -99,9 +91,11 @@ def plan_stage(
     image_text, planned = plan_inputs(inputs, image, parameters or {})
     script_name = signature(planned, outputs)
     ui_metadata = ui_metadata_words(settings.ui_metadata)
-    field_paths = dict(application.field_paths)
+    field_paths = dict(payload.field_paths)
     if settings.tracker_base is None:
-        argv = command.untracked_command(script_name, variables, words, inputs, ui_metadata=ui_metadata)
+        argv = command.untracked_command(
+            script_name, variables, words, inputs, program=payload.program, ui_metadata=ui_metadata
+        )
     else:
         argv = command.tracked_command(
             script_name,
@@ -113,6 +107,7 @@ def plan_stage(
             lifted.words,
             inputs,
             publisher=publisher_words(settings.publication, inline=settings.inline) if settings.publication else (),
+            program=payload.program,
             ui_metadata=ui_metadata,
         )
         field_paths[protocol.PIPELINE_RUN] = protocol.RUN_ID_LABEL
@@ -120,18 +115,19 @@ def plan_stage(
         alias=alias,
         stage=names.stage_name(alias),
         component=names.component_name(alias),
-        description=description or f"TorchX application {app.name}, role {role.name}",
+        description=description or f"TorchX application {app.name}, role {payload.role.name}",
         image=image_text,
         command=argv,
         inputs=planned,
         outputs=outputs,
-        resources=fields.resources,
-        retries=fields.retries,
+        resources=payload.resources,
+        retries=payload.retries,
         cache=settings.cache,
-        labels=_labels(app, role) if settings.labels else {},
+        labels=_labels(app, payload.role) if settings.labels else {},
         field_paths=field_paths,
-        node_selector=fields.node_selector,
-        volumes=fields.volumes,
+        node_selector=payload.node_selector,
+        volumes=tuple(payload.volumes),
+        task_config=TASK_CONFIG if payload.takes_config else None,
         secrets=settings.secrets,
     )
 
@@ -174,15 +170,6 @@ def plan_publisher(settings: Settings, name: str, image: str) -> StagePlan:
         cache=settings.cache,
         secrets=settings.secrets,
     )
-
-
-def _refuse_protocol_variables(role: specs.Role, where: str, configs: Sequence[str]) -> None:
-    for name in (*protocol.VARIABLES, protocol.PIPELINE_RUN, *configs):
-        if name in role.env:
-            raise AppDefError(
-                f"env of {where} sets {name} to {role.env[name]!r}, but a tracked stage gets this variable from the "
-                "pipeline. Remove it, or do not track the stage (no tracker_base)."
-            )
 
 
 def _labels(app: specs.AppDef, role: specs.Role) -> dict[str, str]:

@@ -1,0 +1,246 @@
+"""The roles of a distributed stage: fields of AppDef, Role and Resource with an engine.
+
+Where an engine makes a difference, ``WITH_ENGINE`` says which; everything else is as in ``fields.FIELDS``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchx import specs
+
+from torchx_kfp.adapter.stage.fields import (
+    FIELDS,
+    check_app,
+    check_role,
+    number,
+    read_amounts,
+    read_devices,
+    read_node_selector,
+    read_retries,
+)
+from torchx_kfp.adapter.values.channels import contains_channel, parse
+from torchx_kfp.adapter.values.names import component_name
+from torchx_kfp.adapter.values.references import Channel, Parts, Reference
+from torchx_kfp.engines import ENGINES
+from torchx_kfp.engines.engine import Manifest, Mount, Role
+from torchx_kfp.errors import AppDefError, ChannelError
+
+#: How many replicas a role has: a channel for a number, or a number; by role if there are several.
+Replicas = int | Channel | Mapping[str, "int | Channel"]
+
+#: A replica's name is part of names of pods, which may have 63 characters.
+_LONGEST_ROLE = 20
+
+_ALL: Mapping[str, Mapping[str, str]] = {
+    "AppDef": {"roles": "mapped: one or several"},
+    "Role": {
+        "num_replicas": "mapped: pods; `replicas=` can reduce it at run time",
+        "port_map": "mapped: ports of the container. On one machine, stages with the same port take turns",
+        "metadata": "ignored: its keys are schedulers; but `kubernetes` is applied to the pods, as TorchX's overlay",
+        "mounts": "mapped: volumes, paths and devices of the host, also read-only",
+    },
+    "Resource": {
+        "devices": "mapped: all types",
+    },
+}
+_EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "job": {
+        "AppDef": {"roles": "mapped: exactly one role"},
+        "Role": {
+            "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
+            "max_retries": "mapped: with APPLICATION, retries of the task; with REPLICA, the Job's backoffLimit",
+            "retry_policy": "mapped: see max_retries",
+        },
+    },
+    "jobset": {
+        "Role": {
+            "min_replicas": "ignored: as with a Job",
+            "max_retries": "mapped: with APPLICATION, failurePolicy.maxRestarts; with REPLICA, backoffLimit",
+            "retry_policy": "mapped: see max_retries",
+        },
+    },
+    "volcano": {
+        "Role": {
+            "min_replicas": "mapped: minAvailable",
+            "max_retries": "mapped: maxRetry",
+            "retry_policy": "mapped: APPLICATION; REPLICA with retries is rejected: Volcano does not count them",
+        },
+    },
+}
+#: How each engine treats each field.
+WITH_ENGINE: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    engine: {kind: {**fields, **_ALL.get(kind, {}), **_EACH[engine].get(kind, {})} for kind, fields in FIELDS.items()}
+    for engine in ENGINES
+}
+
+
+def read_roles(app: specs.AppDef) -> tuple[specs.Role, ...]:
+    """Check the fields of all roles that do not differ from engine to engine, and return the roles.
+
+    Raises:
+        AppDefError: a field that cannot be mapped is set.
+        ChannelError: a pipeline channel is in a field whose value must be known when the pipeline is compiled.
+    """
+    check_app(app)
+    for role in app.roles:
+        where = check_role(app, role)
+        most = _count(role.num_replicas, f"num_replicas of {where}")
+        fewest = getattr(role, "min_replicas", None)
+        if fewest is not None and _count(fewest, f"min_replicas of {where}") > most:
+            raise AppDefError(f"{where} has min_replicas={fewest}, which is more than its num_replicas ({most}).")
+    known = [role.name for role in app.roles]
+    for name in known:
+        if known.count(name) > 1:
+            raise AppDefError(f"AppDef {app.name!r} has several roles {name!r}. Give each role its own name.")
+    return tuple(app.roles)
+
+
+def read_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, Parts]:
+    """Read the numbers of replicas that are known only when the stage runs, by role.
+
+    Raises:
+        AppDefError: there is no such role, or a number is not between 1 and the role's ``num_replicas``.
+        ChannelError: a channel is not one for a number.
+    """
+    if replicas is None:
+        return {}
+    most = {role.name: role.num_replicas for role in roles}
+    if not isinstance(replicas, Mapping):
+        if len(roles) > 1:
+            raise AppDefError(
+                f"replicas is {_shown(replicas)}, but the AppDef has {len(roles)} roles. Give "
+                f"{{role: number}}, with the roles {', '.join(map(repr, most))}."
+            )
+        replicas = {roles[0].name: replicas}
+    read: dict[str, Parts] = {}
+    for name, count in replicas.items():
+        if name not in most:
+            raise AppDefError(
+                f"replicas names the role {name!r}, which the AppDef does not have. Its roles: "
+                f"{', '.join(map(repr, most))}."
+            )
+        where = f"replicas of role {name!r}"
+        if contains_channel(count):
+            parts = parse(count, where)
+            channel = parts[0]
+            if len(parts) > 1 or not isinstance(channel, Reference) or channel.type in ("BOOLEAN", "LIST", "STRUCT"):
+                raise ChannelError(f"{where} is {_shown(count)}. Give a channel for a number, such as an int result.")
+            read[name] = parts
+        else:
+            if _count(count, where) > most[name]:
+                raise AppDefError(f"{where} is {count!r}, but its num_replicas, the most it may have, is {most[name]}.")
+            read[name] = (str(count),)
+    return read
+
+
+def role_names(roles: Sequence[specs.Role]) -> list[str]:
+    """Return a name for each role that Kubernetes accepts within names of pods: short, distinct DNS labels."""
+    names: list[str] = []
+    for position, role in enumerate(roles):
+        name = component_name(role.name)
+        name = name if name[0].isalpha() else f"r{name}"
+        if len(name) > _LONGEST_ROLE or name in names:
+            suffix = f"-{position}"
+            name = name[: _LONGEST_ROLE - len(suffix)].rstrip("-") + suffix
+        names.append(name)
+    return names
+
+
+def plan_role(
+    role: specs.Role,
+    name: str,
+    image: str | Manifest,
+    *,
+    env: Sequence[Mapping[str, Any]] = (),
+    labels: Mapping[str, str] | None = None,
+) -> Role:
+    """Return the role as the engines take it: everything but what the launcher fills in.
+
+    Args:
+        role: a role that ``read_roles`` has checked.
+        name: its name in Kubernetes.
+        image: its image, or a marker for the launcher.
+        env: entries of the container's environment that come from secrets and from fields of the pod.
+        labels: further labels of its pods.
+    """
+    where = f"role {role.name!r}"
+    devices = {device: str(count) for device, count in read_devices(role.resource, where).items()}
+    return Role(
+        name=name,
+        replicas=role.num_replicas,
+        image=image,
+        fewest=getattr(role, "min_replicas", None),
+        env=env,
+        limits={**read_amounts(role.resource, where), **devices},
+        node_selector=read_node_selector(role),
+        mounts=[_mount(mount) for mount in role.mounts],
+        privileged=any(isinstance(mount, specs.DeviceMount) for mount in role.mounts),
+        ports=_ports(role),
+        labels=labels or {},
+        restarts=read_retries(role),
+        restarts_all=role.retry_policy != specs.RetryPolicy.REPLICA,
+        overlay=_overlay(role),
+    )
+
+
+def claims(role: specs.Role) -> list[tuple[str, str]]:
+    """Return the persistent volume claims that the role mounts for writing, as (claim, path)."""
+    return [
+        (mount.src, mount.dst_path)
+        for mount in role.mounts
+        if isinstance(mount, specs.VolumeMount) and not mount.read_only
+    ]
+
+
+def _mount(mount: specs.BindMount | specs.VolumeMount | specs.DeviceMount) -> Mount:
+    if isinstance(mount, specs.VolumeMount):
+        return Mount({"persistentVolumeClaim": {"claimName": mount.src}}, mount.dst_path, bool(mount.read_only))
+    source = {"hostPath": {"path": mount.src_path}}
+    if isinstance(mount, specs.BindMount):
+        return Mount(source, mount.dst_path, bool(mount.read_only))
+    # TorchX's Kubernetes scheduler: a device that may be made (m) may be written.
+    return Mount(source, mount.dst_path, not set(mount.permissions) & set("wm"))
+
+
+def _ports(role: specs.Role) -> dict[str, int]:
+    ports = {}
+    for name, port in (role.port_map or {}).items():
+        value = number(port, f"port_map[{name!r}] of role {role.name!r}")
+        if value != int(value) or not 0 < value < 65536:
+            raise AppDefError(f"port_map[{name!r}] of role {role.name!r} is {port!r}; give a port from 1 to 65535.")
+        # Names of ports have at most 15 characters.
+        ports[re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")[:15].strip("-") or f"port-{port}"] = int(value)
+    return ports
+
+
+def _overlay(role: specs.Role) -> Mapping[str, Any]:
+    """Return the changes of the pod that ``metadata["kubernetes"]`` asks for."""
+    overlay = role.metadata.get("kubernetes")
+    if overlay is None:
+        return {}
+    try:
+        from torchx.specs.overlays import get_overlay
+    except ImportError:  # TorchX 0.7.0, where the overlay is the value itself
+        found: object = overlay
+    else:
+        found = get_overlay(role, "kubernetes", "V1Pod")
+    if not isinstance(found, Mapping):
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} is {overlay!r}. Give a dict that changes the pod, such as "
+            "{'spec': {'tolerations': [...]}}."
+        )
+    return found
+
+
+def _count(value: object, where: str) -> int:
+    count = number(value, where)
+    if count != int(count) or count < 1:
+        raise AppDefError(f"{where} is {value!r}; give a whole number, 1 or more.")
+    return int(count)
+
+
+def _shown(value: object) -> str:
+    return "a pipeline channel" if contains_channel(value) else repr(value)

@@ -1,0 +1,163 @@
+"""What all engines have in common: their options, the roles that they run, and what the launcher learns of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torchx_kfp.errors import AppDefError
+
+#: A JSON object for the launcher's ``fill``.
+Manifest = dict[str, Any]
+Logs = Literal["all", "first", "none"]
+
+_LOGS = ("all", "first", "none")
+#: The lowest ``ttl``: an object that vanishes at once could vanish before the launcher has seen that it succeeded.
+SHORTEST_TTL = 60
+_DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+#: Kubernetes' rules for names of labels and annotations, and for values of labels.
+_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A volume of a role's pods: its source as Kubernetes writes it, and where it is mounted."""
+
+    source: Mapping[str, Any]
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Role:
+    """One role of a distributed stage, as pods.
+
+    ``name`` is a DNS label that differs from those of other roles; in logs, a replica is ``<name>/<index>``.
+    ``replicas`` is the most that the stage may have, ``fewest`` the number with which it may start, and ``image`` the
+    image or a marker. ``env`` has the entries of the container that are known when the pipeline is compiled: values
+    from secrets and from fields of the pod. ``restarts`` is how often the engine starts failed replicas again: all of
+    them if ``restarts_all``, otherwise only the one that failed. ``overlay`` is applied to the finished pod.
+    """
+
+    name: str
+    replicas: int
+    image: str | Manifest
+    fewest: int | None = None
+    env: Sequence[Mapping[str, Any]] = ()
+    limits: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    mounts: Sequence[Mount] = ()
+    privileged: bool = False
+    ports: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    restarts: int = 0
+    restarts_all: bool = True
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The objects of a stage, and what the launcher must know to follow them.
+
+    ``api`` and ``plural`` name the collection of ``manifest``, ``companions`` are objects that it owns, as (api,
+    plural, manifest). ``state`` is the path of the field that tells the state: text, or a list of conditions;
+    ``succeeded`` and ``failed`` are its final values. ``index`` is the pods' annotation with the index of a replica,
+    and ``host`` the name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often KFP retries
+    the stage, because the engine cannot, and ``restarts`` how often the engine starts replicas again.
+    """
+
+    api: str
+    plural: str
+    manifest: Manifest
+    state: Sequence[str]
+    succeeded: Sequence[str]
+    failed: Sequence[str]
+    index: str
+    host: str
+    retries: int = 0
+    restarts: int = 0
+    companions: Sequence[tuple[str, str, Manifest]] = ()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The options that all engines have.
+
+    Attributes:
+        queue: the queue that admits the object: a LocalQueue of Kueue (``Job`` and ``JobSet``), or Volcano's queue.
+        priority_class: the PriorityClass of the replicas.
+        service_account: the service account of the replicas. The default is the one with which the stage runs.
+        launcher_image: the image of the launcher. It needs python3 (3.8 or newer); with results or artifacts, also
+            fsspec. The default is the first role's image.
+        logs: whose output the stage's log has: ``"all"`` replicas', the ``"first"`` one's, or ``"none"``'s.
+        ttl: the seconds for which the object is kept after it has succeeded, at least 60.
+        labels: further labels of the object and its pods.
+        annotations: further annotations of the object and its pods.
+    """
+
+    NAME: ClassVar[str]
+    #: What the cluster must have, for messages.
+    NEEDS: ClassVar[str]
+    #: The API group and the resource that the launcher creates, for the Role of its service account.
+    RESOURCE: ClassVar[tuple[str, str]]
+    #: Whether the engine runs several roles.
+    HAS_ROLES: ClassVar[bool] = True
+
+    queue: str | None = None
+    priority_class: str | None = None
+    service_account: str | None = None
+    launcher_image: str | None = None
+    logs: Logs = "all"
+    ttl: int = 24 * 60 * 60
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("queue", "priority_class", "service_account"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and _DNS_NAME.fullmatch(value)):
+                raise self._error(f"{name}={value!r}, which is not the name of a Kubernetes object")
+        if self.launcher_image is not None and not (isinstance(self.launcher_image, str) and self.launcher_image):
+            raise self._error(f"launcher_image={self.launcher_image!r}. Give the name of an image with python3")
+        if self.logs not in _LOGS:
+            raise self._error(f"logs={self.logs!r}. Give {', '.join(map(repr, _LOGS))}")
+        if isinstance(self.ttl, bool) or not isinstance(self.ttl, int) or self.ttl < SHORTEST_TTL:
+            raise self._error(f"ttl={self.ttl!r}. Give seconds, {SHORTEST_TTL} or more")
+        for name in ("labels", "annotations"):
+            self._check_metadata(name)
+
+    def workload(self, roles: Sequence[Role]) -> Workload:
+        """Return the objects that run the roles.
+
+        Raises:
+            AppDefError: the engine cannot run these roles.
+        """
+        raise NotImplementedError
+
+    def _check_metadata(self, name: str) -> None:
+        pairs = getattr(self, name)
+        if not isinstance(pairs, Mapping):
+            raise self._error(f"{name}={pairs!r}. Give a dict of text")
+        for key, value in pairs.items():
+            if not (isinstance(key, str) and _KEY.fullmatch(key)) or not isinstance(value, str):
+                raise self._error(f"{key!r}: {value!r} in {name}, which Kubernetes does not accept there")
+            if name == "labels" and not _VALUE.fullmatch(value):
+                raise self._error(
+                    f"{key!r}: {value!r} in labels. A label's value has at most 63 letters, digits, '-', '_' and '.'"
+                )
+
+    def _error(self, what: str) -> AppDefError:
+        return AppDefError(f"{type(self).__name__} has {what}.")
+
+
+def marker(name: str) -> Manifest:
+    """Return an object that the launcher replaces with a value: see ``fill`` in ``torchx_kfp.launcher``."""
+    return {"@": name}
+
+
+def formatted(text: str) -> Manifest:
+    """Return an object that the launcher replaces with text in which ``%(name)s`` is a value."""
+    return {"%": text}

@@ -1,0 +1,42 @@
+"""Facts about several roles that an engine needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchx_kfp.engines.engine import Engine, Role
+from torchx_kfp.errors import AppDefError
+from torchx_kfp.text import did_you_mean
+
+
+def check_success(engine: Engine, names: Sequence[str], roles: Sequence[Role]) -> list[str]:
+    """Return the roles whose success is the stage's; none if it is that of all.
+
+    Raises:
+        AppDefError: a name is not that of a role.
+    """
+    known = [role.name for role in roles]
+    given = [names] if isinstance(names, str) else list(names)
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) if isinstance(name, str) else ""
+            raise AppDefError(
+                f"{type(engine).__name__} has succeeds_with={names!r}, but there is no role {name!r}.{hint} The "
+                f"AppDef's roles: {', '.join(map(repr, known))}."
+            )
+    return given if len(given) < len(known) else []
+
+
+def shared_restarts(engine: Engine, roles: Sequence[Role]) -> int:
+    """Return how often the engine starts all roles again.
+
+    Raises:
+        AppDefError: the roles disagree.
+    """
+    counts = {role.name: role.restarts if role.restarts_all else 0 for role in roles}
+    if len(set(counts.values())) > 1:
+        raise AppDefError(
+            f"The roles have different max_retries ({', '.join(f'{name!r}: {n}' for name, n in counts.items())}), but "
+            f"{type(engine).__name__} starts all roles again together. Give all the same max_retries."
+        )
+    return next(iter(counts.values()))

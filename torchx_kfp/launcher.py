@@ -1,0 +1,780 @@
+"""Runs the replicas of a distributed stage: as an object of the cluster's engine, or as processes on this machine.
+
+In the command of such a stage, this program takes the place of the application::
+
+    python3 -c PROGRAM SPEC {{$}} WORD...
+
+The command carries it in a minified form, as it does ``torchx_kfp.publisher``, so the image needs only python3 (3.8 or
+newer). The module imports nothing from the project and nothing but the standard library.
+
+SPEC is JSON that ``adapter/distributed`` makes: the manifest of the engine's object, where its state is found, and the
+roles. The program knows no engine. Text that is known only at run time, and all arguments of the applications, are
+WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has what users have set on the task
+(``dsl.TaskConfig``) and names the file for the run id.
+
+On the cluster, there is exactly one object at any time, whatever dies when. Its name comes from the Argo node of the
+stage, which is the same in all attempts, and Kubernetes accepts a name only once. An attempt adopts the object if it
+runs or has succeeded; if it has failed, or was made from another SPEC, the attempt deletes it, waits until it is gone
+with its pods, and makes a new one. The run id of the object is that of the attempt that made it, so that results of a
+failed one are never those of the next.
+
+Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
+object is the first thing that the handler does. The object also has the launcher's pod as its owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
+
+#: Where a pod finds its token, the cluster's certificate and its namespace. The variable is for tests.
+FOLDER = os.environ.get("KFP_CLUSTER_FOLDER", "/var/run/secrets/kubernetes.io/serviceaccount")
+#: Seconds for which the API server may not answer.
+PATIENCE = 600
+#: Seconds that replicas have to end after SIGTERM, on this machine.
+GRACE = 10
+
+#: Held while a line is written, so that lines do not mix. The handler of a signal may interrupt its holder.
+LOCK = threading.RLock()
+
+
+def write(stream: int, text: bytes, /) -> None:
+    """Write the whole text to a descriptor."""
+    with LOCK:
+        while text:
+            text = text[os.write(stream, text) :]
+
+
+def say(*words: object) -> None:
+    """Write a line to the stage's log."""
+    write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
+
+
+def leave(code: int, /) -> NoReturn:
+    """End the program at once: threads that read logs may be waiting."""
+    os._exit(code)
+
+
+class Failure(Exception):
+    """Why the stage fails, for its log."""
+
+
+# Roles
+
+
+def texts(
+    parts: Sequence[int | None], words: Sequence[str], replica: str, escape: Callable[[str], str] = str, /
+) -> str:
+    """Return the text of the parts: numbers of WORDs, and None for the index of the replica."""
+    return "".join(replica if part is None else escape(words[part]) for part in parts)
+
+
+def environment(
+    role: Mapping[str, Any], words: Sequence[str], replica: str, escape: Callable[[str], str] = str, /
+) -> Any:
+    """Return the variables of a role. Those without parts are the launcher's own."""
+    return {
+        name: escape(os.environ.get(name, "")) if parts is None else texts(parts, words, replica, escape)
+        for name, parts in role["env"]
+    }
+
+
+def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
+    """Return the number of the role's replicas, which may be known only now."""
+    most = role["most"]
+    text = words[role["count"]] if "count" in role else str(most)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not (number == int(number) and 1 <= number <= most):
+        raise Failure(
+            f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from 1 to {most}, the role's "
+            "num_replicas"
+        )
+    return int(number)
+
+
+# On this machine
+
+
+def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
+    """Run each replica as a process in a session of its own, as TorchX's local scheduler does.
+
+    The first failure ends the others. Replicas that name the same port take turns with those of other stages.
+    """
+    held = [hold_port(port) for port in sorted({port for role in spec["roles"] for port in role["ports"]})]
+    for attempt in range(spec["restarts"] + 1):
+        if attempt:
+            say(f"starting all replicas again ({attempt} of {spec['restarts']})")
+        code, stopped = run_processes(spec, words, counts)
+        if not code or stopped:
+            break
+    del held
+    return code
+
+
+def hold_port(port: int, /) -> socket.socket:
+    """Wait until no other stage on this machine uses the port, and keep others from using it.
+
+    The name of the socket is known only in this network, as the port is, and vanishes with the process.
+    """
+    waits = False
+    while True:
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            lock.bind(f"\0torchx-kfp-port-{port}")
+            return lock
+        except OSError:
+            lock.close()
+        if not waits:
+            say(f"waiting for another stage on this machine that uses port {port}")
+            waits = True
+        time.sleep(0.1)
+
+
+def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> tuple[int, bool]:
+    """Run the replicas once.
+
+    Returns:
+        The exit code of the replica that failed first, 128 + n if signal n ended it, and whether a signal to this
+        process has ended the stage.
+    """
+    children: dict[int, Any] = {}
+    readers = []
+    ending: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        if number not in (signal.SIGUSR1, signal.SIGUSR2):
+            ending.append(number)
+        for pid in list(children):
+            kill(pid, number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, forward) for number in numbers}
+    for role, replicas in zip(spec["roles"], counts):  # noqa: B905 (Python 3.8)
+        for index in range(replicas):
+            if ending:
+                break
+            own = {
+                "TORCHX_REPLICA_ID": str(index),
+                "TORCHX_NUM_REPLICAS": str(replicas),
+                "TORCHX_RANK0_HOST": "localhost",
+            }
+            command = [texts(parts, words, str(index)) for parts in role["command"]]
+            child = subprocess.Popen(
+                # If the application cannot be started, the shell says so and sets the exit code.
+                ["sh", "-c", 'exec "$@"', "sh", *command],
+                env={**os.environ, **own, **environment(role, words, str(index))},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            children[child.pid] = f"{role['name']}/{index}", role["name"], child
+            readers.append(
+                threading.Thread(target=copy_lines, args=(children[child.pid][0], child.stdout), daemon=True)
+            )
+            readers[-1].start()
+    for number in ending:
+        for pid in list(children):
+            kill(pid, number)
+    failed = 0
+    needed = {pid for pid, (_, name, _) in children.items() if name in spec["success"]}
+    deadline = None
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            if deadline and time.monotonic() > deadline:
+                for other in children:
+                    kill(-other, signal.SIGKILL)
+            time.sleep(0.02)
+            continue
+        if pid not in children:
+            continue
+        label, _, child = children.pop(pid)
+        child.returncode = 0  # Popen must not wait for it
+        needed.discard(pid)
+        code = 128 + status % 128 if status % 128 else status // 256
+        if code and not deadline:
+            failed = code
+            say(f"{label} failed with exit code {code}" + (", the others are ended" if children else ""))
+        if (code or not needed or ending) and not deadline:
+            deadline = time.monotonic() + GRACE
+            for other in children:
+                kill(other, signal.SIGTERM)
+        kill(-pid, signal.SIGKILL)  # what the replica has left running would keep its output open
+    for reader in readers:
+        reader.join(5)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return (128 + ending[0], True) if ending else (failed, False)
+
+
+def kill(pid: int, number: int, /) -> None:
+    """Send a signal to a process, or to the group -pid, if it is still there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        (os.kill if pid > 0 else os.killpg)(abs(pid), number)
+
+
+def copy_lines(label: str, stream: Any, /) -> None:
+    """Write the lines of a stream to the stage's log, each after the replica's name."""
+    for line in iter(lambda: stream.readline(1 << 16), b""):
+        show(label, line)
+
+
+def show(label: str, line: bytes, /) -> None:
+    """Write a line of a replica."""
+    write(1, f"{label} | ".encode() + line + (b"" if line.endswith(b"\n") else b"\n"))
+
+
+# On the cluster
+
+
+class Cluster:
+    """The API server, as a pod reaches it."""
+
+    def __init__(self, engine: str) -> None:
+        host = os.environ["KUBERNETES_SERVICE_HOST"]
+        self.url = f"https://{f'[{host}]' if ':' in host else host}:{os.environ['KUBERNETES_SERVICE_PORT']}/"
+        self.engine = engine
+        context = ssl.create_default_context(cafile=f"{FOLDER}/ca.crt")
+        # An empty ProxyHandler keeps the environment's proxies away: the cluster is not reached through them.
+        self.opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+
+    def open(self, method: str, path: str, body: Any = None, /, timeout: float = 30) -> Any:
+        """Send one request. The token is read each time, because it is replaced now and then."""
+        with open(f"{FOLDER}/token") as file:
+            token = file.read().strip()
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        request = urllib.request.Request(
+            self.url + path,
+            None if body is None else json.dumps(body).encode(),
+            {"Authorization": f"Bearer {token}", "Content-Type": kind, "Accept": "application/json"},
+            method=method,
+        )
+        return self.opener.open(request, timeout=timeout)
+
+    def call(self, method: str, path: str, body: Any = None, /, patience: float = PATIENCE) -> tuple[int, Any]:
+        """Send a request until it is answered; return the status and the answer.
+
+        Servers that are away, busy or changing tokens are asked again. 404 and 409 are answers; others end the stage.
+        """
+        began = time.monotonic()
+        pause = 0.25
+        while True:
+            try:
+                with self.open(method, path, body) as answer:
+                    return answer.status, json.loads(answer.read())
+            except urllib.error.HTTPError as error:
+                code, problem = error.code, reason(error)
+                if code in (404, 409):
+                    return code, problem
+                if code not in (401, 408, 429) and code < 500:
+                    hint = ""
+                    if code == 403 and " cannot " in problem:
+                        command = f"torchx-kfp rbac --engine {self.engine} | kubectl apply -f -"
+                        hint = f"; an administrator can grant it: {command}"
+                    raise Failure(f"{method} {path}: {code} {problem}{hint}") from None
+                problem = f"{code} {problem}"
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                problem = str(getattr(error, "reason", error)) or repr(error)
+            passed = time.monotonic() - began
+            if passed + pause > patience:
+                raise Failure(f"{method} {path}: no answer from the API server for {passed:.0f} s: {problem}")
+            if pause == 4:
+                say(f"the API server does not answer ({problem}); trying for {patience - passed:.0f} s more")
+            time.sleep(pause)
+            pause = min(2 * pause, 15)
+
+
+def reason(error: urllib.error.HTTPError, /) -> str:
+    """Return the API server's message."""
+    try:
+        text = error.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return error.reason
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, LookupError, TypeError):
+        return text.strip()[:1000] or error.reason
+
+
+def fill(node: Any, values: Mapping[str, Any], config: Any, /) -> Any:
+    """Return a manifest in which the markers are replaced.
+
+    ``{"@": name}`` is a value; if the value is a list, its items take the marker's place in a list. ``{"%": text}`` is
+    text with ``%(name)s`` inside. ``config`` is applied to each pod.
+    """
+    if isinstance(node, list):
+        items: list[Any] = []
+        for item in node:
+            value = fill(item, values, config)
+            items += value if isinstance(value, list) and isinstance(item, dict) else [value]
+        return items
+    if not isinstance(node, dict):
+        return node
+    if "@" in node:
+        return copy.deepcopy(values[node["@"]])
+    if "%" in node:
+        return node["%"] % values
+    filled = {key: fill(value, values, config) for key, value in node.items()}
+    return configure(filled, config) if "containers" in filled else filled
+
+
+def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, Any]:
+    """Return the pod's spec with what users have set on the task, which replaces what the AppDef says of it."""
+    container = pod["containers"][0]
+    asked = config.get("resources") or {}
+    resources = container.setdefault("resources", {})
+    for kind in ("requests", "limits"):
+        for name, amount in (asked.get(kind) or {}).items():
+            resources.setdefault(kind, {})[name] = amount
+    for name in asked.get("limits") or {}:
+        # The AppDef's request could be above this limit. Without a request, Kubernetes takes the limit.
+        if name not in (asked.get("requests") or {}):
+            resources.get("requests", {}).pop(name, None)
+    pod["tolerations"] = [*pod.get("tolerations", ()), *(config.get("tolerations") or ())]
+    pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **(config.get("nodeSelector") or {})}
+    if config.get("affinity"):
+        pod["affinity"] = config["affinity"]
+    for key, have, added in (
+        ("name", container["env"], [one for one in config.get("env") or () if not own(one["name"])]),
+        ("mountPath", container["volumeMounts"], config.get("volumeMounts") or ()),
+        ("name", pod["volumes"], config.get("volumes") or ()),
+    ):
+        known = {one[key] for one in have}
+        have += [one for one in added if one[key] not in known]
+    return pod
+
+
+def own(name: str, /) -> bool:
+    """Tell whether a variable is the launcher's: it names the stage's pod."""
+    return name.startswith("KFP_")
+
+
+def state_of(spec: Any, found: Any, /) -> str:
+    """Return ``succeeded``, ``failed`` or nothing, and what the engine says of it."""
+    value = found
+    for key in spec["state"]:
+        value = value.get(key) if isinstance(value, dict) else None
+    states = [one["type"] for one in value if one["status"] == "True"] if isinstance(value, list) else [value]
+    for name in ("succeeded", "failed"):
+        if set(states) & set(spec[name]):
+            return name
+    return ""
+
+
+def why(found: Any, /) -> str:
+    """Return the message of the condition that ended the object, if it has one."""
+    for one in (found.get("status") or {}).get("conditions") or ():
+        if one.get("status") == "True" and "Fail" in one.get("type", "") and one.get("message"):
+            return f": {one['message']}"
+    return ""
+
+
+class Stage:
+    """One attempt of a distributed stage on the cluster."""
+
+    def __init__(self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any) -> None:
+        self.spec = spec
+        self.words = words
+        self.counts = counts
+        self.cluster = Cluster(spec["engine"])
+        # ``(1)`` counts attempts, ``(0:0)`` is an iteration.
+        node = re.sub(r"\(\d+\)", "", os.environ["KFP_ARGO_NODE"])
+        digest = hashlib.sha256(f"{os.environ.get('KFP_RUN_ID')} {node}".encode()).hexdigest()
+        self.name = f"{spec['stage']}-{digest[:10]}"
+        with open(f"{FOLDER}/namespace") as file:
+            self.namespace = file.read().strip()
+        self.collection = self.path(spec["api"], spec["plural"])
+        self.object = f"{self.collection}/{self.name}"
+        self.pods = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
+        self.uid = ""
+        self.stopped = 0
+        self.creating = False
+        self.replicas: dict[str, Replica] = {}
+        self.told = ""
+        self.outputs = (executor_input.get("outputs") or {}).get("parameters") or {}
+        config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
+        self.config = json.loads(config) if isinstance(config, str) else config
+        self.run_id = os.environ.get("TORCHX_JOB_ID", "")
+        #: What the object is made from; the run id differs from attempt to attempt.
+        self.digest = hashlib.sha256(json.dumps([spec, words, self.config], sort_keys=True).encode()).hexdigest()[:16]
+
+    def path(self, api: str, plural: str, /) -> str:
+        """Return the path of a collection in the namespace."""
+        return f"{api}/namespaces/{self.namespace}/{plural}"
+
+    # Making and ending the object
+
+    def delete(self, patience: float = PATIENCE, /) -> None:
+        """Delete the object; Kubernetes takes its pods first, so that it is gone only when they are."""
+        body: dict[str, Any] = {"propagationPolicy": "Foreground"}
+        if self.uid:
+            body["preconditions"] = {"uid": self.uid}
+        self.cluster.call("DELETE", self.object, body, patience=patience)
+
+    def stop(self, number: int, _: object) -> None:
+        """Handle a signal that ends the stage: delete first, talk later."""
+        self.stopped = number
+        with contextlib.suppress(Failure):
+            self.delete(5)
+        say(f"ended by signal {number}; {self.name} is deleted")
+        # An object whose creation is under way is deleted when the API server has answered.
+        if not self.creating:
+            leave(128 + number)
+
+    def make(self) -> Any:
+        """Create the object, or adopt the one that an earlier attempt has made."""
+        said = ""
+        while True:
+            code, found = self.cluster.call("GET", self.object)
+            if code != 404:
+                notes = found["metadata"].get("annotations") or {}
+                state = state_of(self.spec, found)
+                same = notes.get("torchx-kfp/spec") == self.digest
+                ending = found["metadata"].get("deletionTimestamp")
+                if same and not ending and state != "failed":
+                    adopted = self.adopt(found, notes)
+                    if adopted:
+                        return adopted
+                    continue
+                what = "is being deleted" if ending else "has failed" if same else "was made from another specification"
+                if what != said:
+                    say(f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods")
+                    said = what
+                if not ending:
+                    self.uid = found["metadata"]["uid"]
+                    self.delete()
+                    self.uid = ""
+                time.sleep(0.5)
+                continue
+            manifest = self.manifest()
+            self.creating = True
+            code, found = self.cluster.call("POST", self.collection, manifest)
+            self.creating = False
+            if self.stopped:
+                self.stop(self.stopped, None)
+            if code == 404:
+                needs = f"the engine {self.spec['engine']!r} needs {self.spec['needs']}"
+                raise Failure(f"{self.collection}: {found.strip()}: {needs}")
+            if code != 409:
+                say(f"created {found['kind']} {self.namespace}/{self.name}")
+                return found
+
+    def adopt(self, found: Any, notes: Mapping[str, str], /) -> Any:
+        """Make this attempt's pod the owner, and the object's run id that of this attempt; None if it is gone."""
+        body = {"metadata": {"uid": found["metadata"]["uid"], "ownerReferences": self.owners()}}
+        code, found = self.cluster.call("PATCH", self.object, body)
+        if code in (404, 409):
+            return None
+        self.run_id = notes.get("torchx-kfp/run-id", "")
+        if self.run_id and "run_id" in self.outputs:
+            with open(self.outputs["run_id"]["outputFile"], "w") as file:
+                file.write(self.run_id)
+        if self.run_id != os.environ.get("TORCHX_JOB_ID", ""):
+            say(f"following {found['kind']} {self.namespace}/{self.name} of an earlier attempt, run id {self.run_id}")
+        return found
+
+    def owners(self) -> Any:
+        pod, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
+        return [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}] if pod and uid else []
+
+    def manifest(self) -> Any:
+        """Return the object, with everything that is known only now."""
+
+        def escape(text: str) -> str:
+            return text.replace("$", "$$")  # the kubelet would expand it
+
+        spec, words = self.spec, self.words
+        replica = "$(TORCHX_REPLICA_ID)"
+        names = {"name": self.name}
+        fewest = [min(role["fewest"], n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
+        values: dict[str, Any] = {
+            **names,
+            "service_account": os.environ.get("KFP_SERVICE_ACCOUNT") or "default",
+            "fewest": sum(fewest),
+        }
+        shared = {name: os.environ[name] for name in spec["protocol"] if name in os.environ}
+        if self.run_id:
+            shared["TORCHX_JOB_ID"] = self.run_id
+        for position, role in enumerate(spec["roles"]):
+            alone = position == 0 and self.counts[0] == 1
+            variables = {
+                **{name: escape(value) for name, value in shared.items()},
+                "TORCHX_NUM_REPLICAS": str(self.counts[position]),
+                "TORCHX_RANK0_HOST": "localhost" if alone else spec["host"] % names,
+                **environment(role, words, replica, escape),
+            }
+            path = f"metadata.annotations['{spec['index']}']"
+            command = [texts(parts, words, replica, escape) for parts in role["command"]]
+            if position == 0 and not alone:
+                # For replica 0, the host is localhost, as TorchX has it: its own name may not resolve yet.
+                script = '[ "$$TORCHX_REPLICA_ID" != 0 ] || TORCHX_RANK0_HOST=localhost; exec "$$@"'
+                command = ["sh", "-c", script, "sh", *command]
+            values[f"{position}.command"] = command
+            values[f"{position}.env"] = [
+                {"name": "TORCHX_REPLICA_ID", "valueFrom": {"fieldRef": {"fieldPath": path}}},
+                *({"name": name, "value": value} for name, value in variables.items()),
+            ]
+            values[f"{position}.replicas"] = self.counts[position]
+            values[f"{position}.fewest"] = fewest[position]
+            values[f"{position}.image"] = texts(role["image"], words, "") if "image" in role else ""
+        made = fill(spec["object"], values, self.config)
+        self.companions = [(api, plural, fill(one, values, {})) for api, plural, one in spec["companions"]]
+        made["metadata"]["annotations"].update({"torchx-kfp/spec": self.digest, "torchx-kfp/run-id": self.run_id})
+        made["metadata"]["ownerReferences"] = self.owners()
+        return made
+
+    # Following it
+
+    def run(self) -> int:
+        """Create or adopt the object, follow it to its end, and return the exit code of the stage."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.stop)
+        found = self.make()
+        self.uid = found["metadata"]["uid"]
+        self.accompany(found)
+        while True:
+            state = state_of(self.spec, found)
+            items = self.cluster.call("GET", self.pods)[1]["items"]
+            self.watch(items, bool((found.get("spec") or {}).get("suspend")))
+            if state:
+                break
+            # A list of 1,000 pods has several megabytes.
+            time.sleep(0.5 + len(items) / 100)
+            code, found = self.cluster.call("GET", self.object)
+            if code == 404 or found["metadata"]["uid"] != self.uid:
+                raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
+        deadline = time.monotonic() + 30
+        for replica in self.replicas.values():
+            if replica.reader:
+                replica.reader.join(max(0.0, deadline - time.monotonic()))
+        if state == "succeeded":
+            say(f"{self.name} succeeded")
+            return 0
+        code = self.explain(why(found))
+        self.delete(60)
+        return code
+
+    def accompany(self, found: Any, /) -> None:
+        """Create what the object owns, such as the service that gives its pods names."""
+        owner = {key: found[key] for key in ("apiVersion", "kind")}
+        owner.update({key: found["metadata"][key] for key in ("name", "uid")})
+        if not hasattr(self, "companions"):
+            self.manifest()
+        for api, plural, one in self.companions:
+            one["metadata"]["ownerReferences"] = [owner]
+            code = self.cluster.call("POST", self.path(api, plural), one)[0]
+            path = f"{self.path(api, plural)}/{self.name}"
+            while code == 409:
+                # It is that of this object, or of one that is being deleted with it.
+                code, there = self.cluster.call("GET", path)
+                owners = () if code == 404 else there["metadata"].get("ownerReferences") or ()
+                if owner["uid"] in [ref["uid"] for ref in owners]:
+                    break
+                time.sleep(0.5)
+                code = self.cluster.call("POST", self.path(api, plural), one)[0]
+
+    def watch(self, items: Any, suspended: bool, /) -> None:
+        """Take note of the pods, start to read the logs of new ones, and say what keeps others from running."""
+        seen = set()
+        for item in sorted(items, key=lambda item: item["metadata"]["creationTimestamp"]):
+            uid = item["metadata"]["uid"]
+            seen.add(uid)
+            if uid not in self.replicas:
+                self.replicas[uid] = Replica(self, item)
+            self.replicas[uid].update(item)
+        for uid, replica in self.replicas.items():
+            if uid not in seen and not replica.ended:
+                replica.ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                replica.gone = True
+                say(f"{replica.label}: its pod {replica.pod} is gone")
+        present = [self.replicas[uid] for uid in seen]
+        total = sum(self.counts)
+        text = f"{sum(replica.runs for replica in present)} of {total} replicas run"
+        done = sum(replica.ended != "" and not replica.code for replica in present)
+        if done:
+            text += f", {done} succeeded"
+        waiting = sorted((replica.label, replica.waiting) for replica in present if replica.waiting)
+        if waiting:
+            text += f"; {waiting[0][0]} waits: {waiting[0][1]}"
+        elif suspended:
+            text += "; it is suspended: a queue has not admitted it yet"
+        elif not present:
+            text += "; it has no pods yet"
+        if text != self.told:
+            say(text)
+            self.told = text
+
+    def explain(self, message: str, /) -> int:
+        """Say which replica failed first, and with which last lines; return its exit code."""
+        failed = [one for one in self.replicas.values() if one.code or one.gone]
+        if not failed:
+            say(f"{self.name} failed{message}")
+            return 1
+        first = min(failed, key=lambda one: (one.ended, one.gone, one.label))
+        lines = list(first.lines)
+        if not lines and not first.gone:
+            try:
+                path = f"{self.path('api/v1', 'pods')}/{first.pod}/log?container={first.container}&tailLines=20"
+                with self.cluster.open("GET", path) as answer:
+                    lines = answer.read(1 << 16).splitlines()
+            except (OSError, http.client.HTTPException):
+                pass
+        what = "is gone" if first.gone else f"failed first, with exit code {first.code}{first.why}"
+        say(
+            f"{self.name} failed{message}\n{first.label} (pod {first.pod}, node {first.node}) {what}"
+            + ("; its last lines:" if lines else "")
+        )
+        for line in lines:
+            show(f"  {first.label}", line)
+        return first.code if 0 < first.code < 256 else 1
+
+
+class Replica:
+    """A pod of the stage, as far as it has been seen."""
+
+    def __init__(self, stage: Stage, item: Any) -> None:
+        meta = item["metadata"]
+        role = meta["labels"]["torchx-kfp/role"]
+        self.stage = stage
+        self.pod = meta["name"]
+        self.container = role
+        index = (meta.get("annotations") or {}).get(stage.spec["index"], "?")
+        self.label = f"{role}/{index}"
+        first = role == stage.spec["roles"][0]["name"] and index == "0"
+        self.follows = {"all": True, "first": first, "none": False}[stage.spec["logs"]]
+        self.reader: threading.Thread | None = None
+        self.lines: deque[bytes] = deque(maxlen=20)
+        self.node = ""
+        self.ended = ""
+        self.code = 0
+        self.why = ""
+        self.gone = False
+        self.runs = False
+        self.waiting = ""
+
+    def update(self, item: Any, /) -> None:
+        """Take note of the pod's state."""
+        status = item.get("status") or {}
+        self.node = item["spec"].get("nodeName", "")
+        states = [one["state"] for one in status.get("containerStatuses") or () if one["name"] == self.container]
+        state = states[0] if states else {}
+        self.runs = "running" in state
+        self.waiting = ""
+        if "waiting" in state and state["waiting"].get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            self.waiting = ": ".join(filter(None, (state["waiting"]["reason"], state["waiting"].get("message"))))
+        elif not state:
+            for one in status.get("conditions") or ():
+                if one["type"] == "PodScheduled" and one["status"] == "False":
+                    self.waiting = ": ".join(filter(None, (one.get("reason"), one.get("message"))))
+        if "terminated" in state:
+            self.end(state["terminated"].get("finishedAt"), state["terminated"]["exitCode"], state["terminated"])
+        elif status.get("phase") == "Failed":
+            self.end(None, 1, status)  # evicted before its container ended
+        if self.follows and not self.reader and (self.runs or "terminated" in state):
+            self.reader = threading.Thread(target=self.read, daemon=True)
+            self.reader.start()
+
+    def end(self, when: str | None, code: int, details: Mapping[str, Any], /) -> None:
+        if not self.ended:
+            self.ended = when or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            self.code = code
+            words = [details.get("reason"), details.get("message")]
+            said = ": ".join(word.strip() for word in words if word and word != "Error")
+            self.why = f" ({said})" if said else ""
+
+    def read(self) -> None:
+        """Copy the log, and go on where a broken connection has ended it."""
+        path = (
+            f"{self.stage.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}&follow=true&timestamps=true"
+        )
+        last: tuple[str, str] = ("", "")
+        same = 0  # the lines with the time ``last``
+        since = ""
+        while True:
+            ended = bool(self.ended)
+            try:
+                with self.stage.cluster.open("GET", path + since, timeout=60) as stream:
+                    skip = same
+                    whole = True
+                    skipping = False
+                    for piece in iter(lambda: stream.readline(1 << 16), b""):
+                        if whole:
+                            stamp, _, piece = piece.partition(b" ")
+                            now = moment(stamp.decode())
+                            skipping = now < last or (now == last and skip > 0)
+                            if now == last:
+                                skip -= 1
+                            if not skipping:
+                                same = same + 1 if now == last else 1
+                                last = now
+                                since = "&sinceTime=" + stamp.decode().replace("+", "%2B")
+                        whole = piece.endswith(b"\n")
+                        if not skipping:
+                            show(self.label, piece)
+                            self.lines.append(piece)
+                if ended:
+                    return
+            except urllib.error.HTTPError as error:
+                if error.code == 404 or (ended and error.code == 400):
+                    return
+            except (OSError, http.client.HTTPException, ValueError):
+                pass
+            time.sleep(0.3)
+
+
+def moment(stamp: str, /) -> tuple[str, str]:
+    """Return an RFC 3339 time so that times compare: its fraction may have any number of digits."""
+    found = re.match(r"([0-9T:-]{19})(?:\.(\d+))?", stamp)
+    if not found:
+        raise ValueError(stamp)
+    return found[1], (found[2] or "").ljust(9, "0")
+
+
+def main(spec_text: str, executor_input: str, /, *words: str) -> None:
+    """Run the stage's replicas, and exit with the stage's exit code."""
+    spec = json.loads(spec_text)
+    try:
+        counts = [count(role, words) for role in spec["roles"]]
+        node = os.environ.get("KFP_ARGO_NODE")
+        if node is None:
+            leave(run_here(spec, words, counts))
+        if not node:
+            raise Failure("the pod lacks the annotation workflows.argoproj.io/node-name, from which its name is made")
+        try:
+            stage = Stage(spec, words, counts, json.loads(executor_input))
+        except (OSError, KeyError) as error:
+            raise Failure(f"the pod has no access to the cluster's API: {error!r}") from None
+        leave(stage.run())
+    except Failure as failure:
+        say(failure)
+        leave(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
