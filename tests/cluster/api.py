@@ -38,6 +38,12 @@ class Stream:
         self._socket = connection.sock
         self._answer = answer
 
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __iter__(self) -> Iterator[bytes]:
         """Yield its lines, until the server or another thread ends it."""
         try:

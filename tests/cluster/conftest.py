@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, find_programs, shared
+from tests.cluster.kubelet import Kubelet, why_it_cannot_run
 from tests.cluster.namespaces import Namespace, new_namespace
 
 
@@ -19,14 +22,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
 
 
+def missing(reason: str) -> NoReturn:
+    if os.environ.get("TORCHX_KFP_REQUIRE_CLUSTER") == "1":
+        pytest.fail(f"{reason}. TORCHX_KFP_REQUIRE_CLUSTER=1 asks for tests on a cluster.", pytrace=False)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane that all processes of this test run share."""
     programs = find_programs()
     if isinstance(programs, str):
-        if os.environ.get("TORCHX_KFP_REQUIRE_CLUSTER") == "1":
-            pytest.fail(f"{programs}. TORCHX_KFP_REQUIRE_CLUSTER=1 asks for tests on a cluster.", pytrace=False)
-        pytest.skip(programs)
+        missing(programs)
     base = tmp_path_factory.getbasetemp()
     # The temporary folder of each process that runs tests is in that of the run.
     with shared((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cluster", programs) as running:
@@ -38,3 +45,24 @@ def namespace(cluster: ControlPlane) -> Iterator[Namespace]:
     """A new namespace in which ``pipeline-runner`` may do what KFP lets it do."""
     with new_namespace(cluster) as created:
         yield created
+
+
+@pytest.fixture
+def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Kubelet]:
+    """A node that runs the pods of the namespace, which start in the test's folder."""
+    folder = tmp_path_factory.mktemp("kubelet")
+    if reason := why_it_cannot_run(folder):
+        missing(f"processes cannot have their own mounts and host names here, as root or in user namespaces: {reason}")
+    node = Kubelet(namespace, folder, tmp_path)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.end()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

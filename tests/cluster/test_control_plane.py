@@ -5,26 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import REPOSITORY
+from tests.cluster.manifests import container, job
 from tests.cluster.namespaces import Namespace
+from tests.cluster.waiting import until
 from tests.facts import says
-
-
-def job(name: str, *command: str) -> dict[str, object]:
-    container = {"name": "main", "image": "any", "command": list(command)}
-    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": template}}
 
 
 def test_a_service_account_may_do_what_its_role_says(namespace: Namespace, tmp_path: Path) -> None:
     api = namespace.service_account_folder(tmp_path).api
-    api.create(job("training", "true"), namespace.name)
+    api.create(job("training", container("true")), namespace.name)
     assert [each["metadata"]["name"] for each in namespace.list("batch/v1/jobs")] == ["training"]
     with pytest.raises(
         ApiError, match=says("pipeline-runner", "cannot create", "jobsets", "jobset.x-k8s.io")
@@ -54,15 +49,16 @@ def test_a_quota_refuses_what_exceeds_it(namespace: Namespace) -> None:
             "spec": {"hard": {"count/jobs.batch": "0"}},
         }
     )
-    while "hard" not in namespace.list("resourcequotas")[0]["status"]:
-        time.sleep(0.02)
+    until(lambda: "hard" in namespace.list("resourcequotas")[0]["status"])
     with pytest.raises(ApiError, match=says("exceeded quota: small", "count/jobs.batch")) as refused:
-        namespace.create(job("training", "true"))
+        namespace.create(job("training", container("true")))
     assert refused.value.status == 403
 
 
 def test_a_manifest_can_be_tried(namespace: Namespace) -> None:
-    assert namespace.validate(job("training", "true"))["spec"]["backoffLimit"] == 6
+    assert (
+        namespace.validate(job("training", container("true")))["spec"]["podReplacementPolicy"] == "TerminatingOrFailed"
+    )
     assert namespace.list("batch/v1/jobs") == []
     with pytest.raises(ApiError, match=says('unknown field "template.spec.containers[0].comand"')):
         namespace.validate(

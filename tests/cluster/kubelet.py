@@ -1,0 +1,276 @@
+"""The double of a node: scheduler, kubelet and name service for the pods of a namespace.
+
+Containers are processes on this machine. The name of an image does not matter, since nothing is pulled: a container has
+this machine's files, and the working folder and variables that the test names. Grace periods are cut to
+``longest_grace``, since a container's first process that does not handle SIGTERM uses all of it (30 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.cluster.api import ApiError, Object, Stream
+from tests.cluster.names import Names
+from tests.cluster.namespaces import Namespace
+from tests.cluster.node_server import NodeServer, RefusedError
+from tests.cluster.pods import Pod, path_of_programs
+from tests.cluster.sandbox import NOT_STARTED
+
+SCHEDULERS = ("default-scheduler", "volcano")
+
+
+class Kubelet:
+    """Runs the pods of a namespace.
+
+    Args:
+        namespace: Its pods run here.
+        folder: For hosts files and volumes.
+        working_folder: Where containers start that have no ``workingDir``.
+        environ: Variables that the images have, such as ``PYTHONPATH``.
+        longest_grace: Seconds; longer grace periods are cut to this.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        folder: Path,
+        working_folder: Path,
+        environ: Mapping[str, str] | None = None,
+        longest_grace: float = 2.0,
+    ) -> None:
+        self.namespace = namespace
+        self.api = namespace.api
+        self.folder = folder
+        self.working_folder = working_folder
+        self.longest_grace = longest_grace
+        self.errors: list[BaseException] = []
+        self.names = Names(namespace.name)
+        parts = urlsplit(namespace.cluster.url)
+        self.environ = {
+            "PATH": path_of_programs(),
+            "KUBERNETES_SERVICE_HOST": str(parts.hostname),
+            "KUBERNETES_SERVICE_PORT": str(parts.port),
+            **(environ or {}),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        # Names are looked up nowhere else.
+        self.name_service = folder / "nsswitch.conf"
+        self.name_service.write_text("hosts: files\n")
+        self._number = _next_number(namespace.cluster.folder / "nodes")
+        self._addresses = itertools.count(1)
+        self._nodes = itertools.count(1)
+        self._held: dict[str, tuple[str, str]] = {}
+        self._pods: dict[str, Pod] = {}
+        self._streams: dict[str, Stream] = {}
+        self._ending = False
+        self._lock = threading.RLock()
+
+    def start(self) -> None:
+        authority = self.namespace.cluster.folder
+        self._server = NodeServer((authority / "server.crt", authority / "server.key"), self._read_log)
+        self._register()
+        self._threads = [
+            self._follow("pods", self._on_pod),
+            self._follow("discovery.k8s.io/v1/endpointslices", self.names.update),
+        ]
+
+    def end(self) -> None:
+        """End all processes; raise what has gone wrong in a thread."""
+        if self._ending:
+            return
+        self._ending = True
+        with self._lock:
+            for stream in self._streams.values():
+                stream.end()
+        for thread in self._threads:
+            thread.join()
+        self._leave_pods()
+        self._server.close()
+        with contextlib.suppress(ApiError):
+            self.api.delete(f"/api/v1/nodes/{self.node}")
+        if self.errors:
+            raise self.errors[0]
+
+    def hold(self, reason: str, message: str = "", image: str = "") -> None:
+        """Keep pods with this image (or with any) from starting until `release`.
+
+        The reason is ``Unschedulable`` or one that containers wait for, such as ``ImagePullBackOff``.
+        """
+        self._held[image] = reason, message
+
+    def release(self, image: str = "") -> None:
+        del self._held[image]
+
+    def held(self, image: str) -> tuple[str, str] | None:
+        return self._held.get(image) or self._held.get("")
+
+    def lose_node(self) -> None:
+        """Lose the node with all that runs on it; another one takes its place.
+
+        Its pods are failed and removed, as by the controllers that find that their node is gone.
+        """
+        with self._lock:
+            lost, node = dict(self._pods), self.node
+            self._leave_pods()
+            self._register()
+        self.api.delete(f"/api/v1/nodes/{node}")
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+        for pod in lost.values():
+            path = self.namespace.path("pods", pod.name)
+            status = {"phase": "Failed", "conditions": [{**condition, "message": "PodGC: node no longer exists"}]}
+            with contextlib.suppress(ApiError):
+                self.api.patch(
+                    f"{path}/status", {"metadata": {"uid": pod.manifest["metadata"]["uid"]}, "status": status}
+                )
+                self.api.delete(path, gracePeriodSeconds=0)
+
+    def log(self, pod: str, container: str = "") -> str:
+        """Return what a pod has written until now."""
+        found = next(each for each in reversed(list(self._pods.values())) if each.name == pod)
+        return (found.containers[container] if container else next(iter(found.containers.values()))).log.text
+
+    def new_address(self) -> str:
+        """Return an address that no other pod of this machine has."""
+        last = next(self._addresses)
+        return f"10.{100 + self._number // 256 % 100}.{self._number % 256}.{last}"
+
+    def read(self, collection: str, name: str) -> Object:
+        """Return an object of the namespace that a container refers to."""
+        found = self.api.get(self.namespace.path(collection, name))
+        return {"kind": {"secrets": "Secret", "configmaps": "ConfigMap"}[collection], **found}
+
+    def token(self, account: str, source: Object) -> str:
+        """Return a token of a service account."""
+        specification = {"expirationSeconds": source.get("expirationSeconds", 3600)}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": specification}
+        path = self.namespace.path("serviceaccounts", f"{account}/token")
+        return str(self.api.post(path, body)["status"]["token"])
+
+    def _register(self) -> None:
+        self.node = f"node-{self._number}-{next(self._nodes)}"
+        resources = {"cpu": "64", "memory": "512Gi", "pods": "250"}
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self._server.port}},
+            "capacity": resources,
+            "allocatable": resources,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        self.api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "status": status})
+
+    def _follow(self, resource: str, see: Callable[[str, Object], None]) -> threading.Thread:
+        """See all objects of a collection and all their changes, in a thread."""
+
+        def follow() -> None:
+            path = self.namespace.path(resource)
+            known: dict[str, Object] = {}
+            while not self._ending:
+                listed = self.api.get(path)
+                found = {each["metadata"]["uid"]: each for each in listed["items"]}
+                for uid in known.keys() - found.keys():
+                    see("DELETED", known.pop(uid))
+                for uid, each in found.items():
+                    known[uid] = each
+                    see("ADDED", each)
+                for event in self._watch(path, listed["metadata"]["resourceVersion"]):
+                    if event["type"] == "ERROR":
+                        break
+                    known[event["object"]["metadata"]["uid"]] = event["object"]
+                    see(event["type"], event["object"])
+
+        def guarded() -> None:
+            try:
+                follow()
+            except BaseException as error:
+                if not self._ending:
+                    self.errors.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
+        thread.start()
+        return thread
+
+    def _watch(self, path: str, version: str) -> Iterator[Object]:
+        stream = self.api.stream(path, watch=1, resourceVersion=version)
+        with self._lock:
+            self._streams[path] = stream
+            if self._ending:
+                stream.end()
+        for line in stream:
+            yield json.loads(line)
+
+    def _on_pod(self, event: str, manifest: Object) -> None:
+        uid = manifest["metadata"]["uid"]
+        with self._lock:
+            pod = self._pods.get(uid)
+            if event == "DELETED":
+                if pod:
+                    pod.leave()
+                    del self._pods[uid]
+            elif pod:
+                pod.update(manifest)
+            elif self._is_for_here(manifest):
+                self._pods[uid] = Pod(self, manifest)
+
+    def _is_for_here(self, manifest: Object) -> bool:
+        spec = manifest["spec"]
+        if manifest["status"]["phase"] != "Pending" or "deletionTimestamp" in manifest["metadata"]:
+            return False
+        if "nodeName" in spec:
+            return bool(spec["nodeName"] == self.node)
+        return spec.get("schedulerName") in SCHEDULERS and not spec.get("schedulingGates")
+
+    def _leave_pods(self) -> None:
+        with self._lock:
+            pods = list(self._pods.values())
+            self._pods.clear()
+        for pod in pods:
+            pod.leave()
+        for pod in pods:
+            pod.thread.join()
+
+    def _read_log(self, namespace: str, pod: str, container: str, options: Mapping[str, str]) -> Iterable[bytes]:
+        with self._lock:
+            found = [each for each in self._pods.values() if each.name == pod and namespace == self.namespace.name]
+        if not found:
+            raise RefusedError(f'pod "{pod}" not found')
+        read = found[-1].containers[container]
+        if "waiting" in read.state:
+            reason = read.state["waiting"]["reason"]
+            reason = "trying and failing to pull image" if reason == "ImagePullBackOff" else reason
+            raise RefusedError(f'container "{container}" in pod "{pod}" is waiting to start: {reason}')
+        return read.log.read(options)
+
+
+def _next_number(file: Path) -> int:
+    """Return a number that no other node of the cluster has."""
+    with file.open("a+") as numbers:
+        fcntl.flock(numbers, fcntl.LOCK_EX)
+        numbers.seek(0)
+        number = len(numbers.read())
+        numbers.write("x")
+        return number
+
+
+def why_it_cannot_run(folder: Path) -> str | None:
+    """Return why this machine does not let processes have mounts and host names of their own, if so."""
+    specification = {
+        "hostname": "x",
+        "mounts": [],
+        "folder": "/",
+        "command": ["true"],
+        "env": {"PATH": path_of_programs()},
+    }
+    file, error = folder / "try.json", folder / "try.error"
+    file.write_text(json.dumps({**specification, "error": str(error)}))
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("sandbox.py")), str(file)]
+    code = subprocess.run(command, check=False).returncode
+    return error.read_text() if code == NOT_STARTED else None

@@ -1,0 +1,58 @@
+"""Manifests for the tests of the cluster itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.cluster.api import Object
+
+
+def container(*command: str, env: dict[str, Any] | None = None, **fields: Any) -> Object:
+    """Return a container; a variable is a text, or what ``valueFrom`` has."""
+    variables = [
+        {"name": name, **({"value": value} if isinstance(value, str) else {"valueFrom": value})}
+        for name, value in (env or {}).items()
+    ]
+    return {"name": "main", "image": "any", "command": list(command), "env": variables, **fields}
+
+
+def python(program: str) -> list[str]:
+    """Return the command that runs a program."""
+    return ["python", "-c", program.replace("$", "$$")]
+
+
+def pod(name: str, *containers: Object, **spec: Any) -> Object:
+    specification = {"restartPolicy": "Never", "containers": list(containers), **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": specification}
+
+
+def job(name: str, *containers: Object, replicas: int = 1, subdomain: str = "", **spec: Any) -> Object:
+    """Return an Indexed Job."""
+    template = {"spec": {"restartPolicy": "Never", "containers": list(containers)}}
+    if subdomain:
+        template["spec"]["subdomain"] = subdomain
+    counts = {"completions": replicas, "parallelism": replicas, "completionMode": "Indexed", "backoffLimit": 0}
+    specification = {**counts, "template": template, **spec}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": specification}
+
+
+def headless_service(name: str, job: str) -> Object:
+    """Return a service that names the pods of a Job, before they are ready."""
+    selector = {"batch.kubernetes.io/job-name": job}
+    specification = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": specification}
+
+
+def secret(name: str, **data: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
+
+
+def config_map(name: str, **data: str) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def finished(found: Object) -> str:
+    """Return the condition with which a Job has ended, if it has."""
+    conditions = found.get("status", {}).get("conditions", ())
+    ends = [each["type"] for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True"]
+    return str(ends[0]) if ends else ""
