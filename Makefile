@@ -9,7 +9,7 @@ bin := $(VENV)/bin
 sources := torchx_kfp components pipelines tests benchmarks tools docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers test-cluster test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
+.PHONY: help demo test test-containers test-cluster test-torch test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker 
 
 test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; builds it once (Go; Debian, root)
 	.ci/with-cluster $(bin)/python -m pytest -m cluster $(ARGS)
+
+test-torch: $(VENV)/.ready ## run the tests that train with PyTorch; installs it in the environment (2.5 GB)
+	VENV=$(VENV) .ci/with-torch $(bin)/python -m pytest -m torch $(ARGS)
 
 test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
 	.venv-lowest/bin/python -m pytest -n 2 -m "(versions or lowest) and not docker" $(ARGS)

@@ -75,7 +75,7 @@ def test_the_metadata_says_what_the_package_needs(metadata: email.message.Messag
     assert metadata["Version"] == torchx_kfp.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"
-    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "docs", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {*MODULES, "examples", "ddp", "docs", "dev"}
     requirements = metadata.get_all("Requires-Dist", [])
     # These are all packages that applications need.
     needed = [requirement for requirement in requirements if "extra ==" not in requirement]

@@ -32,7 +32,8 @@ def main() -> None:
         x_rest, y_rest, test_size=0.5, random_state=args.seed, stratify=y_rest
     )
 
-    filesystem, path = fsspec.core.url_to_fs(args.artifacts or folder_beside(os.environ["TORCHX_TRACKER_BASE"]))
+    folder = args.artifacts or folder_beside(os.environ["TORCHX_TRACKER_BASE"], "--artifacts")
+    filesystem, path = fsspec.core.url_to_fs(folder)
     artifacts = filesystem.unstrip_protocol(path)  # a URL that is valid in any working directory
     data = f"{artifacts}/{run.id}/digits.npz"
     with fsspec.open(data, "wb") as file:
@@ -42,15 +43,17 @@ def main() -> None:
     print(f"{len(y_train)} images to train, {len(y_valid)} to validate and {len(y_test)} to test: {data}")
 
 
-def folder_beside(tracker_base: str) -> str:
-    """Return a folder next to the tracker base, not below it, where every file would be taken for results."""
+def folder_beside(tracker_base: str, option: str) -> str:
+    """Return a folder next to the tracker base, not below it, where every file would be taken for results.
+
+    Args:
+        tracker_base: a directory or an fsspec URL.
+        option: the option that names another folder, for the message if there is no folder next to the tracker base.
+    """
     base = tracker_base.rstrip("/")
     _, is_url, folder = base.rpartition("://")
     if not folder or (is_url and "/" not in folder):
-        sys.exit(
-            f"There is no folder next to the tracker base {tracker_base!r}: name one for data and models with "
-            "--artifacts"
-        )
+        sys.exit(f"There is no folder next to the tracker base {tracker_base!r}: name one for its files with {option}")
     return f"{base}-artifacts"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import shlex
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -23,9 +24,16 @@ COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
     "digits.component.select": ([], []),
     "digits.component.evaluate": ([], []),
     "digits.component.deploy": (["--threshold", "0.9"], ["--threshold=0.9"]),
+    "ddp.component.train": (
+        ["--epochs", "3", "--rate", "0.2", "--seed", "7", "--checkpoints", "s3://bucket/a folder"],
+        ["--epochs=3", "--rate=0.2", "--seed=7", "--checkpoints=s3://bucket/a folder"],
+    ),
+    "ddp.component.report": (["--bound", "0.2"], ["--bound=0.2"]),
     "sizing.component.size": (["--rows", "10", "--columns", "2"], ["--rows=10", "--columns=2"]),
     "echo.component.echo": (["--message", "hello"], ["echo", "hello"]),
 }
+#: The component that TorchX's dist.ddp makes, whose command is a line of a shell.
+DDP = "ddp.component.train"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +52,7 @@ def test_every_component_is_tested(found: dict[str, Callable[..., specs.AppDef]]
     assert set(found) == set(COMPONENTS)
 
 
-@pytest.mark.parametrize("name", COMPONENTS)
+@pytest.mark.parametrize("name", [name for name in COMPONENTS if name != DDP])
 def test_torchx_and_the_adapter_take_it(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
     arguments, expected = COMPONENTS[name]
     app = materialize_appdef(found[name], [*arguments, "--image", "registry.example/image:2"])
@@ -55,11 +63,27 @@ def test_torchx_and_the_adapter_take_it(name: str, found: dict[str, Callable[...
     assert plan.command[-len(expected) :] == tuple(expected) if expected else True
 
 
-@pytest.mark.parametrize("name", [name for name in COMPONENTS if not name.startswith("echo")])
+@pytest.mark.parametrize("name", [name for name in COMPONENTS if name not in (DDP, "echo.component.echo")])
 def test_starts_an_application_that_is_there(name: str, found: dict[str, Callable[..., specs.AppDef]]) -> None:
     (role,) = materialize_appdef(found[name], COMPONENTS[name][0]).roles
     assert (role.entrypoint, role.args[0]) == ("python", "-m")
     assert importlib.util.find_spec(role.args[1]) is not None
+
+
+@pytest.mark.parametrize(("j", "replicas", "processes"), [("2x1", 2, 1), ("1x2", 1, 2)])
+def test_the_training_is_torchrun_in_each_replica(
+    j: str, replicas: int, processes: int, found: dict[str, Callable[..., specs.AppDef]]
+) -> None:
+    arguments, expected = COMPONENTS[DDP]
+    app = materialize_appdef(found[DDP], [*arguments, "--j", j, "--image", "registry.example/image:2"])
+    (role,) = app.roles
+    assert (app.name, role.image, role.num_replicas) == ("train", "registry.example/image:2", replicas)
+    assert (role.entrypoint, role.args[0]) == ("bash", "-c")
+    program, *words = shlex.split(role.args[1])
+    module = words.index("-m")
+    assert (program, words[words.index("--nproc_per_node") + 1]) == ("torchrun", str(processes))
+    assert words[module + 2 :] == expected
+    assert importlib.util.find_spec(words[module + 1]) is not None
 
 
 @pytest.mark.parametrize("name", COMPONENTS)

@@ -91,13 +91,13 @@ def test_data_depends_on_the_seed_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tracker_base", ["s3://bucket", "s3://bucket/", "/"])
 def test_no_folder_beside_the_tracker_base(tracker_base: str) -> None:
     with pytest.raises(SystemExit, match=says(tracker_base, "--artifacts")):
-        folder_beside(tracker_base)
+        folder_beside(tracker_base, "--artifacts")
 
 
 def test_folder_beside_the_tracker_base() -> None:
-    assert folder_beside("s3://bucket/results/") == "s3://bucket/results-artifacts"
-    assert folder_beside("file:///results") == "file:///results-artifacts"
-    assert folder_beside("demo-results/tracker") == "demo-results/tracker-artifacts"
+    assert folder_beside("s3://bucket/results/", "--artifacts") == "s3://bucket/results-artifacts"
+    assert folder_beside("file:///results", "--artifacts") == "file:///results-artifacts"
+    assert folder_beside("demo-results/tracker", "--artifacts") == "demo-results/tracker-artifacts"
 
 
 def test_outside_of_a_stage_the_message_says_what_is_missing() -> None:
