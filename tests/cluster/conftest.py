@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 
 from tests.cluster.control_plane import ControlPlane, find_programs, shared
+from tests.cluster.faults import FaultyServer
 from tests.cluster.kubelet import Kubelet, why_it_cannot_run
 from tests.cluster.namespaces import Namespace, new_namespace
 
@@ -59,6 +60,13 @@ def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_
         yield node
     finally:
         node.end()
+
+
+@pytest.fixture
+def faulty(cluster: ControlPlane) -> Iterator[FaultyServer]:
+    """A server in front of the API server, which makes requests fail."""
+    with FaultyServer(cluster) as server:
+        yield server
 
 
 @pytest.fixture

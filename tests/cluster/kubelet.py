@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from tests.cluster.api import ApiError, Object, Stream
 from tests.cluster.names import Names
 from tests.cluster.namespaces import Namespace
-from tests.cluster.node_server import NodeServer, RefusedError
+from tests.cluster.node_server import RefusedError, serve_logs
 from tests.cluster.pods import Pod, path_of_programs
 from tests.cluster.sandbox import NOT_STARTED
 
@@ -76,7 +76,7 @@ class Kubelet:
 
     def start(self) -> None:
         authority = self.namespace.cluster.folder
-        self._server = NodeServer((authority / "server.crt", authority / "server.key"), self._read_log)
+        self._server = serve_logs((authority / "server.crt", authority / "server.key"), self._read_log)
         self._register()
         self._threads = [
             self._follow("pods", self._on_pod),
@@ -94,7 +94,7 @@ class Kubelet:
         for thread in self._threads:
             thread.join()
         self._leave_pods()
-        self._server.close()
+        self._server.end()
         with contextlib.suppress(ApiError):
             self.api.delete(f"/api/v1/nodes/{self.node}")
         if self.errors:
