@@ -615,10 +615,12 @@ class Stage:
                 say(f"{replica.label}: its pod {replica.pod} is gone")
         present = [self.replicas[uid] for uid in seen]
         total = sum(self.counts)
-        text = f"{sum(replica.runs for replica in present)} of {total} replicas run"
         done = sum(replica.ended != "" and not replica.code for replica in present)
-        if done:
-            text += f", {done} succeeded"
+        text = f"{sum(replica.runs for replica in present)} of {total} replicas run" + f", {done} succeeded" * (
+            done > 0
+        )
+        if done == total:
+            text = f"all {total} replicas succeeded"
         waiting = sorted((replica.label, replica.waiting) for replica in present if replica.waiting)
         if waiting:
             text += f"; {waiting[0][0]} waits: {waiting[0][1]}"

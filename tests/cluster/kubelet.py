@@ -133,6 +133,13 @@ class Kubelet:
                 )
                 self.api.delete(path, gracePeriodSeconds=0)
 
+    def kill(self, pod: str) -> None:
+        """Kill the processes of a pod at once."""
+        found = next(each for each in reversed(list(self._pods.values())) if each.name == pod)
+        for container in found.containers.values():
+            if container.process:
+                container.process.kill()
+
     def log(self, pod: str, container: str = "") -> str:
         """Return what a pod has written until now."""
         found = next(each for each in reversed(list(self._pods.values())) if each.name == pod)

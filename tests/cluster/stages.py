@@ -1,0 +1,151 @@
+"""Distributed stages on the cluster: what KFP's driver and Argo make of a compiled stage is a pod, made here."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchx.specs import AppDef, Role
+
+from tests.adapter.apps import compile_pipeline, load
+from tests.adapter.engines import container_of
+from tests.cluster.api import Object
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.manifests import container
+from tests.cluster.namespaces import PIPELINE_RUNNER, Namespace
+from tests.cluster.waiting import until
+from torchx_kfp import task_from_app
+
+#: The annotation with the node of a workflow that a pod is, as it was seen on a cluster, in its first attempt.
+NODE = (
+    "fact-identity-zhzbb(0).root(0).for-loop-2(0).iteration-iterations(0:0)(0).iteration-item(0).train(0).executor({})"
+)
+RUN = "8f2f3b1e-51e7-4b62-ae0c-601f7270d2b4"
+
+
+def python(program: str, *, replicas: int = 2, **fields: Any) -> AppDef:
+    """Return an AppDef whose replicas run a Python program."""
+    arguments = ["-u", "-c", program, *fields.pop("arguments", ())]
+    role = Role("trainer", image="any", entrypoint="python", args=arguments, num_replicas=replicas, **fields)
+    return AppDef("train", roles=[role])
+
+
+@dataclass
+class Attempt:
+    """One pod of a stage."""
+
+    namespace: Namespace
+    kubelet: Kubelet
+    name: str
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        try:
+            return self.kubelet.log(self.name)
+        except StopIteration:  # the pod is not there yet
+            return ""
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """The output parameters that the stage has written."""
+        return {path.name: path.read_text() for path in (self.folder / "out").iterdir() if path.suffix != ".json"}
+
+    @property
+    def run_id(self) -> str:
+        return self.outputs["run_id"]
+
+    def ended(self) -> int:
+        """Wait for the end of the pod's container, and return its exit code."""
+        return int(until(lambda: self.state.get("terminated"))["exitCode"])
+
+    @property
+    def state(self) -> Object:
+        pod = self.namespace.api.get(self.namespace.path("pods", self.name))
+        return dict((pod.get("status", {}).get("containerStatuses") or [{"state": {}}])[0]["state"])
+
+    def says(self, text: str) -> str:
+        """Wait until the log has the text, and return the log."""
+        return until(lambda: self.log if text in self.log else "")
+
+
+class Stage:
+    """A stage of a compiled pipeline, of which Argo makes one pod for each attempt."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        kubelet: Kubelet,
+        folder: Path,
+        app: AppDef,
+        *,
+        tracked: bool = True,
+        inputs: Mapping[str, Any] | None = None,
+        config: Object | None = None,
+        url: str = "",
+        **options: Any,
+    ) -> None:
+        self.namespace = namespace
+        self.kubelet = kubelet
+        self.folder = folder
+        self.base = folder / "results"
+        self.inputs = dict(inputs or {})
+        self.config = config
+        self.environ: dict[str, str] = {}
+
+        def pipeline(tracker_base: str) -> None:
+            task_from_app(app, tracker_base=tracker_base if tracked else None, **options)
+
+        compiled = compile_pipeline(pipeline)
+        spec, platform = load(compiled)
+        self._compiled = compiled
+        (self.component,) = [name.removeprefix("comp-") for name in spec["components"]]
+        self.outputs = list(
+            spec["components"][f"comp-{self.component}"].get("outputDefinitions", {}).get("parameters", {})
+        )
+        self.fields = {each["name"]: each["fieldPath"] for each in platform[f"exec-{self.component}"]["fieldPathAsEnv"]}
+        self.attempts = 0
+
+    def start(self, *, node: str = NODE) -> Attempt:
+        """Start the next attempt."""
+        number = self.attempts
+        self.attempts += 1
+        name = f"workflow-{self.component}-{number}"
+        folder = self.folder / name
+        (folder / "out").mkdir(parents=True)
+        argv = container_of(
+            self._compiled,
+            self.component,
+            inputs={"tracker_base": str(self.base), **self.inputs},
+            outputs={output: str(folder / "out" / output) for output in self.outputs},
+            artifacts={"metrics": str(folder / "artifacts" / "metrics")},
+        ).argv()
+        if self.config is not None:
+            argv = [word if not word.startswith('{"inputs": {"param') else self._configured(word) for word in argv]
+        fields = {
+            **self.fields,
+            "KFP_POD_NAME": "metadata.name",
+            "KFP_POD_UID": "metadata.uid",
+        }
+        env: dict[str, Any] = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
+        main = container(*(word.replace("$", "$$") for word in argv), env={**env, **self.environ})
+        self.namespace.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": name,
+                    "labels": {"pipeline/runid": RUN},
+                    "annotations": {"workflows.argoproj.io/node-name": node.format(number)},
+                },
+                "spec": {"restartPolicy": "Never", "serviceAccountName": PIPELINE_RUNNER, "containers": [main]},
+            }
+        )
+        return Attempt(self.namespace, self.kubelet, name, folder)
+
+    def _configured(self, executor_input: str) -> str:
+        """Return the executor input with what KFP's driver puts into the input of type TASK_CONFIG."""
+        found = json.loads(executor_input)
+        found["inputs"]["parameterValues"]["task_config"] = self.config
+        return json.dumps(found)

@@ -1,0 +1,369 @@
+"""The launcher of a distributed stage against a real API server, Job controller, garbage collector and RBAC."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role
+
+from tests.adapter.apps import HOSTILE, PLAIN
+from tests.cluster.api import Object
+from tests.cluster.kubelet import Kubelet
+from tests.cluster.manifests import secret
+from tests.cluster.namespaces import Namespace
+from tests.cluster.stages import RUN, Stage, python
+from tests.cluster.waiting import until
+from torchx_kfp import engines
+from torchx_kfp.tracking import FsspecResultTracker
+
+TRAIN = """
+import os
+from torchx_kfp.tracking import current_run
+index = os.environ["TORCHX_REPLICA_ID"]
+print("replica", index, "of", os.environ["TORCHX_NUM_REPLICAS"], "rank 0 is", os.environ["TORCHX_RANK0_HOST"])
+if index == "0":
+    current_run().put(loss=0.25)
+"""
+#: Runs until the file is there.
+WAIT = """
+import os, sys, time
+print("waits")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+if os.environ["TORCHX_REPLICA_ID"] == "0":
+    from torchx_kfp.tracking import current_run
+    current_run().put(loss=0.5)
+"""
+#: Replica 1 fails, and the other one waits for it forever.
+FAIL = """
+import os, sys, time
+from torchx_kfp.tracking import current_run
+if os.environ["TORCHX_REPLICA_ID"] == "1":
+    current_run().put(loss=99)
+    print("about to fail")
+    sys.exit(7)
+time.sleep(1000)
+"""
+
+
+def jobs(namespace: Namespace) -> list[Object]:
+    return namespace.list("batch/v1/jobs")
+
+
+def replicas(namespace: Namespace) -> list[Object]:
+    """Return the pods of the stage's object."""
+    return [pod for pod in namespace.list("pods") if "torchx-kfp/stage" in pod["metadata"].get("labels", {})]
+
+
+def waiting(folder: Path, **fields: Any) -> tuple[AppDef, Path]:
+    """Return an AppDef whose replicas run until a file is there, and the file."""
+    go = folder / "go"
+    return python(WAIT, arguments=[str(go)], **fields), go
+
+
+def test_a_stage_of_two_replicas(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    stage = Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="job", results={"loss": float})
+    attempt = stage.start()
+    assert attempt.ended() == 0
+    (job,) = jobs(namespace)
+    name = job["metadata"]["name"]
+    assert attempt.outputs == {"run_id": f"{RUN}/train/{attempt.name}", "loss": "0.25"}
+    lines = attempt.log.splitlines()
+    assert "trainer/0 | replica 0 of 2 rank 0 is localhost" in lines
+    assert f"trainer/1 | replica 1 of 2 rank 0 is {name}-0.{name}" in lines
+    assert f"torchx-kfp: created Job {namespace.name}/{name}" in lines
+    assert lines[-1] == f"torchx-kfp: {name} succeeded"
+    assert job["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60, "it is kept for a while"
+    (owner,) = job["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("Pod", attempt.name)
+    (service,) = namespace.list("services")
+    assert service["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    assert {pod["spec"]["serviceAccountName"] for pod in replicas(namespace)} == {"pipeline-runner"}
+
+
+def test_a_stage_that_is_not_tracked(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    program = "import os; print(sorted(name for name in os.environ if name.startswith('TORCHX_')))"
+    attempt = Stage(namespace, kubelet, tmp_path, python(program), tracked=False, engine="job").start()
+    assert attempt.ended() == 0
+    assert "trainer/1 | ['TORCHX_NUM_REPLICAS', 'TORCHX_RANK0_HOST', 'TORCHX_REPLICA_ID']" in attempt.log
+
+
+def test_every_word_arrives_byte_for_byte(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    words = [*HOSTILE, *PLAIN]
+    program = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['WORDS'], os.environ['ME']]))"
+    env = {"WORDS": "\n".join(words), "ME": "I am ${replica_id}, $(HOME)"}
+    app = python(program, arguments=[*words, "x${replica_id}y$$(HOME)"], env=env)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    assert attempt.ended() == 0, attempt.log
+    for index in "01":
+        (line,) = [line for line in attempt.log.splitlines() if line.startswith(f"trainer/{index} | [")]
+        expected = [[*words, f"x{index}y$$(HOME)"], env["WORDS"], f"I am {index}, $(HOME)"]
+        assert json.loads(line.partition(" | ")[2]) == expected
+
+
+def test_the_number_of_replicas_is_known_when_it_runs(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app = python("import os; print('n =', os.environ['TORCHX_NUM_REPLICAS'])", replicas=4)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job", replicas=3).start()
+    assert attempt.ended() == 0
+    assert attempt.log.count("n = 3") == 3
+
+
+def test_secrets_resources_and_settings_of_the_task(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    namespace.create(secret("s3", key="hidden"))
+    config = {
+        "affinity": None,
+        "env": [
+            {"name": "EXTRA", "value": "1"},
+            {"name": "KFP_RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['pipeline/runid']"}}},
+        ],
+        "nodeSelector": {},
+        "resources": {"limits": {"memory": "96M"}},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/run/scratch"}],
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+    }
+    program = """
+import os
+print(os.environ["KEY"], os.environ["EXTRA"], "KFP_RUN_ID" in os.environ, os.path.isdir("/run/scratch"), os.listdir("/run/data"))
+"""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "file").touch()
+    app = python(
+        program,
+        resource=Resource(cpu=1, gpu=0, memMB=1000, devices={"example.com/nic": 1}),
+        mounts=[BindMount(str(tmp_path / "data"), "/run/data", read_only=True)],
+        port_map={"c10d": 29500},
+    )
+    stage = Stage(
+        namespace, kubelet, tmp_path, app, engine="job", config=config, secrets={"s3": {"key": "KEY"}}, replicas=1
+    )
+    attempt = stage.start()
+    assert attempt.ended() == 0, attempt.log
+    assert "trainer/0 | hidden 1 False True ['file']" in attempt.log
+    (pod,) = replicas(namespace)
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"] == {
+        "requests": {"cpu": "1", "memory": "96M", "example.com/nic": "1"},
+        "limits": {"cpu": "1", "memory": "96M", "example.com/nic": "1"},
+    }
+    assert {"key": "gpu", "operator": "Exists"} in pod["spec"]["tolerations"]
+    assert container["ports"][0]["containerPort"] == 29500
+
+
+# What fails, and how the stage ends then
+
+
+def test_the_replica_that_fails_first_gives_the_exit_code(
+    namespace: Namespace, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    stage = Stage(namespace, kubelet, tmp_path, python(FAIL), engine="job", results={"loss": float})
+    attempt = stage.start()
+    assert attempt.ended() == 7
+    (failed,) = [line for line in attempt.log.splitlines() if line.startswith("trainer/1 (pod")]
+    assert "failed first, with exit code 7" in failed
+    assert f"node {kubelet.node}" in failed
+    assert attempt.log.splitlines()[-1] == "  trainer/1 | about to fail"
+    assert "loss" not in attempt.outputs, "the results of a failed attempt are not published"
+    until(lambda: not jobs(namespace) and not replicas(namespace))
+
+    # The next attempt makes another object, which is another run.
+    again = stage.start()
+    assert again.ended() == 7
+    assert again.run_id != attempt.run_id
+
+
+def test_a_program_that_does_not_exist(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    role = Role("trainer", image="any", entrypoint="no-such-program", num_replicas=2)
+    attempt = Stage(namespace, kubelet, tmp_path, AppDef("train", [role]), engine="job").start()
+    assert attempt.ended() in (127, 128), "of the shell of replica 0, or of the container of replica 1"
+    assert "no-such-program" in attempt.log
+
+
+def test_sigterm_deletes_the_object_at_once(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, _ = waiting(tmp_path)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float}).start()
+    attempt.says("trainer/0 | waits")
+    began = time.time()
+    namespace.api.delete(namespace.path("pods", attempt.name))
+    until(lambda: not jobs(namespace) or "deletionTimestamp" in jobs(namespace)[0]["metadata"])
+    print(f"{time.time() - began:.2f} s until the deletion was seen")
+    until(lambda: not jobs(namespace) and not replicas(namespace))
+    assert not namespace.list("services")
+
+
+def test_the_object_ends_with_its_owner(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    """The second line of defense: nobody sends a DELETE, but the garbage collector finds that the owner is gone."""
+    app, _ = waiting(tmp_path)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    attempt.says("trainer/1 | waits")
+    kubelet.kill(attempt.name)
+    assert attempt.ended() == 137
+    assert len(jobs(namespace)) == 1, "it may be adopted"
+    namespace.api.delete(namespace.path("pods", attempt.name), gracePeriodSeconds=0)
+    until(lambda: not jobs(namespace) and not replicas(namespace) and not namespace.list("services"))
+
+
+def test_a_retry_adopts_what_runs(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, go = waiting(tmp_path)
+    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float})
+    first = stage.start()
+    first.says("trainer/0 | waits")
+    (job,) = jobs(namespace)
+    kubelet.kill(first.name)
+    second = stage.start()
+    second.says("of an earlier attempt")
+    go.touch()
+    assert second.ended() == 0
+    assert second.run_id == first.run_id, "stages that read it find what the replicas have recorded"
+    assert second.outputs["loss"] == "0.5"
+    (same,) = jobs(namespace)
+    assert same["metadata"]["uid"] == job["metadata"]["uid"]
+    assert [ref["name"] for ref in same["metadata"]["ownerReferences"]] == [second.name]
+    namespace.api.delete(namespace.path("pods", first.name), gracePeriodSeconds=0)
+    time.sleep(1)
+    assert len(jobs(namespace)) == 1, "it has another owner now"
+
+
+def test_a_retry_adopts_what_has_succeeded(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, go = waiting(tmp_path)
+    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float})
+    first = stage.start()
+    first.says("trainer/0 | waits")
+    kubelet.kill(first.name)
+    go.touch()
+    until(lambda: jobs(namespace)[0]["status"].get("succeeded") == 2)
+    second = stage.start()
+    assert second.ended() == 0
+    assert (second.run_id, second.outputs["loss"]) == (first.run_id, "0.5")
+    assert "trainer/0 | waits" in second.log, "its log is whole"
+    assert len(replicas(namespace)) == 2
+
+
+def test_a_retry_replaces_what_has_failed(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    stage = Stage(namespace, kubelet, tmp_path, python(FAIL), engine="job", results={"loss": float})
+    first = stage.start()
+    until(lambda: jobs(namespace))
+    kubelet.kill(first.name)
+    until(lambda: any(one["type"] == "Failed" for one in jobs(namespace)[0]["status"].get("conditions", ())))
+    (job,) = jobs(namespace)
+    second = stage.start()
+    assert second.ended() == 7
+    assert "of an earlier attempt has failed" in second.log
+    assert second.run_id != first.run_id
+    assert job["metadata"]["uid"] not in [one["metadata"]["uid"] for one in jobs(namespace)]
+
+
+def test_iterations_of_a_loop_have_their_own_objects(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, go = waiting(tmp_path, replicas=1)
+    stage = Stage(namespace, kubelet, tmp_path, app, engine="job")
+    nodes = [f"run-x.root.for-loop-2.iteration-iterations({n}:{n}).iteration-item.train.executor({{}})" for n in "01"]
+    attempts = [stage.start(node=node) for node in nodes]
+    until(lambda: len(jobs(namespace)) == 2)
+    go.touch()
+    assert [attempt.ended() for attempt in attempts] == [0, 0]
+
+
+def test_a_node_is_lost(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, _ = waiting(tmp_path)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    attempt.says("trainer/1 | waits")
+    lost = next(pod for pod in replicas(namespace) if "-1-" in pod["metadata"]["name"])
+    namespace.api.delete(namespace.path("pods", lost["metadata"]["name"]), gracePeriodSeconds=0)
+    assert attempt.ended() == 1
+    assert f"trainer/1: its pod {lost['metadata']['name']} is gone" in attempt.log
+    until(lambda: not jobs(namespace) and not replicas(namespace))
+
+
+def test_what_keeps_replicas_waiting_is_said_once(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    kubelet.hold("ImagePullBackOff", 'Back-off pulling image "missing:1"', image="missing:1")
+    role = Role("trainer", image="missing:1", entrypoint="true", num_replicas=2)
+    engine = engines.Job(launcher_image="any")
+    attempt = Stage(namespace, kubelet, tmp_path, AppDef("train", [role]), engine=engine).start()
+    text = 'trainer/0 waits: ImagePullBackOff: Back-off pulling image "missing:1"'
+    attempt.says(text)
+    time.sleep(1.5)
+    assert attempt.log.count(text) == 1
+    kubelet.release("missing:1")
+    assert attempt.ended() == 0
+
+
+def test_a_quota_for_pods(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    namespace.create(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    )
+    until(lambda: namespace.list("resourcequotas")[0].get("status", {}).get("hard"))
+    app, _ = waiting(tmp_path)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    attempt.says("it has no pods yet")
+
+
+def test_a_quota_for_jobs(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    quota = {"hard": {"count/jobs.batch": "0"}}
+    namespace.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": quota})
+    until(lambda: namespace.list("resourcequotas")[0].get("status", {}).get("hard"))
+    attempt = Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="job").start()
+    assert attempt.ended() == 1
+    assert "exceeded quota: none" in attempt.log
+    assert "rbac" not in attempt.log, "a Role would not help"
+
+
+def test_a_right_is_missing(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    attempt = Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="jobset").start()
+    assert attempt.ended() == 1
+    assert "cannot get resource" in attempt.log
+    assert "torchx-kfp rbac --engine jobset | kubectl apply -f -" in attempt.log
+    assert attempt.log.count("jobsets.jobset.x-k8s.io") == 1
+
+
+def test_a_manifest_that_the_cluster_rejects(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app = python(TRAIN, metadata={"kubernetes": {"spec": {"restartPolicy": "Always"}}})
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    assert attempt.ended() == 1
+    assert "422" in attempt.log
+    assert "spec.template.spec.restartPolicy" in attempt.log
+
+
+def test_somebody_else_deletes_it(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    app, _ = waiting(tmp_path)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    attempt.says("trainer/0 | waits")
+    name = jobs(namespace)[0]["metadata"]["name"]
+    namespace.api.delete(namespace.path("batch/v1/jobs", name), {"propagationPolicy": "Background"})
+    assert attempt.ended() == 1
+    assert f"{name} was deleted, but not by this stage" in attempt.log
+
+
+def test_replicas_that_fail_are_started_again(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    program = """
+import os, sys
+me = sys.argv[1] + os.environ["TORCHX_REPLICA_ID"]
+print("tries")
+if not os.path.exists(me):
+    open(me, "w").close()
+    sys.exit(3)
+"""
+    app = python(program, arguments=[str(tmp_path / "me")], max_retries=2, retry_policy=RetryPolicy.REPLICA)
+    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
+    assert attempt.ended() == 0, attempt.log
+    assert attempt.log.count("| tries") == 4
+
+
+@pytest.mark.parametrize("logs", ["first", "none"])
+def test_whose_output_the_log_has(namespace: Namespace, kubelet: Kubelet, tmp_path: Path, logs: Any) -> None:
+    program = "import os, sys; print('hello'); sys.exit(int(os.environ['TORCHX_REPLICA_ID']) * 3)"
+    attempt = Stage(namespace, kubelet, tmp_path, python(program), engine=engines.Job(logs=logs)).start()
+    assert attempt.ended() == 3
+    assert ("\ntrainer/0 | hello" in attempt.log) == (logs == "first")
+    assert "\ntrainer/1 | hello" not in attempt.log
+    assert attempt.log.endswith("  trainer/1 | hello\n"), "what failed is shown in any case"
+
+
+def test_no_result_is_lost(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    stage = Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="job", results={"loss": float})
+    attempt = stage.start()
+    assert attempt.ended() == 0
+    assert FsspecResultTracker(str(stage.base))[attempt.run_id] == {"loss": 0.25}
