@@ -127,8 +127,8 @@ def test_secrets_resources_and_settings_of_the_task(namespace: Namespace, kubele
         "volumes": [{"name": "scratch", "emptyDir": {}}],
     }
     program = """
-import os
-print(os.environ["KEY"], os.environ["EXTRA"], "KFP_RUN_ID" in os.environ, os.path.isdir("/run/scratch"), os.listdir("/run/data"))
+from os import environ, listdir, path
+print(environ["KEY"], environ["EXTRA"], "KFP_RUN_ID" in environ, path.isdir("/run/scratch"), listdir("/run/data"))
 """
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").touch()
