@@ -32,6 +32,8 @@ CONTROLLERS = (
     "root-ca-certificate-publisher-controller", "resourcequota-controller", "endpoints-controller",
     "endpointslice-controller", "ttl-after-finished-controller", "pod-garbage-collector-controller",
 )  # fmt: skip
+#: The definitions of JobSet 0.12 and Volcano 1.16, without descriptions.
+CRDS = Path(__file__).parent / "crds"
 #: Seconds until all answers, on a busy machine.
 PATIENCE = 120
 
@@ -228,9 +230,18 @@ def _start_programs(processes: _Processes, data: Path) -> str:
         concurrent_gc_syncs=4,
         profiling=False,
     )
+    _install(processes, api)
     # The controllers run once the namespace `default` has its service account.
     _wait(processes, api, "/api/v1/namespaces/default/serviceaccounts/default")
     return url
+
+
+def _install(processes: _Processes, api: Api) -> None:
+    """Add the kinds of JobSet and Volcano."""
+    for file in sorted(CRDS.iterdir()):
+        definition = api.create(json.loads(file.read_text()))
+        spec = definition["spec"]
+        _wait(processes, api, f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}")
 
 
 def _wait(processes: _Processes, api: Api, path: str) -> None:

@@ -193,7 +193,11 @@ def _cut(handler: Handler) -> None:
 
 
 def _answer(handler: Handler, status: int) -> None:
-    """Answer as the API server does where it refuses."""
+    """Answer as the API server does where it refuses; 404 is its answer where a kind is not installed."""
+    if status == 404:
+        handler.begin(status, {"Content-Type": "text/plain; charset=utf-8"}, len(b"404 page not found\n"))
+        handler.wfile.write(b"404 page not found\n")
+        return
     reason = _REASONS.get(status, "InternalError")
     message = f"a fault of the test: {http.client.responses[status]}"
     body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
