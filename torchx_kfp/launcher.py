@@ -54,6 +54,10 @@ PATIENCE = 600
 #: Seconds that replicas have to end after SIGTERM, on this machine.
 GRACE = 10
 
+#: The signals that end a stage, and those that it waits for.
+ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *ENDING}
+
 #: Held while a line is written, so that lines do not mix. The handler of a signal may interrupt its holder.
 LOCK = threading.RLock()
 
@@ -67,7 +71,8 @@ def write(stream: int, text: bytes, /) -> None:
 
 def say(*words: object) -> None:
     """Write a line to the stage's log."""
-    write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
+    with contextlib.suppress(OSError):  # nobody reads it
+        write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
 
 
 def leave(code: int, /) -> NoReturn:
@@ -107,7 +112,7 @@ def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
         number = float(text)
     except ValueError:
         number = 0
-    if not (number == int(number) and 1 <= number <= most):
+    if not (1 <= number <= most and number == int(number)):
         raise Failure(
             f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from 1 to {most}, the role's "
             "num_replicas"
@@ -122,12 +127,18 @@ def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
     """Run each replica as a process in a session of its own, as TorchX's local scheduler does.
 
     The first failure ends the others. Replicas that name the same port take turns with those of other stages.
+
+    Returns:
+        The exit code of the replica that failed first, or 128 + n if signal n ended it, or ended the stage.
     """
+    # Signals are blocked and waited for: none is lost while replicas are being started.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     held = [hold_port(port) for port in sorted({port for role in spec["roles"] for port in role["ports"]})]
     for attempt in range(spec["restarts"] + 1):
         if attempt:
             say(f"starting all replicas again ({attempt} of {spec['restarts']})")
-        code, stopped = run_processes(spec, words, counts)
+        code, stopped = run_processes(spec, words, counts, mask)
         if not code or stopped:
             break
     del held
@@ -150,85 +161,138 @@ def hold_port(port: int, /) -> socket.socket:
         if not waits:
             say(f"waiting for another stage on this machine that uses port {port}")
             waits = True
-        time.sleep(0.1)
+        ended = signal.sigtimedwait(ENDING, 0.1)
+        if ended:
+            leave(128 + ended.si_signo)
 
 
-def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> tuple[int, bool]:
+def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: Any, /) -> tuple[int, bool]:
     """Run the replicas once.
 
+    Args:
+        spec: see the module.
+        words: see the module.
+        counts: the number of replicas of each role.
+        mask: the signals that are blocked in the replicas.
+
     Returns:
-        The exit code of the replica that failed first, 128 + n if signal n ended it, and whether a signal to this
-        process has ended the stage.
+        The exit code, and whether a signal to this process has ended the stage.
     """
-    children: dict[int, Any] = {}
-    readers = []
-    ending: list[int] = []
+    #: The role's number and the replica's index, by process id.
+    running: dict[int, tuple[int, int]] = {}
+    #: How often replicas of each role were started again, while the others went on.
+    again = [0 for _ in counts]
+    #: The threads that copy their output, and its last lines.
+    readers: list[threading.Thread] = []
+    last: dict[str, deque[bytes]] = {}
 
-    def forward(number: int, _: object) -> None:
-        if number not in (signal.SIGUSR1, signal.SIGUSR2):
-            ending.append(number)
-        for pid in list(children):
-            kill(pid, number)
-
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, forward) for number in numbers}
-    for role, replicas in zip(spec["roles"], counts):  # noqa: B905 (Python 3.8)
-        for index in range(replicas):
-            if ending:
-                break
-            own = {
+    def start(position: int, index: int) -> threading.Thread:
+        role = spec["roles"][position]
+        # This process has the variables of the first role.
+        others = {name for name, parts in spec["roles"][0]["env"] if position and parts is None}
+        child = subprocess.Popen(
+            # If the application cannot be started, the shell says so and sets the exit code.
+            ["sh", "-c", 'exec "$@"', "sh", *(texts(parts, words, str(index)) for parts in role["command"])],
+            env={
+                **{name: value for name, value in os.environ.items() if name not in others},
                 "TORCHX_REPLICA_ID": str(index),
-                "TORCHX_NUM_REPLICAS": str(replicas),
+                "TORCHX_NUM_REPLICAS": str(counts[position]),
                 "TORCHX_RANK0_HOST": "localhost",
-            }
-            command = [texts(parts, words, str(index)) for parts in role["command"]]
-            child = subprocess.Popen(
-                # If the application cannot be started, the shell says so and sets the exit code.
-                ["sh", "-c", 'exec "$@"', "sh", *command],
-                env={**os.environ, **own, **environment(role, words, str(index))},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            children[child.pid] = f"{role['name']}/{index}", role["name"], child
-            readers.append(
-                threading.Thread(target=copy_lines, args=(children[child.pid][0], child.stdout), daemon=True)
-            )
-            readers[-1].start()
-    for number in ending:
-        for pid in list(children):
-            kill(pid, number)
-    failed = 0
-    needed = {pid for pid, (_, name, _) in children.items() if name in spec["success"]}
-    deadline = None
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            if deadline and time.monotonic() > deadline:
-                for other in children:
-                    kill(-other, signal.SIGKILL)
-            time.sleep(0.02)
-            continue
-        if pid not in children:
-            continue
-        label, _, child = children.pop(pid)
+                **environment(role, words, str(index)),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+        )
         child.returncode = 0  # Popen must not wait for it
-        needed.discard(pid)
-        code = 128 + status % 128 if status % 128 else status // 256
-        if code and not deadline:
-            failed = code
-            say(f"{label} failed with exit code {code}" + (", the others are ended" if children else ""))
-        if (code or not needed or ending) and not deadline:
-            deadline = time.monotonic() + GRACE
-            for other in children:
-                kill(other, signal.SIGTERM)
-        kill(-pid, signal.SIGKILL)  # what the replica has left running would keep its output open
+        running[child.pid] = position, index
+        label = f"{role['name']}/{index}"
+        lines = last[label] = deque(maxlen=8)
+        readers.append(threading.Thread(target=copy_lines, args=(label, child.stdout, lines), daemon=True))
+        return readers[-1]
+
+    def send(number: int) -> None:
+        # As in a container, only the first process gets it.
+        for pid in running:
+            kill(pid, number)
+
+    try:
+        for position, replicas in enumerate(counts):
+            for index in range(replicas):
+                start(position, index)
+    except OSError as error:
+        for pid in running:
+            kill(-pid, signal.SIGKILL)
+        raise Failure(f"a replica cannot be started: {error}") from None
+    # Not earlier: a process should not be forked while threads hold locks.
     for reader in readers:
-        reader.join(5)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    return (128 + ending[0], True) if ending else (failed, False)
+        reader.start()
+    total = len(running)
+    needed = {key for key in running.values() if spec["roles"][key[0]]["name"] in spec["success"]}
+    code: int | None = None
+    stopped = False
+    first = ""
+    deadline = 0.0
+    say(f"{total} of {total} replicas run")
+    told = total
+    while running:
+        caught = signal.sigtimedwait(SIGNALS, 0.5)
+        if caught is None and code is None and told != len(running):
+            told = len(running)
+            say(f"{told} of {total} replicas run")
+        if caught and caught.si_signo != signal.SIGCHLD:
+            send(caught.si_signo)
+            if caught.si_signo in ENDING:
+                stopped = True
+                code = 128 + caught.si_signo if code is None else code
+        if deadline and time.monotonic() > deadline:
+            for pid in running:
+                kill(-pid, signal.SIGKILL)
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if running else None
+            if not ended:
+                break
+            pid = ended.si_pid
+            if pid in running:
+                # What it has left running would keep its output open. Its number is not free before waitpid.
+                kill(-pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+            if pid not in running:
+                continue
+            position, index = running.pop(pid)
+            if code is not None:
+                continue
+            role = spec["roles"][position]
+            failed = 128 + status % 128 if status % 128 else status // 256
+            if not failed:
+                needed.discard((position, index))
+                if needed:
+                    continue
+                if running:
+                    say("the stage has succeeded; ending the other replicas")
+            else:
+                label = f"{role['name']}/{index}"
+                how = f"{label} failed with exit code {failed}"
+                if again[position] < role.get("restarts", 0):
+                    again[position] += 1
+                    say(f"{how}; starting it again ({again[position]} of {role['restarts']})")
+                    start(position, index).start()
+                    continue
+                first = label
+                say(f"{how}; ending the others" if running else how)
+            code = failed
+            send(signal.SIGTERM)
+            deadline = time.monotonic() + GRACE
+    patience = time.monotonic() + 2
+    for reader in readers:
+        reader.join(max(0.0, patience - time.monotonic()))
+    if first and total > 1:
+        say(f"{first} failed first, with exit code {code}" + ("; its last lines:" if last[first] else ""))
+        for line in last[first]:
+            show(f"  {first}", line)
+    return code or 0, stopped
 
 
 def kill(pid: int, number: int, /) -> None:
@@ -237,10 +301,16 @@ def kill(pid: int, number: int, /) -> None:
         (os.kill if pid > 0 else os.killpg)(abs(pid), number)
 
 
-def copy_lines(label: str, stream: Any, /) -> None:
+def copy_lines(label: str, stream: Any, last: deque[bytes], /) -> None:
     """Write the lines of a stream to the stage's log, each after the replica's name."""
-    for line in iter(lambda: stream.readline(1 << 16), b""):
-        show(label, line)
+    with stream:
+        try:
+            for line in iter(lambda: stream.readline(1 << 16), b""):
+                last.append(line)
+                show(label, line)
+        except OSError:
+            # Nobody reads the log: as with any program that writes to a closed pipe, the stage ends.
+            kill(os.getpid(), signal.SIGTERM)
 
 
 def show(label: str, line: bytes, /) -> None:

@@ -66,7 +66,7 @@ class Workload:
     plural, manifest). ``state`` is the path of the field that tells the state: text, or a list of conditions;
     ``succeeded`` and ``failed`` are its final values. ``index`` is the pods' annotation with the index of a replica,
     and ``host`` the name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often KFP retries
-    the stage, because the engine cannot, and ``restarts`` how often the engine starts replicas again.
+    the stage, because the engine cannot, and ``restarts`` how often the engine starts all replicas again.
     """
 
     api: str

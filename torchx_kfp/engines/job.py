@@ -80,5 +80,4 @@ class Job(Engine):
             index=INDEX,
             host="%(name)s-0.%(name)s",
             retries=role.restarts if role.restarts_all else 0,
-            restarts=0 if role.restarts_all else role.restarts,
         )

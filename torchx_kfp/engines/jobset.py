@@ -67,5 +67,5 @@ class JobSet(Engine):
             failed=("Failed",),
             index=INDEX,
             host=f"%(name)s-{roles[0].name}-0-0.%(name)s",
-            restarts=max(role.restarts for role in roles),
+            restarts=restarts,
         )

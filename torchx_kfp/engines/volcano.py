@@ -101,5 +101,5 @@ class Volcano(Engine):
             failed=("Failed", "Aborted", "Terminated"),
             index=INDEX,
             host=f"%(name)s-{roles[0].name}-0.%(name)s",
-            restarts=max(role.restarts for role in roles),
+            restarts=restarts,
         )

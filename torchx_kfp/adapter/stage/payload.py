@@ -14,7 +14,7 @@ from torchx_kfp import protocol
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.application import REPLICA, Application, read_application
 from torchx_kfp.adapter.stage.carried import LAUNCHER
-from torchx_kfp.adapter.stage.fields import Resources, read_role
+from torchx_kfp.adapter.stage.fields import Resources, read_retries, read_role
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import INSTALLED, plain_json
 from torchx_kfp.adapter.stage.replicas import claims, plan_role, read_replicas, read_roles, role_names
@@ -25,6 +25,7 @@ from torchx_kfp.adapter.values.channels import check_parts, parse_checked
 from torchx_kfp.adapter.values.references import Parts, Reference
 from torchx_kfp.engines import Engine
 from torchx_kfp.engines.engine import Role, Workload, marker
+from torchx_kfp.engines.roles import check_success
 from torchx_kfp.errors import AppDefError
 
 #: The input through which KFP 2.15 and newer tell what is set on the task.
@@ -191,6 +192,8 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
             "env": env,
             "ports": sorted({int(port) for port in (role.port_map or {}).values()}),
         }
+        if role.retry_policy == specs.RetryPolicy.REPLICA and read_retries(role):
+            description["restarts"] = read_retries(role)
         arguments = [application.entrypoint, *application.args]
         description["command"] = [words.place(parts, f"an argument of {where}") for parts in arguments]
         if role.name in counts:
@@ -259,7 +262,7 @@ def _specification(
     shared: Sequence[str],
 ) -> dict[str, Any]:
     """Return what the launcher must know: see ``torchx_kfp.launcher``."""
-    success = list(getattr(engine, "succeeds_with", ())) or [role.name for role in planned]
+    success = check_success(engine, getattr(engine, "succeeds_with", ()), planned) or [role.name for role in planned]
     stage = names.component_name(alias)[:_LONGEST_STAGE].rstrip("-")
     return {
         "stage": stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
