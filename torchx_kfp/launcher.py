@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
 
-#: Where a pod finds its token, the cluster's certificate and its namespace. The variable is for tests.
-FOLDER = os.environ.get("KFP_CLUSTER_FOLDER", "/var/run/secrets/kubernetes.io/serviceaccount")
+#: Where a pod finds its token, the cluster's certificate and its namespace.
+FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Seconds for which the API server may not answer.
 PATIENCE = 600
 #: Seconds that replicas have to end after SIGTERM, on this machine.

@@ -1,11 +1,12 @@
 """Whatever dies when: schedules of killed launchers and of faults of the API server, one after the other.
 
-``python -m tests.cluster.test_schedules 200`` tries that many, and prints figures.
+``TORCHX_KFP_SCHEDULES=200 make test-cluster ARGS="-n0 -s --timeout=3600 tests/cluster/test_schedules.py"`` tries that
+many, and prints figures.
 """
 
 import os
-import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ echo "replica $TORCHX_REPLICA_ID"
 }
 sleep 0.5
 """
+#: What was tried, and what came of it.
+figures: Counter[str] = Counter()
 #: How many schedules run at the same time.
 TOGETHER = 6
 
@@ -130,6 +133,7 @@ def try_schedules(
         assert len(seen[f"pods {name}"]) == 2, f"each replica runs once\n{log}"
         assert results == {run_ids[-1]: {"loss": 0.25}}, f"recorded once, under the run id of the stage\n{log}"
         assert published == "0.25", log
+        figures.update(schedules=1, attempts=len(codes), killed=codes.count(137), objects=1, results=1)
 
 
 @pytest.mark.cluster
@@ -150,8 +154,4 @@ def test_one_object_and_one_result_whatever_dies_when(
         try_schedules(cluster, namespace, kubelet, folder, drawn)
 
     attempt()
-
-
-if __name__ == "__main__":
-    os.environ["TORCHX_KFP_SCHEDULES"] = sys.argv[1]
-    sys.exit(pytest.main(["-n0", "-q", "--timeout=36000", __file__]))
+    print("\n" + ", ".join(f"{count} {name}" for name, count in figures.items()))

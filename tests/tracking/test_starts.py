@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -168,3 +169,27 @@ def test_processes_of_one_stage_at_once(tmp_path: Path) -> None:
     assert [process.wait() for process in processes] == [0] * 8
     assert [path.name for path in tmp_path.glob(".torchx_kfp/sources/*/*")] == ["0-reads"]
     assert SOURCES.read(FsspecResultTracker(tmp_path).store, "p1/train/1") == [Source("p1/prepare/1", alias="train")]
+
+
+@pytest.mark.parametrize(
+    ("variables", "first"),
+    [
+        ({}, True),
+        ({"TORCHX_REPLICA_ID": "0"}, True),
+        ({"TORCHX_REPLICA_ID": "3"}, False),
+        *((rank, rank["RANK"] == "0") for rank in RANKS),
+        # Rank 0 may be in any replica: nodes get their ranks in the order in which they meet.
+        ({**RANKS[0], "TORCHX_REPLICA_ID": "3"}, True),
+        ({**RANKS[1], "TORCHX_REPLICA_ID": "0"}, False),
+    ],
+)
+def test_results_of_another_process_than_the_first(
+    variables: dict[str, str], first: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = current_run({**environ(tmp_path), **variables})
+    run.put(loss=1.0)
+    run.put(loss=2.0)
+    assert run.results() == {"loss": 2.0}, "they are recorded all the same"
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == (0 if first else 1), "once"
+    assert all(re.search(says(run.id, "RANK", "TORCHX_REPLICA_ID", "lost"), warning) for warning in warnings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ from torchx_kfp.tracking.statements.artifacts import (
     add_artifact,
     add_metadata,
 )
-from torchx_kfp.tracking.statements.sources import SOURCES, Source
+from torchx_kfp.tracking.statements.sources import SOURCES, Source, is_first_rank
 from torchx_kfp.tracking.statements.steps import STEPS, History
 from torchx_kfp.tracking.step_log import flush, step_log
 from torchx_kfp.tracking.stores.calls import PATIENCE
@@ -40,6 +41,8 @@ from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 if TYPE_CHECKING:
     import pandas
+
+_logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -57,6 +60,7 @@ class Run:
         reader: str | None = None,
         batch: Batch | None = None,
         further: Sequence[FurtherTracker] = (),
+        speaks: bool = True,
     ) -> None:
         self._id = run_id
         self._tracker = tracker
@@ -64,6 +68,7 @@ class Run:
         self._reader = reader  # the run that reads it
         self._batch = batch
         self._further = further
+        self._speaks = speaks  # for its stage, which may have other processes
 
     @property
     def id(self) -> str:
@@ -73,7 +78,8 @@ class Run:
     def put(self, results: Mapping[str, Result] | None = None, /, **named: Result) -> None:
         """Record results of this run. Results recorded before under other names stay.
 
-        If a stage has several processes, let one of them record: when two put at once, the results of one can be lost.
+        If a stage has several processes or replicas, let one of them record: when two put at once, the results of one
+        can be lost. A warning is logged if this is another one than torchrun's rank 0, or than replica 0.
 
         Args:
             results: results by name, for names that are not identifiers: ``run.put({"l2norm/mean": 1.2})``.
@@ -84,6 +90,15 @@ class Run:
                 stage reads. Nothing was written.
         """
         self._refuse_others("records results", "put")
+        if not self._speaks:
+            self._speaks = True
+            _logger.warning(
+                "This process records results of the run %r, but it is not the first one of its stage. All of them are "
+                "one run, and when two record at once, results can be lost. Let one record: if RANK (with torchrun) or "
+                "%s is 0.",
+                self._id,
+                protocol.REPLICA_ID,
+            )
         new = {**check_results(self.id, {} if results is None else results), **check_results(self.id, named)}
         self._tracker.update(self.id, **new)
         for tracker in self._further:
@@ -402,4 +417,4 @@ def current_run(environ: Mapping[str, str] = os.environ, *, patience: float = PA
     tracker = FsspecResultTracker(context.tracker_base, patience=patience)
     further = further_trackers(context)
     announce_start(tracker, context, environ)
-    return Run(context.run_id, tracker, context.parents, further=further)
+    return Run(context.run_id, tracker, context.parents, further=further, speaks=is_first_rank(environ))

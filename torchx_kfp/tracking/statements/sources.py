@@ -137,5 +137,5 @@ def start_here(environ: Mapping[str, str] = os.environ) -> Start:
 
 
 def is_first_rank(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process speaks for its stage. Of the processes that torchrun starts, the first one does."""
-    return not environ.get(_TORCHRUN) or environ.get(_RANK, "0") == "0"
+    """Return whether this process speaks for its stage: torchrun's first rank, else replica 0."""
+    return environ.get(_RANK if environ.get(_TORCHRUN) else protocol.REPLICA_ID, "0") == "0"
