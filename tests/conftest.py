@@ -141,6 +141,17 @@ def mlflow_server(_mlflow_process: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return _mlflow_process
 
 
+@pytest.fixture(scope="session")
+def torchrun() -> Path:
+    """The program of PyTorch that starts the processes of a training."""
+    program = Path(sys.executable).with_name("torchrun")
+    if not program.exists():
+        if os.environ.get("TORCHX_KFP_REQUIRE_TORCH") == "1":
+            pytest.fail("TORCHX_KFP_REQUIRE_TORCH=1 asks for tests that train, and torch is not installed.")
+        pytest.skip("needs torch, which `make test-torch` installs")
+    return program
+
+
 @pytest.fixture
 def memory_base() -> Iterator[str]:
     """A tracker base in memory, which is emptied afterwards."""

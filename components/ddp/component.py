@@ -10,6 +10,9 @@ from torchx.components import dist
 #: An image that has torchx-kfp, scikit-learn and torch, and this repository as its working directory.
 IMAGE = "torchx-kfp-examples-ddp:1"
 
+# TorchX's nightly has this name for dist.ddp.
+_torchrun = getattr(dist, "torchrun", None) or dist.ddp
+
 
 def train(
     epochs: int = 20,
@@ -31,7 +34,7 @@ def train(
         rdzv_port: port of replica 0 at which the replicas meet
         image: image that holds the application
     """
-    return dist.ddp(
+    return _torchrun(
         f"--epochs={epochs}",
         f"--rate={rate}",
         f"--seed={seed}",

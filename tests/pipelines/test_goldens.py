@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from kfp import components
+from kfp import components, dsl
+from torchx.components import dist
 
 from tests.pipelines import regenerate
 
@@ -19,6 +20,13 @@ pytestmark = pytest.mark.versions
 
 #: The parameters that a user must give besides the tracker base.
 _NEEDED = {"trials": ("prepared",)}
+#: Pipelines that compile differently with other versions: whether these are those of the golden, and why.
+_DIFFERING = {
+    "ddp": (
+        hasattr(dsl, "TaskConfig") and not hasattr(dist, "torchrun"),
+        "kfp 2.14 has no TaskConfig, and TorchX's nightly sets one more variable in dist.ddp",
+    )
+}
 _IDS = [path.stem for path in regenerate.PIPELINES]
 
 
@@ -33,11 +41,14 @@ def compiled(path: Path) -> str:
 
 
 def test_there_are_pipelines_and_no_other_goldens() -> None:
-    assert {"digits", "experiments", "functions", "hello", "sized", "trials"} <= set(_IDS)
+    assert {"ddp", "digits", "experiments", "functions", "hello", "sized", "trials"} <= set(_IDS)
     assert sorted(golden.stem for golden in regenerate.GOLDENS.iterdir()) == _IDS
 
 
 def test_compiles_to_its_golden(path: Path, compiled: str) -> None:
+    comparable, reason = _DIFFERING.get(path.stem, (True, ""))
+    if not comparable:
+        pytest.skip(reason)
     golden = regenerate.golden_file(path)
     assert golden.exists(), f"{path.name} has no golden: run `python -m tests.pipelines.regenerate`"
     assert regenerate.normalise(compiled) == golden.read_text(encoding="utf-8"), (
