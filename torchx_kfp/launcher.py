@@ -779,6 +779,8 @@ class Replica:
             words = [details.get("reason"), details.get("message")]
             said = ": ".join(word.strip() for word in words if word and word != "Error")
             self.why = f" ({said})" if said else ""
+            if code:
+                say(f"{self.label} failed with exit code {code}{self.why}; it was the pod {self.pod}")
 
     def read(self) -> None:
         """Copy the log, and go on where a broken connection has ended it."""

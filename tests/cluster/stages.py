@@ -1,6 +1,7 @@
 """Distributed stages on the cluster: what KFP's driver and Argo make of a compiled stage is a pod, made here."""
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from torchx_kfp import task_from_app
 NODE = (
     "fact-identity-zhzbb(0).root(0).for-loop-2(0).iteration-iterations(0:0)(0).iteration-item(0).train(0).executor({})"
 )
+#: Only one pipeline can be defined at a time.
+_COMPILES = threading.Lock()
 RUN = "8f2f3b1e-51e7-4b62-ae0c-601f7270d2b4"
 
 
@@ -97,7 +100,8 @@ class Stage:
         def pipeline(tracker_base: str) -> None:
             task_from_app(app, tracker_base=tracker_base if tracked else None, **options)
 
-        compiled = compile_pipeline(pipeline)
+        with _COMPILES:
+            compiled = compile_pipeline(pipeline)
         spec, platform = load(compiled)
         self._compiled = compiled
         (self.component,) = [name.removeprefix("comp-") for name in spec["components"]]

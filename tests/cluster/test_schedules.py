@@ -4,6 +4,7 @@
 many, and prints figures.
 """
 
+import itertools
 import os
 import threading
 from collections import Counter
@@ -34,6 +35,8 @@ echo "replica $TORCHX_REPLICA_ID"
 }
 sleep 0.5
 """
+#: The numbers of stages.
+numbers = itertools.count()
 #: What was tried, and what came of it.
 figures: Counter[str] = Counter()
 #: How many schedules run at the same time.
@@ -112,17 +115,15 @@ def try_schedules(
     ends = threading.Event()
     follower = threading.Thread(target=follow, args=(namespace, seen, ends))
     follower.start()
-    first = len(list(folder.iterdir()))
     try:
         with ThreadPoolExecutor(len(drawn)) as pool:
-            outcomes = list(
-                pool.map(
-                    lambda it: run_schedule(
-                        cluster, namespace, kubelet, folder / str(first + it[0]), first + it[0], it[1]
-                    ),
-                    enumerate(drawn),
+            started = []
+            for lives in drawn:
+                number = next(numbers)
+                started.append(
+                    pool.submit(run_schedule, cluster, namespace, kubelet, folder / str(number), number, lives)
                 )
-            )
+            outcomes = [each.result() for each in started]
     finally:
         ends.set()
         follower.join()
