@@ -10,10 +10,11 @@ from typing import NoReturn
 
 import pytest
 
-from tests.cluster.control_plane import ControlPlane, find_programs, shared
+from tests.cluster.control_plane import BUILT, ControlPlane, find_jobset, find_programs, shared
 from tests.cluster.faults import FaultyServer
 from tests.cluster.kubelet import Kubelet, why_it_cannot_run
 from tests.cluster.namespaces import Namespace, new_namespace
+from tests.cluster.volcano import Volcano
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +61,23 @@ def kubelet(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory, tmp_
         yield node
     finally:
         node.end()
+
+
+@pytest.fixture
+def jobset_controller(cluster: ControlPlane) -> None:
+    """JobSet's real controller, for all namespaces."""
+    if not find_jobset(Path(os.environ.get("KUBEBUILDER_ASSETS", BUILT))):
+        missing("JobSet's controller is not built: run the tests with `.ci/with-cluster COMMAND`, which builds it")
+
+
+@pytest.fixture
+def volcano(namespace: Namespace, kubelet: Kubelet) -> Iterator[Volcano]:
+    """The double of Volcano's controller, for this namespace."""
+    controller = Volcano(namespace)
+    try:
+        yield controller
+    finally:
+        controller.end()
 
 
 @pytest.fixture

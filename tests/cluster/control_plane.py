@@ -24,9 +24,12 @@ from pathlib import Path
 
 from tests.cluster.api import Api
 from tests.cluster.certificates import Authority, write_key_pair
+from tests.cluster.jobset import controller as jobset
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
+#: Where .ci/with-cluster builds what is missing.
+BUILT = REPOSITORY / ".cache" / "cluster" / "bin"
 CONTROLLERS = (
     "job-controller", "garbage-collector-controller", "namespace-controller", "serviceaccount-controller",
     "root-ca-certificate-publisher-controller", "resourcequota-controller", "endpoints-controller",
@@ -62,7 +65,7 @@ class ControlPlane:
 def find_programs() -> Path | str:
     """Return the folder of the programs, or why there is none and what to do."""
     named = os.environ.get("KUBEBUILDER_ASSETS")
-    folder = Path(named) if named else REPOSITORY / ".cache" / "cluster" / "bin"
+    folder = Path(named) if named else BUILT
     missing = [program for program in PROGRAMS if not (folder / program).exists()]
     if not missing:
         return folder
@@ -70,6 +73,12 @@ def find_programs() -> Path | str:
         f"{folder} has no {', '.join(missing)}: run the tests with `.ci/with-cluster COMMAND`, which builds them, or "
         "set KUBEBUILDER_ASSETS to a folder that has them"
     )
+
+
+def find_jobset(programs: Path) -> Path | None:
+    """Return the controller of JobSet, if there is one: control planes that others have built come without it."""
+    found = [folder / "jobset" for folder in (programs, BUILT) if (folder / "jobset").exists()]
+    return found[0] if found else None
 
 
 @contextlib.contextmanager
@@ -113,7 +122,7 @@ def _serve(folder: Path, programs: Path) -> None:
         data = tempfile.mkdtemp(prefix="torchx-kfp-etcd-", dir=memory if os.access(memory, os.W_OK) else None)
         stack.callback(shutil.rmtree, data, ignore_errors=True)
         stack.callback((folder / "state.json").unlink, missing_ok=True)
-        processes = _Processes(folder, programs)
+        processes = Processes(folder, programs)
         stack.callback(processes.end)
         for attempt in range(3):
             try:
@@ -135,19 +144,22 @@ def _serve(folder: Path, programs: Path) -> None:
             time.sleep(0.5)
 
 
-class _Processes:
+class Processes:
     """Programs that end with this process."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder = folder
-        self._programs = programs
+        self.programs = programs
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, program: str, **options: object) -> None:
+    def start(self, program: str | Path, **options: object) -> None:
+        """Start a program, with its log in the folder."""
+        file = self.programs / program
+        program = file.name
         words = [f"--{name.replace('_', '-')}={_text(value)}" for name, value in options.items()]
         with (self.folder / f"{program}.log").open("w") as output:
             self._processes[program] = subprocess.Popen(
-                [self._programs / program, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                [file, *words], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 preexec_fn=_end_with_parent,
             )  # fmt: skip
 
@@ -176,13 +188,13 @@ def _end_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _start_programs(processes: _Processes, data: Path) -> str:
+def _start_programs(processes: Processes, data: Path) -> str:
     folder = processes.folder
     authority = Authority(folder).create()
     server = authority.sign("server", "kube-apiserver")
     admin = authority.sign("admin", "admin", "system:masters")
     write_key_pair(folder / "tokens.key", folder / "tokens.pub")
-    ports = _free_ports(4)
+    ports = _free_ports(5)
     etcd, peer, url = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", f"https://127.0.0.1:{ports[2]}"
     processes.start(
         "etcd",
@@ -231,12 +243,17 @@ def _start_programs(processes: _Processes, data: Path) -> str:
         profiling=False,
     )
     _install(processes, api)
+    program = find_jobset(processes.programs)
+    if program:
+        jobset.start(processes, api, program, ports[4])
     # The controllers run once the namespace `default` has its service account.
     _wait(processes, api, "/api/v1/namespaces/default/serviceaccounts/default")
+    if program:
+        jobset.wait(processes, api, PATIENCE)
     return url
 
 
-def _install(processes: _Processes, api: Api) -> None:
+def _install(processes: Processes, api: Api) -> None:
     """Add the kinds of JobSet and Volcano."""
     for file in sorted(CRDS.iterdir()):
         definition = api.create(json.loads(file.read_text()))
@@ -244,7 +261,7 @@ def _install(processes: _Processes, api: Api) -> None:
         _wait(processes, api, f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}")
 
 
-def _wait(processes: _Processes, api: Api, path: str) -> None:
+def _wait(processes: Processes, api: Api, path: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
         processes.check()

@@ -14,11 +14,12 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.cluster.api import ApiError, Object, Stream
+from tests.cluster.api import ApiError, Object
+from tests.cluster.informer import Informer
 from tests.cluster.names import Names
 from tests.cluster.namespaces import Namespace
 from tests.cluster.node_server import RefusedError, serve_logs
@@ -70,7 +71,6 @@ class Kubelet:
         self._nodes = itertools.count(1)
         self._held: dict[str, tuple[str, str]] = {}
         self._pods: dict[str, Pod] = {}
-        self._streams: dict[str, Stream] = {}
         self._ending = False
         self._lock = threading.RLock()
 
@@ -78,9 +78,10 @@ class Kubelet:
         authority = self.namespace.cluster.folder
         self._server = serve_logs((authority / "server.crt", authority / "server.key"), self._read_log)
         self._register()
-        self._threads = [
-            self._follow("pods", self._on_pod),
-            self._follow("discovery.k8s.io/v1/endpointslices", self.names.update),
+        slices = self.namespace.path("discovery.k8s.io/v1/endpointslices")
+        self._informers = [
+            Informer(self.api, self.namespace.path("pods"), self._on_pod),
+            Informer(self.api, slices, self.names.update),
         ]
 
     def end(self) -> None:
@@ -88,11 +89,9 @@ class Kubelet:
         if self._ending:
             return
         self._ending = True
-        with self._lock:
-            for stream in self._streams.values():
-                stream.end()
-        for thread in self._threads:
-            thread.join()
+        for informer in self._informers:
+            informer.end()
+            self.errors += informer.errors
         self._leave_pods()
         self._server.end()
         with contextlib.suppress(ApiError):
@@ -173,46 +172,6 @@ class Kubelet:
             "conditions": [{"type": "Ready", "status": "True"}],
         }
         self.api.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "status": status})
-
-    def _follow(self, resource: str, see: Callable[[str, Object], None]) -> threading.Thread:
-        """See all objects of a collection and all their changes, in a thread."""
-
-        def follow() -> None:
-            path = self.namespace.path(resource)
-            known: dict[str, Object] = {}
-            while not self._ending:
-                listed = self.api.get(path)
-                found = {each["metadata"]["uid"]: each for each in listed["items"]}
-                for uid in known.keys() - found.keys():
-                    see("DELETED", known.pop(uid))
-                for uid, each in found.items():
-                    known[uid] = each
-                    see("ADDED", each)
-                for event in self._watch(path, listed["metadata"]["resourceVersion"]):
-                    if event["type"] == "ERROR":
-                        break
-                    known[event["object"]["metadata"]["uid"]] = event["object"]
-                    see(event["type"], event["object"])
-
-        def guarded() -> None:
-            try:
-                follow()
-            except BaseException as error:
-                if not self._ending:
-                    self.errors.append(error)
-
-        thread = threading.Thread(target=guarded, daemon=True)
-        thread.start()
-        return thread
-
-    def _watch(self, path: str, version: str) -> Iterator[Object]:
-        stream = self.api.stream(path, watch=1, resourceVersion=version)
-        with self._lock:
-            self._streams[path] = stream
-            if self._ending:
-                stream.end()
-        for line in stream:
-            yield json.loads(line)
 
     def _on_pod(self, event: str, manifest: Object) -> None:
         uid = manifest["metadata"]["uid"]

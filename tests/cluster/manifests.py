@@ -56,3 +56,26 @@ def finished(found: Object) -> str:
     conditions = found.get("status", {}).get("conditions", ())
     ends = [each["type"] for each in conditions if each["type"] in ("Complete", "Failed") and each["status"] == "True"]
     return str(ends[0]) if ends else ""
+
+
+def jobset(name: str, *roles: tuple[str, Object, int], **spec: object) -> Object:
+    """Return a JobSet with roles of some replicas."""
+    replicated = [
+        {"name": role, "replicas": 1, "template": {"spec": {"parallelism": count, "completions": count,
+         "completionMode": "Indexed", "backoffLimit": 0,
+         "template": {"spec": {"restartPolicy": "Never", "containers": [each]}}}}}
+        for role, each, count in roles
+    ]  # fmt: skip
+    kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
+    return {**kind, "metadata": {"name": name}, "spec": {"replicatedJobs": replicated, **spec}}
+
+
+def volcano_job(name: str, *tasks: tuple[str, Object, int], **spec: object) -> Object:
+    """Return a Volcano Job with tasks of some replicas."""
+    manifests = [
+        {"name": task, "replicas": count, "template": {"spec": {"restartPolicy": "Never", "containers": [each]}}}
+        for task, each, count in tasks
+    ]
+    kind = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job"}
+    specification = {"minAvailable": sum(count for _, _, count in tasks), "schedulerName": "volcano"}
+    return {**kind, "metadata": {"name": name}, "spec": {**specification, "tasks": manifests, **spec}}

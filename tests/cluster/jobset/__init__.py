@@ -1,0 +1,1 @@
+"""JobSet's real controller: the module that it is built from, and its start."""
