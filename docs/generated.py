@@ -89,17 +89,36 @@ class Fields(Generated):
     required_arguments = 1  # the module
 
     def run(self) -> list[nodes.Node]:
-        fields = importlib.import_module(self.arguments[0]).FIELDS
+        module = importlib.import_module(self.arguments[0])
         found: list[nodes.Node] = []
-        for kind, of_kind in fields.items():
-            rows = []
-            for name, said in of_kind.items():
-                # "mapped: the task's retries", "rejected unless it is 1: a KFP task is one pod"
-                what, _, why = said.partition(":")
-                rows.append([f"`{name}`", what, why.strip()])
-            content = table(["field", "treatment", "how or why"], rows, [20, 25, 55])
-            found.append(self.section(f"`{kind}`", kind.lower(), content))
+        for kind, of_kind in module.FIELDS.items():
+            rows = [[f"`{name}`", *self.treatment(said)] for name, said in of_kind.items()]
+            content = [table(["field", "treatment", "how or why"], rows, [20, 25, 55])]
+            if rows := self.with_engines(kind, of_kind, module.WITH_ENGINE):
+                content.append(paragraph(f"Fields of `{kind}` with an engine, as far as they differ:"))
+                content.append(table(["field", "engine", "treatment", "how or why"], rows, [20, 15, 15, 50]))
+            found.append(self.section(f"`{kind}`", kind.lower(), *content))
         return found
+
+    def with_engines(
+        self, kind: str, without: dict[str, str], engines: dict[str, dict[str, dict[str, str]]]
+    ) -> list[list[str]]:
+        """Return a row for each treatment of a field that an engine changes, with the engines that share it."""
+        rows = []
+        for name in without:
+            shared: dict[str, list[str]] = {}
+            for engine, kinds in engines.items():
+                shared.setdefault(kinds[kind][name], []).append(engine)
+            for said, names in shared.items():
+                if said != without[name]:
+                    which = "all" if len(names) == len(engines) else ", ".join(f"`{one}`" for one in names)
+                    rows.append([f"`{name}`", which, *self.treatment(said)])
+        return rows
+
+    def treatment(self, said: str) -> tuple[str, str]:
+        """Split a reason: "mapped: the task's retries", "rejected unless it is 1: a KFP task is one pod"."""
+        what, _, why = said.partition(":")
+        return what, why.strip()
 
 
 class Events(Generated):

@@ -1,4 +1,4 @@
-"""The golden files of the pipelines, which are the compiled files in pipelines/; and digests of the local corpus.
+"""The golden files of the pipelines in pipelines/ and of the engines' manifests; and digests of the local corpus.
 
 ``python -m tests.pipelines.regenerate`` rewrites them; review the difference like any other. CI never rewrites them.
 """
@@ -65,6 +65,10 @@ def main() -> None:
 
     compiled.write()
     print(f"wrote {compiled.FILE.relative_to(REPOSITORY)}")
+    from tests.engines import goldens as engines
+
+    engines.write()
+    print(f"wrote {len(engines.NAMES)} files in {engines.GOLDENS.relative_to(REPOSITORY)}")
 
 
 if __name__ == "__main__":

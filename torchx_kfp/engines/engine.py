@@ -35,7 +35,8 @@ class Mount:
 class Role:
     """One role of a distributed stage, as pods.
 
-    ``name`` is a DNS label that differs from those of other roles; in logs, a replica is ``<name>/<index>``.
+    ``name`` is a DNS label that differs from those of other roles; in logs, a replica is ``<name>/<index>``. ``given``
+    is the role's name in the AppDef.
     ``replicas`` is the most that the stage may have, ``fewest`` the number with which it may start, and ``image`` the
     image or a marker. ``env`` has the entries of the container that are known when the pipeline is compiled: values
     from secrets and from fields of the pod. ``restarts`` is how often the engine starts failed replicas again: all of
@@ -43,6 +44,7 @@ class Role:
     """
 
     name: str
+    given: str
     replicas: int
     image: str | Manifest
     fewest: int | None = None
@@ -66,7 +68,8 @@ class Workload:
     plural, manifest). ``state`` is the path of the field that tells the state: text, or a list of conditions;
     ``succeeded`` and ``failed`` are its final values. ``index`` is the pods' annotation with the index of a replica,
     and ``host`` the name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often KFP retries
-    the stage, because the engine cannot, and ``restarts`` how often the engine starts all replicas again.
+    the stage, because the engine cannot, and ``restarts`` how often the engine starts all replicas again. ``success``
+    names the roles whose success is the stage's; none if it is that of all.
     """
 
     api: str
@@ -80,6 +83,7 @@ class Workload:
     retries: int = 0
     restarts: int = 0
     companions: Sequence[tuple[str, str, Manifest]] = ()
+    success: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

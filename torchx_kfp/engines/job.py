@@ -43,7 +43,7 @@ class Job(Engine):
 
     def workload(self, roles: Sequence[Role]) -> Workload:
         if len(roles) > 1:
-            names = ", ".join(repr(role.name) for role in roles)
+            names = ", ".join(repr(role.given) for role in roles)
             raise AppDefError(
                 f"engine='job' runs one role, but the AppDef has {len(roles)} ({names}). Use engine='jobset' or "
                 "engine='volcano', which run several."

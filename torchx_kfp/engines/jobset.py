@@ -68,4 +68,5 @@ class JobSet(Engine):
             index=INDEX,
             host=f"%(name)s-{roles[0].name}-0-0.%(name)s",
             restarts=restarts,
+            success=success,
         )

@@ -10,13 +10,18 @@ from torchx_kfp.text import did_you_mean
 
 
 def check_success(engine: Engine, names: Sequence[str], roles: Sequence[Role]) -> list[str]:
-    """Return the roles whose success is the stage's; none if it is that of all.
+    """Return the Kubernetes names of the roles whose success is the stage's; none if it is that of all.
+
+    Args:
+        engine: the engine, for errors.
+        names: names of roles in the AppDef.
+        roles: the roles.
 
     Raises:
         AppDefError: a name is not that of a role.
     """
-    known = [role.name for role in roles]
-    given = [names] if isinstance(names, str) else list(names)
+    known = {role.given: role.name for role in roles}
+    given = list(dict.fromkeys([names] if isinstance(names, str) else names))
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) if isinstance(name, str) else ""
@@ -24,7 +29,7 @@ def check_success(engine: Engine, names: Sequence[str], roles: Sequence[Role]) -
                 f"{type(engine).__name__} has succeeds_with={names!r}, but there is no role {name!r}.{hint} The "
                 f"AppDef's roles: {', '.join(map(repr, known))}."
             )
-    return given if len(given) < len(known) else []
+    return [known[name] for name in given] if len(given) < len(known) else []
 
 
 def shared_restarts(engine: Engine, roles: Sequence[Role]) -> int:
@@ -33,7 +38,7 @@ def shared_restarts(engine: Engine, roles: Sequence[Role]) -> int:
     Raises:
         AppDefError: the roles disagree.
     """
-    counts = {role.name: role.restarts if role.restarts_all else 0 for role in roles}
+    counts = {role.given: role.restarts if role.restarts_all else 0 for role in roles}
     if len(set(counts.values())) > 1:
         raise AppDefError(
             f"The roles have different max_retries ({', '.join(f'{name!r}: {n}' for name, n in counts.items())}), but "

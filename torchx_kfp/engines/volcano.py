@@ -54,7 +54,7 @@ class Volcano(Engine):
         for role in roles:
             if role.restarts and not role.restarts_all:
                 raise AppDefError(
-                    f"role {role.name!r} has max_retries={role.restarts} with RetryPolicy.REPLICA, but Volcano does "
+                    f"role {role.given!r} has max_retries={role.restarts} with RetryPolicy.REPLICA, but Volcano does "
                     "not count restarts of single replicas. Use RetryPolicy.APPLICATION, or engine='jobset'."
                 )
         most = sum(role.replicas for role in roles)
@@ -102,4 +102,5 @@ class Volcano(Engine):
             index=INDEX,
             host=f"%(name)s-{roles[0].name}-0.%(name)s",
             restarts=restarts,
+            success=success,
         )

@@ -25,7 +25,6 @@ from torchx_kfp.adapter.values.channels import check_parts, parse_checked
 from torchx_kfp.adapter.values.references import Parts, Reference
 from torchx_kfp.engines import Engine
 from torchx_kfp.engines.engine import Role, Workload, marker
-from torchx_kfp.engines.roles import check_success
 from torchx_kfp.errors import AppDefError
 
 #: The input through which KFP 2.15 and newer tell what is set on the task.
@@ -262,7 +261,6 @@ def _specification(
     shared: Sequence[str],
 ) -> dict[str, Any]:
     """Return what the launcher must know: see ``torchx_kfp.launcher``."""
-    success = check_success(engine, getattr(engine, "succeeds_with", ()), planned) or [role.name for role in planned]
     stage = names.component_name(alias)[:_LONGEST_STAGE].rstrip("-")
     return {
         "stage": stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
@@ -281,7 +279,7 @@ def _specification(
         "config": TASK_CONFIG,
         "logs": engine.logs,
         "restarts": workload.restarts,
-        "success": success,
+        "success": list(workload.success) or [role.name for role in planned],
         "roles": list(described),
     }
 

@@ -5,6 +5,7 @@ Where an engine makes a difference, ``WITH_ENGINE`` says which; everything else 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,15 +32,20 @@ from torchx_kfp.errors import AppDefError, ChannelError
 #: How many replicas a role has: a channel for a number, or a number; by role if there are several.
 Replicas = int | Channel | Mapping[str, "int | Channel"]
 
-#: A replica's name is part of names of pods, which may have 63 characters.
-_LONGEST_ROLE = 20
+#: A role's name is part of names of pods, which may have 63 characters. The longest is that of a JobSet,
+#: ``<31 characters>-<role>-0-<index>-<5 characters>``, which leaves six digits for the index.
+_LONGEST_ROLE = 16
+
+#: The fields of a pod that an overlay can change.
+_POD = {"apiVersion", "kind", "metadata", "spec"}
 
 _ALL: Mapping[str, Mapping[str, str]] = {
     "AppDef": {"roles": "mapped: one or several"},
     "Role": {
         "num_replicas": "mapped: pods; `replicas=` can reduce it at run time",
         "port_map": "mapped: ports of the container. On one machine, stages with the same port take turns",
-        "metadata": "ignored: its keys are schedulers; but `kubernetes` is applied to the pods, as TorchX's overlay",
+        "retry_policy": "mapped: REPLICA starts the failed replica again, all others start all replicas again",
+        "metadata": "mapped: `kubernetes` is applied to the pods, as TorchX's overlay; others are other schedulers'",
         "mounts": "mapped: volumes, paths and devices of the host, also read-only",
     },
     "Resource": {
@@ -51,22 +57,21 @@ _EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "AppDef": {"roles": "mapped: exactly one role"},
         "Role": {
             "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
-            "max_retries": "mapped: with APPLICATION, retries of the task; with REPLICA, the Job's backoffLimit",
-            "retry_policy": "mapped: see max_retries",
+            "max_retries": "mapped: retries of the task; with REPLICA, the Job's backoffLimit",
         },
     },
     "jobset": {
         "Role": {
             "min_replicas": "ignored: as with a Job",
-            "max_retries": "mapped: with APPLICATION, failurePolicy.maxRestarts; with REPLICA, backoffLimit",
-            "retry_policy": "mapped: see max_retries",
+            "max_retries": "mapped: failurePolicy.maxRestarts; with REPLICA, the Jobs' backoffLimit",
         },
     },
     "volcano": {
         "Role": {
             "min_replicas": "mapped: minAvailable",
             "max_retries": "mapped: maxRetry",
-            "retry_policy": "mapped: APPLICATION; REPLICA with retries is rejected: Volcano does not count them",
+            "retry_policy": "mapped: all start all replicas again; but REPLICA with retries is rejected, because "
+            "Volcano does not count restarts of single replicas",
         },
     },
 }
@@ -140,11 +145,13 @@ def role_names(roles: Sequence[specs.Role]) -> list[str]:
     """Return a name for each role that Kubernetes accepts within names of pods: short, distinct DNS labels."""
     names: list[str] = []
     for position, role in enumerate(roles):
-        name = component_name(role.name)
-        name = name if name[0].isalpha() else f"r{name}"
-        if len(name) > _LONGEST_ROLE or name in names:
-            suffix = f"-{position}"
-            name = name[: _LONGEST_ROLE - len(suffix)].rstrip("-") + suffix
+        whole = component_name(role.name)
+        whole = name = whole if whole[0].isalpha() else f"r{whole}"
+        number = position
+        while len(name) > _LONGEST_ROLE or name in names:
+            suffix = f"-{number}"
+            name = whole[: _LONGEST_ROLE - len(suffix)].rstrip("-") + suffix
+            number += 1
         names.append(name)
     return names
 
@@ -170,6 +177,7 @@ def plan_role(
     devices = {device: str(count) for device, count in read_devices(role.resource, where).items()}
     return Role(
         name=name,
+        given=role.name,
         replicas=role.num_replicas,
         image=image,
         fewest=getattr(role, "min_replicas", None),
@@ -206,33 +214,59 @@ def _mount(mount: specs.BindMount | specs.VolumeMount | specs.DeviceMount) -> Mo
 
 
 def _ports(role: specs.Role) -> dict[str, int]:
-    ports = {}
+    """Return the ports by names that Kubernetes accepts: 15 characters, with a letter, each in one place."""
+    ports: dict[str, int] = {}
     for name, port in (role.port_map or {}).items():
         value = number(port, f"port_map[{name!r}] of role {role.name!r}")
         if value != int(value) or not 0 < value < 65536:
             raise AppDefError(f"port_map[{name!r}] of role {role.name!r} is {port!r}; give a port from 1 to 65535.")
-        # Names of ports have at most 15 characters.
-        ports[re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")[:15].strip("-") or f"port-{port}"] = int(value)
+        label = re.sub(r"[^a-z0-9]+", "-", str(name).lower()).strip("-")[:15].strip("-")
+        others = (f"port-{int(value)}{suffix}" for suffix in ("", *map("-{}".format, range(len(ports)))))
+        taken = label in ports or not re.search("[a-z]", label)
+        ports[next(other for other in others if other not in ports) if taken else label] = int(value)
     return ports
 
 
 def _overlay(role: specs.Role) -> Mapping[str, Any]:
-    """Return the changes of the pod that ``metadata["kubernetes"]`` asks for."""
-    overlay = role.metadata.get("kubernetes")
-    if overlay is None:
+    """Return the changes of the pod that ``metadata["kubernetes"]`` asks for.
+
+    TorchX's nightly stores them as ``{"V1Pod": changes}``, and still accepts the changes themselves and the URI of a
+    file. Where TorchX would ignore a form of which it is not sure, an error says so.
+    """
+    given = role.metadata.get("kubernetes")
+    if given is None:
         return {}
-    try:
-        from torchx.specs.overlays import get_overlay
-    except ImportError:  # TorchX 0.7.0, where the overlay is the value itself
-        found: object = overlay
-    else:
-        found = get_overlay(role, "kubernetes", "V1Pod")
-    if not isinstance(found, Mapping):
+    found: object = given
+    if isinstance(given, str):
+        try:
+            from torchx.specs.overlays import get_overlay
+
+            found = get_overlay(role, "kubernetes", "V1Pod")
+        except ImportError:  # TorchX 0.7.0
+            found = None
+        except (OSError, ValueError) as error:
+            raise AppDefError(
+                f"metadata['kubernetes'] of role {role.name!r} is {given!r}, which cannot be read: {error}"
+            ) from None
+    elif isinstance(given, Mapping) and not _POD.issuperset(map(_field, given)):
+        found = given["V1Pod"] if set(given) <= {"V1Pod", "__torchx_overlays__"} and "V1Pod" in given else None
+    if not isinstance(found, Mapping) or (isinstance(given, str) and not found):
         raise AppDefError(
-            f"metadata['kubernetes'] of role {role.name!r} is {overlay!r}. Give a dict that changes the pod, such as "
+            f"metadata['kubernetes'] of role {role.name!r} is {given!r}. Give a dict that changes the pod, such as "
             "{'spec': {'tolerations': [...]}}."
         )
+    try:
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AppDefError(
+            f"metadata['kubernetes'] of role {role.name!r} cannot be written as JSON: {error}. Got: {given!r}."
+        ) from None
     return found
+
+
+def _field(key: object) -> str:
+    """Return the field that a key of an overlay names, without an operator of TorchX's nightly."""
+    return re.sub(r"^__(?:put|del|join)__:([^:]*).*", r"\1", str(key), flags=re.DOTALL)
 
 
 def _count(value: object, where: str) -> int:
