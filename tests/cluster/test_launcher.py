@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role
 
+from components.ddp import component as ddp
 from tests.adapter.apps import HOSTILE, PLAIN
 from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
@@ -17,6 +18,7 @@ from tests.cluster.manifests import secret
 from tests.cluster.namespaces import Namespace
 from tests.cluster.stages import RUN, Stage, python
 from tests.cluster.waiting import until
+from tests.pipelines.regenerate import REPOSITORY
 from torchx_kfp import engines
 from torchx_kfp.tracking import FsspecResultTracker
 
@@ -367,3 +369,16 @@ def test_no_result_is_lost(namespace: Namespace, kubelet: Kubelet, tmp_path: Pat
     attempt = stage.start()
     assert attempt.ended() == 0
     assert FsspecResultTracker(str(stage.base))[attempt.run_id] == {"loss": 0.25}
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("torchrun")
+def test_nodes_of_torchrun_meet_by_name(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    """A training of two nodes, as ``pipelines/ddp.py`` has it."""
+    kubelet.working_folder = REPOSITORY
+    app = ddp.train(epochs=3, checkpoints=str(tmp_path / "checkpoints"))
+    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float, "accuracy": float})
+    attempt = stage.start()
+    assert attempt.ended() == 0, attempt.log
+    assert float(attempt.outputs["loss"]) < 2
+    assert FsspecResultTracker(str(stage.base))[attempt.run_id]["world_size"] == 2
