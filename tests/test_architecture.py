@@ -30,7 +30,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "runs": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend"},
     "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "backend", "runs"},
     "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "backend", "runs"},
-    "cli": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "backend", "runs", "local", "report"},
+    "cli": {*_FOUNDATION, "protocol", "sdk", "engines", "tracking", "pipeline", "backend", "runs", "local", "report"},
     "__main__": {*_FOUNDATION, "cli"},
 }
 

@@ -13,7 +13,7 @@ from tests.facts import says
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.adapter.stage.replicas import plan_role, role_names
-from torchx_kfp.engines import Engine, JobSet, Volcano
+from torchx_kfp.engines import ENGINES, Engine, JobSet, Volcano
 from torchx_kfp.errors import AppDefError
 
 pytestmark = pytest.mark.versions
@@ -181,3 +181,14 @@ def test_an_overlay_from_a_file(tmp_path: Any) -> None:
 def test_an_overlay_that_would_be_lost(overlay: Any, text: str) -> None:
     with pytest.raises(AppDefError, match=says("metadata['kubernetes']", "'trainer'", text)):
         distributed(app(role(metadata={"kubernetes": overlay})))
+
+
+# Rights
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rights_are_for_what_the_launcher_makes(engine: str) -> None:
+    spec = distributed(app(role()), engine).spec
+    made = [(spec["api"], spec["plural"]), *((api, plural) for api, plural, _ in spec["companions"])]
+    groups = [("" if api == "api/v1" else api.split("/")[1], plural) for api, plural in made]
+    assert groups == [ENGINES[engine].RESOURCE, *ENGINES[engine].COMPANIONS]

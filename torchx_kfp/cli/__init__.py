@@ -38,6 +38,7 @@ _MODULES = {
     "compare": "compare",
     "gc": "gc",
     "import": "import_torchx",
+    "rbac": "rbac",
 }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from torchx_kfp.runs import OUTPUT_DIR
-from torchx_kfp.text import parse_duration
+from torchx_kfp.text import did_you_mean, parse_duration
 
 Decorator = Callable[[Any], Any]
 
@@ -48,6 +49,51 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
             self.fail(str(error), param, ctx)
 
 
+class KnownName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
+    """One of the names that the function ``known`` returns, which is called when a name is needed.
+
+    Unlike ``click.Choice``, it suggests a name for a misspelled one, and help texts do not wait for the names.
+    """
+
+    name = "name"
+
+    def __init__(self, known: Callable[[], Iterable[str]]) -> None:
+        self.known = known
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = list(self.known())
+        if value not in names:
+            self.fail(f"{value!r} is not one of {', '.join(map(repr, names))}.{did_you_mean(value, names)}", param, ctx)
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin with this text, for the shell's completion."""
+        return [CompletionItem(name) for name in self.known() if name.startswith(incomplete)]
+
+
+class KubernetesName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in newer click
+    """A name that Kubernetes accepts: a label, or several joined by dots if ``dotted``."""
+
+    name = "name"
+
+    def __init__(self, *, dotted: bool = False) -> None:
+        self.dotted = dotted
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        parts = text.split(".") if self.dotted else [text]
+        if len(text) > (253 if self.dotted else 63) or not all(map(_LABEL.fullmatch, parts)):
+            self.fail(
+                f"{value!r} cannot be a name in Kubernetes. Use lowercase letters, digits and '-'"
+                f"{' in parts joined by dots' if self.dotted else ', at most 63'}.",
+                param,
+                ctx,
+            )
+        return text
+
+
+#: Matches a label of a name in Kubernetes.
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 _DOCKER = "--docker"
 # Matches the name of a stage, as KFP makes it. The name of a file has a dot, and a colon if a pipeline is selected.
 _STAGE = re.compile(r"[^-.:][^.:]*")

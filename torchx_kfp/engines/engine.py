@@ -107,6 +107,10 @@ class Engine:
     NEEDS: ClassVar[str]
     #: The API group and the resource that the launcher creates, for the Role of its service account.
     RESOURCE: ClassVar[tuple[str, str]]
+    #: The same for what the object owns.
+    COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = ()
+    #: Whether KFP's stock service account has the rights that the launcher needs.
+    STOCK_RIGHTS: ClassVar[bool] = False
     #: Whether the engine runs several roles.
     HAS_ROLES: ClassVar[bool] = True
 

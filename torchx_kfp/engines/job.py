@@ -39,6 +39,8 @@ class Job(Engine):
     NAME: ClassVar[str] = "job"
     NEEDS: ClassVar[str] = "Kubernetes 1.24 or newer"
     RESOURCE: ClassVar[tuple[str, str]] = ("batch", "jobs")
+    COMPANIONS: ClassVar[Sequence[tuple[str, str]]] = (("", "services"),)
+    STOCK_RIGHTS: ClassVar[bool] = True
     HAS_ROLES: ClassVar[bool] = False
 
     def workload(self, roles: Sequence[Role]) -> Workload:
