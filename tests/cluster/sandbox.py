@@ -46,8 +46,8 @@ def separate():
 
 
 def set_up(specification):
-    with open("/proc/sys/kernel/hostname", "w") as file:
-        file.write(specification["hostname"])
+    name = os.fsencode(specification["hostname"])
+    check(libc.sethostname(name, ctypes.c_size_t(len(name))), "sethostname")
     # Folders can be made in it: those of volumes.
     mount("tmpfs", "/run", "tmpfs")
     for source, target in specification["mounts"]:
