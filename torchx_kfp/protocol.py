@@ -50,11 +50,13 @@ POD_NAME = "KFP_POD_NAME"
 ARGO_NODE = "KFP_ARGO_NODE"
 ARGO_NODE_ANNOTATION = "metadata.annotations['workflows.argoproj.io/node-name']"
 SERVICE_ACCOUNT = "KFP_SERVICE_ACCOUNT"
+OF_LAUNCHERS = (ARGO_NODE, SERVICE_ACCOUNT)
 #: Variables of a replica of a distributed stage: its index in its role, and the number of the role's replicas.
 REPLICA_ID = "TORCHX_REPLICA_ID"
 NUM_REPLICAS = "TORCHX_NUM_REPLICAS"
 #: The host of replica 0 of the first role. The name is that of TorchX's Kubernetes scheduler.
 RANK0_HOST = "TORCHX_RANK0_HOST"
+OF_REPLICAS = (REPLICA_ID, NUM_REPLICAS, RANK0_HOST)
 #: The image of a stage that runs in a container, for the record of its start. The local runner sets it.
 IMAGE = "TORCHX_KFP_IMAGE"
 

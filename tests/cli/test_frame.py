@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.runs.test_state import finished
 from torchx_kfp.cli.display.frame import LINES, frame
 from torchx_kfp.cli.display.live import Output
-from torchx_kfp.runs.events import RunEnding, RunStarted, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.runs.events import RunEnding, RunStarted, StageReplicas, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
 
@@ -88,6 +88,33 @@ digits 1m 05s  2 failed, 3 running, 1 retrying, 18 queued, 1 waiting, 1 not run,
 – after               not run: broken failed
 ↷ unless              skipped: its condition is false"""
     assert shown(progress, 120) == expected
+
+
+def test_replicas() -> None:
+    made = Progress({"plan": False, "train": False, "again": False})
+    made.on_event(RunStarted("dist", "dist-1", Path("/runs"), time=10.0))
+    for event in (
+        finished("plan", results={"n": 4}, replicas=2),
+        started("train", 60.0),
+        StageReplicas("train", 4, 4, time=61.0),
+        StageReplicas("train", 3, 4, time=70.0),
+        started("again", 20.0),
+        StageReplicas("again", 8, 8, time=21.0),
+        StageRetried("again", 1, "ended with exit code 1", 0.0, time=30.0),
+        started("again", 70.0, attempt=2),
+    ):
+        made.on_event(event)
+    made.on_line("train", "trainer/0 | epoch 1")
+    assert (
+        shown(made, 80)
+        == """\
+dist 1m 05s  2 running, 1 succeeded
+✓ plan      0s  2 replicas  n=4
+● train    15s  3/4 replicas
+  │ trainer/0 | epoch 1
+● again    55s  attempt 2"""
+    )
+    assert [stage.result.replicas for stage in made.stages] == [2, 4, None]
 
 
 def test_a_narrow_terminal_has_no_bars(progress: Progress) -> None:

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 from kfp import dsl
+from torchx.specs import AppDef, Role
 
 from tests.cli.conftest import Call
+from tests.facts import says
 from tests.local.components import shell
+from torchx_kfp import task_from_app
 from torchx_kfp.local import RunFinished, RunStarted, StageFinished, StageResult, StageStarted, State, Watch, run
 from torchx_kfp.runs.history import find_runs
 from torchx_kfp.runs.journal import Journal
@@ -319,6 +322,33 @@ def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_the_lines_of_one_replica(inside: Call, call: Call, terminal: Callable[..., str], project: Path) -> None:
+    @dsl.pipeline(name="distributed")
+    def pipeline() -> None:
+        script = (
+            "echo $TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 1 ] || exit 0; sleep 0.2; printf '\\033[2J | end'; exit 3"
+        )
+        args = ["-c", script]
+        app = AppDef("app", roles=[Role("trainer", image="image", entrypoint="sh", args=args, num_replicas=12)])
+        task_from_app(app, name="train", engine="job")
+        task_from_app(app, name="other", engine="job")
+
+    run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False)
+    logs = ("logs", "latest", "train")
+    assert call(*logs, "--replica", "trainer/1").stdout == "1\n\x1b[2J | end\n"
+    assert call(*logs, "--replica", "trainer/11").stdout == "11\n"
+    assert terminal(80, *logs, "--replica", "trainer/1", NO_COLOR="1").splitlines() == ["1", "\ufffd[2J | end"]
+    assert "trainer/1 | 1\n" in inside("logs", "latest", "train").stdout
+    for words, message in (
+        ((*logs, "--replica", "trainer/12"), says("'trainer/12'", "'train'. Replicas", "trainer/1, trainer/2")),
+        ((*logs, "--replica", "trainr/1"), says("'trainr/1'", "Did you mean 'trainer/1'?")),
+        (("logs", "latest", "--replica", "trainer/1"), says("--replica", "STAGE")),
+    ):
+        shown = inside(*words)
+        assert (shown.returncode, shown.stdout) == (2, "")
+        assert re.search(message, shown.stderr)
 
 
 def test_the_log_of_a_cached_stage_whose_run_is_gone(inside: Call, project: Path) -> None:

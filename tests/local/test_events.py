@@ -16,6 +16,7 @@ from torchx_kfp.local import (
     RunFinished,
     RunStarted,
     StageFinished,
+    StageReplicas,
     StageResult,
     StageRetried,
     StageStarted,
@@ -57,6 +58,7 @@ EVENTS = st.one_of(
     st.builds(LoopStarted, TEXT, st.integers(0), st.lists(TEXT, max_size=2).map(tuple), TIMES),
     st.builds(StageWaiting, TEXT, TEXT, TIMES),
     st.builds(StageStarted, TEXT, TEXT, st.integers(1), TEXT, st.none() | PATHS, PARAMETERS, TIMES),
+    st.builds(StageReplicas, TEXT, st.integers(0), st.integers(1), TIMES),
     st.builds(StageRetried, TEXT, st.integers(1), TEXT, TIMES, TIMES),
     st.builds(
         StageFinished,
@@ -80,6 +82,7 @@ EVENTS = st.one_of(
             started_at=st.none() | TIMES,
             key=TEXT,
             cached_from=TEXT,
+            replicas=st.none() | st.integers(1),
         ),
         st.booleans(),
         TIMES,
@@ -145,6 +148,7 @@ def test_the_form():
         "started_at": None,
         "key": "",
         "cached_from": "",
+        "replicas": None,
         "kept": False,
     }
     assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {
@@ -191,6 +195,7 @@ def test_the_names_in_the_form_stay() -> None:
         "loop_started",
         "stage_waiting",
         "stage_started",
+        "stage_replicas",
         "stage_retried",
         "pipeline_retried",
         "stage_finished",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torchx_kfp.local.platform import settings, volumes
 from torchx_kfp.local.platform.secrets import GivenKeys, missing_variables
 from torchx_kfp.pipeline.commands import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.conditions import is_field_selector
+from torchx_kfp.pipeline.distributed import ReplicaRole, replica_roles
 from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.pipeline.load import reading
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
@@ -25,6 +27,9 @@ _ON_KFP = "Run the pipeline on KFP"
 # Types of inputs that KFP itself fills in: the final status of another task, and this task's Kubernetes settings.
 _STRUCTS = ("TASK_FINAL_STATUS", "TASK_CONFIG")
 
+# The placeholder for an input, and how messages show it.
+_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(.*?)'\]\}\}")
+_NAME = r"{\1}"
 # The characters that the name of an input or output may have, since a file's name may have 255 bytes.
 _LONGEST_NAME = 100
 
@@ -145,6 +150,8 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
     container = component.container
     assert container is not None
     words = (*container.command, *container.args)
+    if in_container:
+        yield from _image_problems(container.image, replica_roles(words))
     python = None if in_container else parse_command(words)
     if python is not None:
         yield from _python_problems(python, container.image)
@@ -162,6 +169,21 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
         # The name is also that of a file in the stage's folder.
         if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name) > _LONGEST_NAME:
             yield f"has the {what} {name!r}, which cannot be the name of a file. Rename the {what}"
+
+
+def _image_problems(image: str, roles: Sequence[ReplicaRole]) -> Iterator[str]:
+    """Describe a distributed stage whose replicas cannot share a container."""
+    # An image with placeholders is that of the first role: the image of a launcher cannot have them.
+    launcher = [("its launcher", image)] if roles and "{{$" not in image else []
+    images = [*launcher, *((f"the role {role.name!r}", role.image) for role in roles)]
+    if len({image for _, image in images}) > 1:
+        # The launcher's is named only if it differs.
+        different = images[1:] if launcher and image == roles[0].image else images
+        named = ", ".join(f"{who} in '{_INPUT.sub(_NAME, image)}'" for who, image in different)
+        yield (
+            f"runs {named}, but on this machine one container runs all replicas of a stage. Run the stage as processes "
+            "(without --docker), or use one image for all of them"
+        )
 
 
 def _python_problems(python: PythonComponent, image: str) -> Iterator[str]:

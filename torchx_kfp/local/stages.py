@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchx_kfp.local.attempt.execution import Execution, Outcome
+from torchx_kfp.local.attempt.execution import Execution, Outcome, Replicas
 from torchx_kfp.local.attempt.logs import LogPump
 from torchx_kfp.local.attempt.prepare import Preparation, RunContext
 from torchx_kfp.local.cache.code import CodeFiles
@@ -20,13 +20,13 @@ from torchx_kfp.local.cache.keys import input_key
 from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.local.scopes import Node
 from torchx_kfp.pipeline.names import PodNames, is_execution
-from torchx_kfp.runs.events import Listener, StageFinished, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.runs.events import Listener, StageFinished, StageReplicas, StageRetried, StageStarted, StageWaiting
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean
 
-#: An attempt that has ended, or the number of a signal.
-Happening: TypeAlias = tuple[Execution, Outcome] | int
+#: An attempt that has ended or has another number of running replicas, or the number of a signal.
+Happening: TypeAlias = tuple[Execution, Outcome | Replicas] | int
 #: A function that is called with a node whose stage has ended, its state, and its outputs.
 Ended: TypeAlias = Callable[[Node, State, Mapping[str, Any]], None]
 #: A function that calls another one after a number of seconds.
@@ -50,6 +50,7 @@ class _Stage:
     pod_name: str = ""
     log_file: Path | None = None
     tracker_base: str | None = None
+    replicas: int | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     #: The key of its inputs, and its key in the cache: see ``keys``.
     key: str = ""
@@ -75,6 +76,7 @@ class _Stage:
             inputs=self.inputs,
             started_at=self.started_at,
             key=self.key,
+            replicas=self.replicas,
         )
 
 
@@ -194,8 +196,14 @@ class Stages:
             self._start(stage, prepared)
         return True
 
-    def take(self, execution: Execution, outcome: Outcome) -> None:
-        """Process the outcome of an attempt: the stage has ended, or is retried."""
+    def take(self, execution: Execution, outcome: Outcome | Replicas) -> None:
+        """Process the outcome of an attempt (the stage has ended, or is retried), or its number of replicas."""
+        if isinstance(outcome, Replicas):
+            if execution in self._running:
+                stage = self._running[execution]
+                stage.replicas = outcome.total
+                self._listener(StageReplicas(stage.node.name, outcome.running, outcome.total))
+            return
         stage = self._running.pop(execution)
         node, retry = stage.node, stage.node.task.retry
         node.reason = outcome.reason
@@ -269,6 +277,8 @@ class Stages:
             except queue.Empty:
                 break
             if not isinstance(happening, int) and happening[0] in ending:
+                if isinstance(happening[1], Replicas):
+                    continue
                 ending.remove(happening[0])
                 yield self._running.pop(happening[0])
             else:
@@ -310,7 +320,7 @@ class Stages:
         except Exception as error:
             self.fail(node, error)
             return
-        stage.pod_name, stage.log_file = attempt.pod_name, attempt.log_file
+        stage.pod_name, stage.log_file, stage.replicas = attempt.pod_name, attempt.log_file, None
         stage.tracker_base, stage.inputs = attempt.tracker_base, attempt.inputs
         engine = self._context.engine if attempt.container is not None else self._processes
         execution = Execution(

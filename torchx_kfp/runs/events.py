@@ -76,6 +76,16 @@ class StageStarted:
 
 
 @dataclass(frozen=True)
+class StageReplicas:
+    """The number of replicas of a distributed stage that run has changed; ``total`` is how many it has."""
+
+    name: str
+    running: int
+    total: int
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
 class StageRetried:
     """An attempt has failed; the next one follows after ``delay`` seconds."""
 
@@ -137,6 +147,7 @@ Event: TypeAlias = (
     | LoopStarted
     | StageWaiting
     | StageStarted
+    | StageReplicas
     | StageRetried
     | PipelineRetried
     | StageFinished

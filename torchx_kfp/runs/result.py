@@ -61,6 +61,8 @@ class StageResult:
     key: str = ""
     #: The run from which a cached stage's outputs are taken.
     cached_from: str = ""
+    #: How many replicas a distributed stage has; None for other stages, and if it ended before they were started.
+    replicas: int | None = None
 
     def __post_init__(self) -> None:
         """Make a name that does not exist an error which suggests one that does."""

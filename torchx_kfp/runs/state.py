@@ -23,6 +23,7 @@ from torchx_kfp.runs.events import (
     RunFinished,
     RunStarted,
     StageFinished,
+    StageReplicas,
     StageRetried,
     StageStarted,
     StageWaiting,
@@ -77,6 +78,7 @@ class StageState:
         reason: why the stage is retried or did not succeed, as a part of a sentence.
         retry_at: the time at which the next attempt is due, if the stage is retried.
         last_end: the result of the stage when it last ended; it may be running again.
+        replicas: how many replicas of a distributed stage run, and of how many; None if it has not said so.
     """
 
     name: str
@@ -89,6 +91,7 @@ class StageState:
     reason: str = ""
     retry_at: float = 0.0
     last_end: StageResult | None = None
+    replicas: tuple[int, int] | None = None
     #: Whether nothing has happened since ``last_end``.
     _has_ended: bool = False
     #: The number of the last session that had an event of the stage.
@@ -120,6 +123,7 @@ class StageState:
             log_file=last.log_file if last else None,
             inputs=last.inputs if last else {},
             started_at=self.started_at,
+            replicas=self.replicas[1] if self.replicas else None,
         )
 
     def start(self, event: StageStarted) -> None:
@@ -127,7 +131,7 @@ class StageState:
         if self.started_at is None or self._has_ended:
             self.started_at = event.time
         self.attempts.append(Attempt(event))
-        self._has_ended, self.reason = False, ""
+        self._has_ended, self.reason, self.replicas = False, "", None
 
     def end_attempt(self, state: State, end: float | None, reason: str = "") -> None:
         """End the last attempt, if it is still open."""
@@ -255,6 +259,8 @@ class RunState:
             self._move(event.name, event.task, State.RUNNING).start(event)
             task = self.task_of(event.name)
             task.started_at = event.time if task.started_at is None else task.started_at
+        elif isinstance(event, StageReplicas):
+            self._move(event.name, "", State.RUNNING).replicas = event.running, event.total
         elif isinstance(event, StageRetried):
             stage = self._move(event.name, "", State.RETRYING)
             stage.end_attempt(State.FAILED, event.time, event.reason)

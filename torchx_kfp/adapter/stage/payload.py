@@ -159,8 +159,7 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
     roles = read_roles(app)
     counts = read_replicas(settings.replicas, roles)
     for role in roles:
-        reserved = (protocol.REPLICA_ID, protocol.NUM_REPLICAS, protocol.RANK0_HOST)
-        for name in reserved:
+        for name in protocol.OF_REPLICAS:
             if name in role.env:
                 raise AppDefError(
                     f"env of role {role.name!r} sets {name} to {role.env[name]!r}, but each replica gets this variable "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torchx_kfp.runs.history import RunRecord
 
 _CHUNK = 1 << 16
+# The beginning of a replica's line in the output of a distributed stage.
+_REPLICA = re.compile(rb"([a-z0-9-]+/\d+) \| ")
 # Seconds between two checks for new output.
 _INTERVAL = 0.1
 
@@ -29,29 +32,40 @@ _INTERVAL = 0.1
 @click.argument("stage", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
 @click.option("--attempt", metavar="N", type=click.IntRange(1), help="The attempt to show.  [default: the last]")
+@click.option(
+    "--replica",
+    metavar="ROLE/INDEX",
+    help="Only the lines of this replica of a distributed stage, such as trainer/3, without its name.",
+)
 @output_dir_option
-def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None, output_dir: str) -> None:
+def logs_command(
+    run: str, stage: str | None, follow: bool, attempt: int | None, replica: str | None, output_dir: str
+) -> None:
     """Print the output of the stages of RUN, or of one STAGE.
 
     RUN is a run id, the beginning or the end of one, or "latest". STAGE is the name of a stage as `torchx-kfp run`
     shows it (train[2]), the name of a task in a loop, for all its iterations (train), or the name of one execution
-    (train-2-0). If the output is of several stages, each line begins with the name of its stage.
+    (train-2-0). If the output is of several stages, each line begins with the name of its stage. In the output of a
+    distributed stage, each line of a replica begins with the replica's role and index.
 
     \b
     torchx-kfp logs latest
     torchx-kfp logs digits-20260101 'train[2]' --follow
+    torchx-kfp logs latest train --replica trainer/3
     """
     from torchx_kfp.runs.history import RunReader, find_run
 
     if attempt is not None and stage is None:
         raise ArgumentError("--attempt needs a STAGE.")
+    if replica is not None and stage is None:
+        raise ArgumentError("--replica needs a STAGE.")
     reader = RunReader(find_run(output_dir, run))
     record = reader.read()
     for sentence in record.corrupt:
         print_message(sentence)
     choice = _Choice(record, stage, attempt)
     choice.verify(record, follow)
-    printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1)
+    printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1, replica=replica)
     while True:
         for name, path in choice.logs(record):
             printer.show(name, path)
@@ -60,6 +74,8 @@ def logs_command(run: str, stage: str | None, follow: bool, attempt: int | None,
         time.sleep(_INTERVAL)
         record = reader.read()
     printer.finish()
+    if replica is not None and replica not in printer.replicas and is_read():
+        raise _unknown_replica(replica, stage or "", printer.replicas)
     if printer.is_empty and is_read():
         what = f"The stage {stage!r} has" if stage else "The stages have"
         print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
@@ -158,8 +174,11 @@ class _Choice:
 class _Printer:
     """Prints the output that has been added to logs since the last call."""
 
-    def __init__(self, prefixed: bool) -> None:
+    def __init__(self, prefixed: bool, replica: str | None = None) -> None:
         self._prefixed = prefixed
+        self._replica = replica
+        #: The replicas that have printed something, if one was asked for.
+        self.replicas: set[str] = set()
         self._bytes = not prefixed and not sys.stdout.isatty()
         self._read: dict[Path, int] = {}
         self._rests: dict[Path, tuple[str, bytes]] = {}
@@ -190,7 +209,7 @@ class _Printer:
                 self._print_lines(name, [rest])
 
     def _print(self, name: str, path: Path, data: bytes) -> None:
-        if self._bytes:
+        if self._bytes and self._replica is None:
             print_bytes(data)
             return
         *lines, rest = (self._rests.get(path, (name, b""))[1] + data).split(b"\n")
@@ -199,8 +218,23 @@ class _Printer:
             self._print_lines(name, lines)
 
     def _print_lines(self, name: str, lines: list[bytes]) -> None:
+        if self._replica is not None:
+            lines = list(self._of_replica(self._replica, lines))
+            if self._bytes:
+                print_bytes(b"".join(line + b"\n" for line in lines))
+                return
+            if not lines:
+                return
         start = f"{name} | " if self._prefixed else ""
         print_text("\n".join(start + clean_line(line) for line in lines) + "\n")
+
+    def _of_replica(self, replica: str, lines: list[bytes]) -> Iterator[bytes]:
+        for line in lines:
+            if found := _REPLICA.match(line):
+                label = found[1].decode()
+                self.replicas.add(label)
+                if label == replica:
+                    yield line[found.end() :]
 
 
 def _may_come(record: RunRecord, stage: str) -> bool:
@@ -216,6 +250,16 @@ def _may_come(record: RunRecord, stage: str) -> bool:
     except PipelineFileError:
         return False
     return without_indices(stage) in planned
+
+
+def _unknown_replica(replica: str, stage: str, there: Collection[str]) -> ArgumentError:
+    names = sorted(there, key=lambda name: (name.rpartition("/")[0], int(name.rpartition("/")[2])))
+    # Another index is not a misspelling.
+    near = "" if any(name.rpartition("/")[0] == replica.rpartition("/")[0] for name in names) else replica
+    return ArgumentError(
+        f"No replica {replica!r} has printed anything in the stage {stage!r}.{did_you_mean(near, names)} Replicas that "
+        f"have: {listed(names) or 'none'}."
+    )
 
 
 def _unknown(record: RunRecord, stage: str) -> ArgumentError:

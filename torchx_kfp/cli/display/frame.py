@@ -192,17 +192,19 @@ def _stage_row(tails: Tails, stage: StageState, parent: _Row | None, now: float,
 def _detail(stage: StageState, now: float) -> Text:
     result = stage.result
     attempt = f"attempt {result.attempts}  " if result.attempts > 1 else ""
+    replicas = f"{result.replicas} replicas  " if result.replicas else ""
     if stage.state is State.RETRYING:
         left = round(stage.retry_at - now)
         when = f"in {left} s" if left > 0 else "is next"
         return Text(f"attempt {result.attempts + 1} {when}: {stage.reason}", "yellow")
     if not stage.state.is_over:
-        return Text(attempt, "yellow")
+        running = f"{stage.replicas[0]}/{stage.replicas[1]} replicas  " if stage.replicas else ""
+        return Text.assemble((attempt, "yellow"), running)
     if result.state.is_success:
         cached = ("cached  ", "dim") if stage.state is State.CACHED else ""
         # Numbers first: texts are long and would hide whatever follows them.
         results = dict(sorted(result.measures.items(), key=lambda item: isinstance(item[1], str)))
-        return Text.assemble(cached, (attempt, "dim"), (show_results(results)))
+        return Text.assemble(cached, (attempt, "dim"), (replicas, "dim"), (show_results(results)))
     if not result.attempts:
         return Text(result.reason.removeprefix("was "), "dim")
     style = "red" if stage.state is State.FAILED else ""

@@ -20,6 +20,7 @@ from torchx_kfp.local.attempt.transfer import UnavailableError, copy_here
 from torchx_kfp.local.engines.engine import AttemptPlan, Engine, RunningStage, StartError, TimeLimit
 from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.pipeline.distributed import replicas_in
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 
@@ -40,6 +41,14 @@ class Outcome:
     results: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """How many replicas of a distributed stage run, and of how many."""
+
+    running: int
+    total: int
+
+
 class Execution:
     """An attempt that runs in its own thread and can be ended from outside."""
 
@@ -48,22 +57,30 @@ class Execution:
         attempt: AttemptPlan,
         engine: Engine,
         pump: LogPump,
-        done: Callable[[Execution, Outcome], None],
+        tell: Callable[[Execution, Outcome | Replicas], None],
         grace: float = 0.0,
     ) -> None:
-        """Prepare the attempt; ``grace`` is the number of seconds from the end of its time limit until it is killed."""
+        """Prepare the attempt.
+
+        Args:
+            attempt: the attempt.
+            engine: runs it.
+            pump: reads its output.
+            tell: is called from other threads when it has ended, and when the number of running replicas has changed.
+            grace: the seconds from the end of its time limit until it is killed.
+        """
         self.attempt = attempt
         self._grace = grace
         self._engine = engine
         self._pump = pump
-        self._done = done
+        self._tell = tell
         self._lock = threading.Lock()
         self._running: RunningStage | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=attempt.pod_name, daemon=True)
 
     def start(self) -> None:
-        """Start the attempt and return at once; ``done`` is called from another thread when it has ended."""
+        """Start the attempt and return at once."""
         self._thread.start()
 
     def terminate(self, grace: float) -> None:
@@ -87,7 +104,11 @@ class Execution:
             outcome = Outcome(reason=f"could not be run: {explain(error)}")
         except Exception as error:  # an exception would end the thread, and the run would wait forever
             outcome = Outcome(reason=f"could not be run: {type(error).__name__}: {error}")
-        self._done(self, outcome)
+        self._tell(self, outcome)
+
+    def _on_lines(self, lines: Sequence[str]) -> None:
+        for count in filter(None, map(replicas_in, lines)):
+            self._tell(self, Replicas(*count))
 
     def _recorded(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the results that the stage recorded, even if it failed."""
@@ -172,7 +193,7 @@ class Execution:
             if self._stopped:
                 raise StartError("was not started: the run was ended")
             self._running = running = engine.start(attempt)
-        log = Log(running.pipe, attempt.log_file, attempt.stage)
+        log = Log(running.pipe, attempt.log_file, attempt.stage, self._on_lines if attempt.is_distributed else None)
         self._pump.add(log)
         limit = TimeLimit(running, attempt.time_limit, self._grace)
         try:

@@ -7,6 +7,7 @@ import os
 import selectors
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -26,9 +27,13 @@ _UNFINISHED = 1 << 10
 class Log:
     """The output of one process: a pipe that is read to its end into a file."""
 
-    def __init__(self, pipe: int, path: Path, stage: str) -> None:
+    def __init__(
+        self, pipe: int, path: Path, stage: str, on_lines: Callable[[Sequence[str]], None] | None = None
+    ) -> None:
+        """Read from a pipe into a file; ``on_lines`` is also called with the stage's lines."""
         self.pipe = pipe
         self.stage = stage
+        self.on_lines = on_lines
         self.closed = threading.Event()
         self._file: BinaryIO | None = path.open("ab", buffering=0)
         self._rest = b""
@@ -160,6 +165,8 @@ class LogPump:
         log.closed.set()
 
     def _show(self, log: Log, lines: list[str]) -> None:
+        if log.on_lines is not None:
+            log.on_lines(lines)
         if self.error is not None:
             return
         try:

@@ -23,6 +23,7 @@ from torchx_kfp.local.platform.settings import field_values, time_limit
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.commands import RUNTIME_MARK, fill_in, parse_command
+from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 from torchx_kfp.protocol import IMAGE, POD_NAME
 
@@ -164,6 +165,7 @@ class Preparation:
             installs=installs,
             container=plan,
             time_limit=time_limit(component.platform),
+            is_distributed=bool(replica_roles((*container.command, *container.args))),
         )
 
     def _uses_workspace(self) -> bool:

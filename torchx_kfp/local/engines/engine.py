@@ -45,6 +45,8 @@ class AttemptPlan:
     container: ContainerPlan | None = None
     #: The seconds after which the attempt is ended.
     time_limit: float | None = None
+    #: Whether its program runs replicas.
+    is_distributed: bool = False
 
     @property
     def log_file(self) -> Path:

@@ -30,7 +30,8 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
         environ: the runner's environment variables.
     """
     configs = map(protocol.tracker_config_variable, protocol.decode_trackers(environ))
-    leaking = {*protocol.VARIABLES, *configs, protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.IMAGE}
+    own = {protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.IMAGE}
+    leaking = {*protocol.VARIABLES, *configs, *own, *protocol.OF_LAUNCHERS, *protocol.OF_REPLICAS}
     shared = {name: value for name, value in environ.items() if name not in leaking}
     shared.setdefault("PYTHONUNBUFFERED", "1")
     shared["PATH"] = os.pathsep.join([_python_folder(folder), shared.get("PATH") or os.defpath])

@@ -12,8 +12,9 @@ from typing import Any
 
 from torchx_kfp.local.platform.secrets import VARIABLES
 from torchx_kfp.local.platform.volumes import VOLUMES, volume_task
+from torchx_kfp.pipeline.distributed import ReplicaRole, replica_roles
 from torchx_kfp.pipeline.spec import Component, Pipeline
-from torchx_kfp.protocol import RUN_ID_LABEL
+from torchx_kfp.protocol import OF_LAUNCHERS, RUN_ID_LABEL
 
 _POD_METADATA = "podMetadata"
 #: Prefixes of the labels that TorchX's Kubernetes scheduler and this project use to describe a pod.
@@ -43,6 +44,13 @@ _TIME_LIMIT = "activeDeadlineSeconds"
 _FIELDS = "fieldPathAsEnv"
 #: Settings that are applied in containers only.
 _OF_CONTAINERS = ("enabledSharedMemory", "imagePullPolicy", "securityContext")
+#: Settings in the spec of a replica's pod.
+_OF_REPLICAS = {
+    "affinity": "affinities",
+    "nodeSelector": "node selectors",
+    "priorityClassName": "priority classes",
+    "tolerations": "tolerations",
+}
 #: All settings of components and of pipelines that this version knows; others are rejected.
 KNOWN = {_FIELDS, _TIME_LIMIT, *_NOT_APPLIED, *VOLUMES, *VARIABLES}
 KNOWN_OF_PIPELINES = {_WORKSPACE, _TIME_LIMIT, *_PIPELINE_NOT_APPLIED}
@@ -135,13 +143,25 @@ def _is_set(component: Component, key: str) -> bool:
     return bool(setting.get("annotations")) or any(not label.startswith(_OWN_LABELS) for label in labels)
 
 
+def _of_replicas(role: ReplicaRole) -> list[str]:
+    kinds = [text for key, text in _OF_REPLICAS.items() if role.pod.get(key)]
+    if role.pod["containers"][0].get("resources"):
+        kinds.append("cpu, memory and accelerator limits")
+    if role.mounts:
+        kinds.append(f"the mounts of replicas ({', '.join(role.mounts)})")
+    return kinds
+
+
 def _of_all(component: Component) -> list[str]:
     fields = component.platform.get(_FIELDS) or ()
     kinds = [
         f"the variable {item['name']} (from the pod's {item['fieldPath']})"
         for item in fields
-        if item["fieldPath"] not in _fields()
+        if item["fieldPath"] not in _fields() and item["name"] not in OF_LAUNCHERS
     ]
+    container = component.container
+    for role in replica_roles((*container.command, *container.args)) if container is not None else ():
+        kinds += _of_replicas(role)
     if component.container is not None and component.container.has_lifecycle:
         kinds.append("container life cycle hooks")
     if volume_task(component):

@@ -1,0 +1,83 @@
+"""Distributed stages in compiled pipelines: what their command says of the replicas, and what its program prints.
+
+The command carries the launcher (``torchx_kfp.launcher``) and its specification, whose manifest has the replicas' pods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: The word after the specification.
+_EXECUTOR_INPUT = "{{$}}"
+#: What the launcher prints whenever the number of running replicas has changed. Lines of a replica begin with its name.
+_COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
+
+
+@dataclass(frozen=True)
+class ReplicaRole:
+    """A role of a distributed stage. ``image`` may contain placeholders; ``pod`` is the spec of its pods."""
+
+    name: str
+    image: str
+    pod: Mapping[str, Any]
+
+    @property
+    def mounts(self) -> list[str]:
+        """The paths of its mounts, but for the shared memory that each pod gets."""
+        mounts = self.pod["containers"][0].get("volumeMounts") or ()
+        return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]
+
+
+def replica_roles(words: Sequence[str]) -> list[ReplicaRole]:
+    """Return the roles of the distributed stage that has this command; none if the stage is not distributed.
+
+    Args:
+        words: a command as it was compiled, with its placeholders.
+    """
+    for place, (word, following) in enumerate(itertools.pairwise(words)):
+        # The program that publishes results is called in the same way.
+        if following == _EXECUTOR_INPUT and word.startswith("{"):
+            # Another program's argument may look like it.
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+                spec = json.loads(word)
+                if {"object", "roles"} <= spec.keys():
+                    return _roles(spec, words[place + 2 :])
+    return []
+
+
+def replicas_in(line: str) -> tuple[int, int] | None:
+    """Return how many replicas run, and of how many, if a line of a distributed stage's output tells it."""
+    found = _COUNT.match(line)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def _roles(spec: Any, words: Sequence[str]) -> list[ReplicaRole]:
+    pods = {pod["containers"][0]["name"]: pod for pod in _pods(spec["object"])}
+    return [
+        ReplicaRole(
+            role["name"],
+            "".join(words[number] for number in role["image"])
+            if "image" in role
+            else pods[role["name"]]["containers"][0]["image"],
+            pods[role["name"]],
+        )
+        for role in spec["roles"]
+    ]
+
+
+def _pods(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the specs of pods in a manifest."""
+    if isinstance(node, Mapping):
+        if "containers" in node:
+            yield node
+            return
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _pods(item)
