@@ -23,7 +23,7 @@ from torchx_kfp.errors import AppDefError, ChannelError
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "AppDef": {
         "name": "mapped: the stage's name, ${app_id} and labels",
-        "roles": "mapped: exactly one role",
+        "roles": "rejected unless it is one: a KFP task is one pod",
         "metadata": "ignored: meant for the scheduler that an app is submitted to; TorchX's Kubernetes scheduler does "
         "not use it, either",
     },

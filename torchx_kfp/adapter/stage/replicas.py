@@ -54,7 +54,7 @@ _ALL: Mapping[str, Mapping[str, str]] = {
 }
 _EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "job": {
-        "AppDef": {"roles": "mapped: exactly one role"},
+        "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
         "Role": {
             "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
             "max_retries": "mapped: retries of the task; with REPLICA, the Job's backoffLimit",
@@ -70,8 +70,8 @@ _EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "Role": {
             "min_replicas": "mapped: minAvailable",
             "max_retries": "mapped: maxRetry",
-            "retry_policy": "mapped: all start all replicas again; but REPLICA with retries is rejected, because "
-            "Volcano does not count restarts of single replicas",
+            "retry_policy": "rejected if it is REPLICA and there are retries: Volcano does not count those of single "
+            "replicas. All others start all replicas again",
         },
     },
 }

@@ -1,0 +1,122 @@
+"""Text of any kind reaches the replicas byte for byte, on a cluster and on one machine; names fit Kubernetes."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.adapter.apps import HOSTILE, PLAIN
+from tests.adapter.engines import kubelet
+from tests.engines.apps import app, role
+from tests.engines.filled import command_of, launched
+from torchx_kfp.adapter.stage.carried import LAUNCHER
+from torchx_kfp.adapter.stage.options import Settings
+from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.engines import ENGINES, Job
+
+pytestmark = pytest.mark.versions
+
+ID = "${replica_id}"
+#: Any text but ``$${`` before a macro, which TorchX turns into ``${``.
+PIECES = st.sampled_from([*HOSTILE, *PLAIN, ID]) | st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
+)
+TEXTS = st.lists(PIECES, min_size=1, max_size=5).map("".join).filter(lambda text: "$${${" not in text)
+VALUES: Any = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
+
+
+def expanded(text: str, index: int) -> str:
+    return text.replace(ID, str(index))
+
+
+def processes(manifest: dict[str, Any], index: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the variables of a replica as the kubelet makes them."""
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    environ: dict[str, str] = {}
+    for entry in container["env"]:
+        known = str(index) if "valueFrom" in entry else kubelet(entry["value"], environ)
+        environ[entry["name"]] = known
+    return [kubelet(word, environ) for word in container["command"]], environ
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+@settings(max_examples=40)
+@given(st.lists(TEXTS, max_size=8), st.lists(TEXTS, min_size=2, max_size=2))
+@example([*HOSTILE, *PLAIN, *(f"{text}{ID}{text}" for text in HOSTILE if not text.endswith("$"))], ["$(HOME)", ID])
+def test_arguments_and_variables_on_a_cluster(tracked: bool, args: list[str], values: list[str]) -> None:
+    env = {"FIRST": values[0], "b.c": values[1]}
+    found = launched(app(role(args=args, env=env)), Job(), tracked=tracked)
+    # The launcher inherits constant variables, and hands them on.
+    inherited = {name: value for name, value in env.items() if ID not in value}
+    command, environ = processes(found.manifest(environ=inherited), 2)
+    assert command[:2] == ["sh", "-c"]
+    assert command[4:] == ["python3", *(expanded(text, 2) for text in args)]
+    assert {name: environ[name] for name in env} == {name: expanded(value, 2) for name, value in env.items()}
+
+
+@given(VALUES, VALUES)
+@example("$$ $(HOME) {{workflow.name}} \x7f {{=1}}", "a\U000e0001b")
+def test_the_specification_arrives_as_it_was_written(text: str, key: str) -> None:
+    """It has text of users in overlays and annotations."""
+    made = app(role(metadata={"kubernetes": {"metadata": {"annotations": {f"k{key}": text}}, "spec": {key: text}}}))
+    engine = Job(annotations={"note": text})
+    command = plan_stage(made, Settings(engine=engine)).command
+    written = json.loads(command[command.index(LAUNCHER) + 1])
+    arrived = launched(made, engine).spec
+    assert arrived == written
+    template = arrived["object"]["spec"]["template"]
+    assert template["metadata"]["annotations"][f"k{key}"] == text
+    assert arrived["object"]["metadata"]["annotations"] == {"note": text}
+
+
+SHOW = 'import os, sys; open(f"{sys.argv[1]}-{sys.argv[2]}", "w").write(repr((sys.argv[3:], os.environ["FIRST"])))'
+
+
+@settings(max_examples=8)
+@given(st.lists(TEXTS, max_size=8), TEXTS)
+@example([*HOSTILE, *PLAIN], f"$(HOME) {ID}")
+def test_arguments_and_variables_on_this_machine(
+    tmp_path_factory: pytest.TempPathFactory, args: list[str], value: str
+) -> None:
+    folder = tmp_path_factory.mktemp("replicas")
+    words = ["-c", SHOW, str(folder / "of"), ID, *args]
+    made = app(role(args=words, env={"FIRST": value}, num_replicas=2))
+    path = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONUTF8": "1"}
+    done = command_of(made, Job(), environ=path).run(cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for index in range(2):
+        shown = (folder / f"of-{index}").read_text(encoding="utf-8")
+        assert shown == repr(([expanded(text, index) for text in args], expanded(value, index)))
+
+
+# Names
+
+LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?", re.ASCII)
+#: The number of digits that the index of a replica may have.
+INDEX = 10**6 - 1
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(list(ENGINES)), VALUES.filter(len), VALUES.filter(len))
+@example("jobset", "x" * 80, "y" * 80)
+@example("volcano", "1-" * 40, "-" * 40)
+def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: str) -> None:
+    found = launched(app(role(name), name=stage), ENGINES[engine]())
+    made = found.stage()
+    (pod,) = found.spec["roles"]
+    role_name = pod["name"]
+    # What the controllers append: an index, and five characters that make the pod's name unique.
+    names = {
+        "job": [f"{made.name}-{INDEX}-abcde"],
+        "jobset": [f"{made.name}-{role_name}-0-{INDEX}-abcde"],
+        "volcano": [f"{made.name}-{role_name}-{INDEX}"],
+    }[engine]
+    host, _, domain = (found.spec["host"] % {"name": made.name}).partition(".")
+    for label in (made.name, role_name, host, domain, *names):
+        assert LABEL.fullmatch(label), label
+        assert len(label) <= 63, label
