@@ -487,6 +487,8 @@ class Stage:
         self.creating = False
         self.replicas: dict[str, Replica] = {}
         self.told = ""
+        self.looks = 0
+        self.over = False
         self.outputs = (executor_input.get("outputs") or {}).get("parameters") or {}
         config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
         self.config = json.loads(config) if isinstance(config, str) else config
@@ -639,6 +641,7 @@ class Stage:
             code, found = self.cluster.call("GET", self.object)
             if code == 404 or found["metadata"]["uid"] != self.uid:
                 raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
+        self.over = True
         deadline = time.monotonic() + 30
         for replica in self.replicas.values():
             if replica.reader:
@@ -683,6 +686,7 @@ class Stage:
                 replica.ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
                 replica.gone = True
                 say(f"{replica.label}: its pod {replica.pod} is gone")
+        self.looks += 1
         present = [self.replicas[uid] for uid in seen]
         total = sum(self.counts)
         done = sum(replica.ended != "" and not replica.code for replica in present)
@@ -819,7 +823,12 @@ class Replica:
                     return
             except (OSError, http.client.HTTPException, ValueError):
                 pass
-            time.sleep(0.3)
+            # Another pod may have the name by now; the next look at the pods tells.
+            looks = self.stage.looks
+            while self.stage.looks == looks and not self.stage.over:
+                time.sleep(0.1)
+            if self.gone:
+                return
 
 
 def moment(stamp: str, /) -> tuple[str, str]:

@@ -216,6 +216,7 @@ def _start_programs(processes: Processes, data: Path) -> str:
         tls_private_key_file=server[1],
         client_ca_file=authority.file,
         authorization_mode="RBAC",
+        allow_privileged="true",
         service_account_issuer="https://kubernetes.default.svc",
         service_account_key_file=folder / "tokens.pub",
         service_account_signing_key_file=folder / "tokens.key",

@@ -27,11 +27,52 @@ _COMPILES = threading.Lock()
 RUN = "8f2f3b1e-51e7-4b62-ae0c-601f7270d2b4"
 
 
+TRAIN = """
+import os
+from torchx_kfp.tracking import current_run
+index = os.environ["TORCHX_REPLICA_ID"]
+print("replica", index, "of", os.environ["TORCHX_NUM_REPLICAS"], "rank 0 is", os.environ["TORCHX_RANK0_HOST"])
+if index == "0":
+    current_run().put(loss=0.25)
+"""
+#: Runs until the file is there.
+WAIT = """
+import os, sys, time
+print("waits")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+if os.environ["TORCHX_REPLICA_ID"] == "0":
+    from torchx_kfp.tracking import current_run
+    current_run().put(loss=0.5)
+"""
+#: Replica 1 fails, and the other one waits for it forever.
+FAIL = """
+import os, sys, time
+from torchx_kfp.tracking import current_run
+if os.environ["TORCHX_REPLICA_ID"] == "1":
+    current_run().put(loss=99)
+    print("about to fail")
+    sys.exit(7)
+time.sleep(1000)
+"""
+
+
 def python(program: str, *, replicas: int = 2, **fields: Any) -> AppDef:
     """Return an AppDef whose replicas run a Python program."""
     arguments = ["-u", "-c", program, *fields.pop("arguments", ())]
     role = Role("trainer", image="any", entrypoint="python", args=arguments, num_replicas=replicas, **fields)
     return AppDef("train", roles=[role])
+
+
+def replicas(namespace: Namespace) -> list[Object]:
+    """Return the pods of the stage's object."""
+    return [pod for pod in namespace.list("pods") if "torchx-kfp/stage" in pod["metadata"].get("labels", {})]
+
+
+def waiting(folder: Path, **fields: Any) -> tuple[AppDef, Path]:
+    """Return an AppDef whose replicas run until a file is there, and the file."""
+    go = folder / "go"
+    return python(WAIT, arguments=[str(go)], **fields), go
 
 
 @dataclass
@@ -96,6 +137,7 @@ class Stage:
         self.inputs = dict(inputs or {})
         self.config = config
         self.environ: dict[str, str] = {}
+        self.account = PIPELINE_RUNNER
 
         def pipeline(tracker_base: str) -> None:
             task_from_app(app, tracker_base=tracker_base if tracked else None, **options)
@@ -143,7 +185,7 @@ class Stage:
                     "labels": {"pipeline/runid": RUN},
                     "annotations": {"workflows.argoproj.io/node-name": node.format(number)},
                 },
-                "spec": {"restartPolicy": "Never", "serviceAccountName": PIPELINE_RUNNER, "containers": [main]},
+                "spec": {"restartPolicy": "Never", "serviceAccountName": self.account, "containers": [main]},
             }
         )
         return Attempt(self.namespace, self.kubelet, name, folder)

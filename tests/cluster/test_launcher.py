@@ -16,75 +16,15 @@ from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.manifests import secret
 from tests.cluster.namespaces import Namespace
-from tests.cluster.stages import RUN, Stage, python
+from tests.cluster.stages import TRAIN, Stage, python, replicas, waiting
 from tests.cluster.waiting import until
 from tests.pipelines.regenerate import REPOSITORY
 from torchx_kfp import engines
 from torchx_kfp.tracking import FsspecResultTracker
 
-TRAIN = """
-import os
-from torchx_kfp.tracking import current_run
-index = os.environ["TORCHX_REPLICA_ID"]
-print("replica", index, "of", os.environ["TORCHX_NUM_REPLICAS"], "rank 0 is", os.environ["TORCHX_RANK0_HOST"])
-if index == "0":
-    current_run().put(loss=0.25)
-"""
-#: Runs until the file is there.
-WAIT = """
-import os, sys, time
-print("waits")
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.05)
-if os.environ["TORCHX_REPLICA_ID"] == "0":
-    from torchx_kfp.tracking import current_run
-    current_run().put(loss=0.5)
-"""
-#: Replica 1 fails, and the other one waits for it forever.
-FAIL = """
-import os, sys, time
-from torchx_kfp.tracking import current_run
-if os.environ["TORCHX_REPLICA_ID"] == "1":
-    current_run().put(loss=99)
-    print("about to fail")
-    sys.exit(7)
-time.sleep(1000)
-"""
-
 
 def jobs(namespace: Namespace) -> list[Object]:
     return namespace.list("batch/v1/jobs")
-
-
-def replicas(namespace: Namespace) -> list[Object]:
-    """Return the pods of the stage's object."""
-    return [pod for pod in namespace.list("pods") if "torchx-kfp/stage" in pod["metadata"].get("labels", {})]
-
-
-def waiting(folder: Path, **fields: Any) -> tuple[AppDef, Path]:
-    """Return an AppDef whose replicas run until a file is there, and the file."""
-    go = folder / "go"
-    return python(WAIT, arguments=[str(go)], **fields), go
-
-
-def test_a_stage_of_two_replicas(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    stage = Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="job", results={"loss": float})
-    attempt = stage.start()
-    assert attempt.ended() == 0
-    (job,) = jobs(namespace)
-    name = job["metadata"]["name"]
-    assert attempt.outputs == {"run_id": f"{RUN}/train/{attempt.name}", "loss": "0.25"}
-    lines = attempt.log.splitlines()
-    assert "trainer/0 | replica 0 of 2 rank 0 is localhost" in lines
-    assert f"trainer/1 | replica 1 of 2 rank 0 is {name}-0.{name}" in lines
-    assert f"torchx-kfp: created Job {namespace.name}/{name}" in lines
-    assert lines[-1] == f"torchx-kfp: {name} succeeded"
-    assert job["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60, "it is kept for a while"
-    (owner,) = job["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["name"]) == ("Pod", attempt.name)
-    (service,) = namespace.list("services")
-    assert service["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
-    assert {pod["spec"]["serviceAccountName"] for pod in replicas(namespace)} == {"pipeline-runner"}
 
 
 def test_a_stage_that_is_not_tracked(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
@@ -156,107 +96,11 @@ print(environ["KEY"], environ["EXTRA"], "KFP_RUN_ID" in environ, path.isdir("/ru
     assert container["ports"][0]["containerPort"] == 29500
 
 
-# What fails, and how the stage ends then
-
-
-def test_the_replica_that_fails_first_gives_the_exit_code(
-    namespace: Namespace, kubelet: Kubelet, tmp_path: Path
-) -> None:
-    stage = Stage(namespace, kubelet, tmp_path, python(FAIL), engine="job", results={"loss": float})
-    attempt = stage.start()
-    assert attempt.ended() == 7
-    (failed,) = [line for line in attempt.log.splitlines() if line.startswith("trainer/1 (pod")]
-    assert "failed first, with exit code 7" in failed
-    assert f"node {kubelet.node}" in failed
-    assert attempt.log.splitlines()[-1] == "  trainer/1 | about to fail"
-    assert "loss" not in attempt.outputs, "the results of a failed attempt are not published"
-    until(lambda: not jobs(namespace) and not replicas(namespace))
-
-    # The next attempt makes another object, which is another run.
-    again = stage.start()
-    assert again.ended() == 7
-    assert again.run_id != attempt.run_id
-
-
 def test_a_program_that_does_not_exist(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
     role = Role("trainer", image="any", entrypoint="no-such-program", num_replicas=2)
     attempt = Stage(namespace, kubelet, tmp_path, AppDef("train", [role]), engine="job").start()
     assert attempt.ended() in (127, 128), "of the shell of replica 0, or of the container of replica 1"
     assert "no-such-program" in attempt.log
-
-
-def test_sigterm_deletes_the_object_at_once(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    app, _ = waiting(tmp_path)
-    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float}).start()
-    attempt.says("trainer/0 | waits")
-    began = time.time()
-    namespace.api.delete(namespace.path("pods", attempt.name))
-    until(lambda: not jobs(namespace) or "deletionTimestamp" in jobs(namespace)[0]["metadata"])
-    print(f"{time.time() - began:.2f} s until the deletion was seen")
-    until(lambda: not jobs(namespace) and not replicas(namespace))
-    assert not namespace.list("services")
-
-
-def test_the_object_ends_with_its_owner(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    """The second line of defense: nobody sends a DELETE, but the garbage collector finds that the owner is gone."""
-    app, _ = waiting(tmp_path)
-    attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
-    attempt.says("trainer/1 | waits")
-    kubelet.kill(attempt.name)
-    assert attempt.ended() == 137
-    assert len(jobs(namespace)) == 1, "it may be adopted"
-    namespace.api.delete(namespace.path("pods", attempt.name), gracePeriodSeconds=0)
-    until(lambda: not jobs(namespace) and not replicas(namespace) and not namespace.list("services"))
-
-
-def test_a_retry_adopts_what_runs(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    app, go = waiting(tmp_path)
-    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float})
-    first = stage.start()
-    first.says("trainer/0 | waits")
-    (job,) = jobs(namespace)
-    kubelet.kill(first.name)
-    second = stage.start()
-    second.says("of an earlier attempt")
-    go.touch()
-    assert second.ended() == 0
-    assert second.run_id == first.run_id, "stages that read it find what the replicas have recorded"
-    assert second.outputs["loss"] == "0.5"
-    (same,) = jobs(namespace)
-    assert same["metadata"]["uid"] == job["metadata"]["uid"]
-    assert [ref["name"] for ref in same["metadata"]["ownerReferences"]] == [second.name]
-    namespace.api.delete(namespace.path("pods", first.name), gracePeriodSeconds=0)
-    time.sleep(1)
-    assert len(jobs(namespace)) == 1, "it has another owner now"
-
-
-def test_a_retry_adopts_what_has_succeeded(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    app, go = waiting(tmp_path)
-    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float})
-    first = stage.start()
-    first.says("trainer/0 | waits")
-    kubelet.kill(first.name)
-    go.touch()
-    until(lambda: jobs(namespace)[0]["status"].get("succeeded") == 2)
-    second = stage.start()
-    assert second.ended() == 0
-    assert (second.run_id, second.outputs["loss"]) == (first.run_id, "0.5")
-    assert "trainer/0 | waits" in second.log, "its log is whole"
-    assert len(replicas(namespace)) == 2
-
-
-def test_a_retry_replaces_what_has_failed(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
-    stage = Stage(namespace, kubelet, tmp_path, python(FAIL), engine="job", results={"loss": float})
-    first = stage.start()
-    until(lambda: jobs(namespace))
-    kubelet.kill(first.name)
-    until(lambda: any(one["type"] == "Failed" for one in jobs(namespace)[0]["status"].get("conditions", ())))
-    (job,) = jobs(namespace)
-    second = stage.start()
-    assert second.ended() == 7
-    assert "of an earlier attempt has failed" in second.log
-    assert second.run_id != first.run_id
-    assert job["metadata"]["uid"] not in [one["metadata"]["uid"] for one in jobs(namespace)]
 
 
 def test_iterations_of_a_loop_have_their_own_objects(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torchx.specs import AppDef, Role
 
@@ -147,6 +147,8 @@ def test_one_object_and_one_result_whatever_dies_when(
     @settings(
         max_examples=int(os.environ.get("TORCHX_KFP_SCHEDULES", "12")) // TOGETHER,
         deadline=None,
+        # A schedule that fails is not made smaller: each try takes seconds.
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         database=None,
     )

@@ -77,7 +77,8 @@ class Volcano(Engine):
         spec: Manifest = {
             "schedulerName": "volcano",
             "minAvailable": marker("fewest") if self.min_available is None else self.min_available,
-            "maxRetry": restarts,
+            # A job fails when its count of restarts reaches this number (volcano-sh/volcano, job/state/restarting.go).
+            "maxRetry": restarts + 1,
             "plugins": {"svc": ["--publish-not-ready-addresses"], "env": []},
             "policies": _RESTART if restarts else [{"event": "PodFailed", "action": "AbortJob"}],
             "tasks": tasks,
