@@ -83,10 +83,8 @@ def test_a_stage_of_two_replicas(cluster_with: Cluster) -> None:
     lines = attempt.log.splitlines()
     assert "trainer/0 | replica 0 of 2 rank 0 is localhost" in lines
     assert f"trainer/1 | replica 1 of 2 rank 0 is {host}-0.{name}" in lines
-    assert (
-        f"torchx-kfp: created {'JobSet' if cluster_with.engine == 'jobset' else 'Job'} {cluster_with.namespace.name}/{name}"
-        in lines
-    )
+    kind = "JobSet" if cluster_with.engine == "jobset" else "Job"
+    assert f"torchx-kfp: created {kind} {cluster_with.namespace.name}/{name}" in lines
     assert lines[-1] == f"torchx-kfp: {name} succeeded"
     assert made["spec"]["ttlSecondsAfterFinished"] == 24 * 60 * 60, "it is kept for a while"
     (owner,) = made["metadata"]["ownerReferences"]

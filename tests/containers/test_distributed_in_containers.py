@@ -1,0 +1,153 @@
+"""Distributed stages in containers: all replicas in one, under this project's runner and under KFP's own."""
+
+# No annotations from __future__: KFP reads those of pipelines as objects.
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import docker
+import pytest
+from kfp import compiler, dsl
+from torchx.specs import AppDef, Role
+
+from tests.containers.images import BUSYBOX_IMAGE, HOST_IMAGE, REPOSITORY, host_mounts
+from tests.containers.runner import KfpDockerRunner
+from tests.containers.test_local_docker import containers_of
+from torchx_kfp import local, task_from_app
+from torchx_kfp.local import Watch
+
+MOUNTS = [f"{source}:{target}:ro" for source, target in host_mounts().items()]
+
+#: The replicas meet at a port of their container, where no other one listens.
+MEET = """
+import os, socket, sys
+from torchx_kfp.tracking import current_run
+index, count = int(os.environ["TORCHX_REPLICA_ID"]), int(os.environ["TORCHX_NUM_REPLICAS"])
+address = os.environ["TORCHX_RANK0_HOST"], 29500
+if index == 0:
+    with socket.create_server(address) as server:
+        met = [server.accept()[0].recv(9).decode() for _ in range(count - 1)]
+    current_run().put(met=",".join(sorted(met)), count=count)
+else:
+    while True:
+        try:
+            with socket.create_connection(address) as connection:
+                connection.sendall(b"%d" % index)
+            break
+        except ConnectionRefusedError:
+            pass
+print(index, "has met the others of", count, *sys.argv[1:])
+"""
+
+
+@dsl.pipeline(name="meeting")
+def meeting(tracker_base: str, n: int = 3) -> str:
+    args = ["-c", MEET, "x${replica_id}", f"n={n}"]
+    role = Role("worker", "example.com/python:1", entrypoint="python", args=args, num_replicas=4)
+    role.port_map = {"c10d": 29500}
+    task = task_from_app(
+        AppDef("meet", roles=[role]),
+        name="meet",
+        tracker_base=tracker_base,
+        results={"met": str, "count": int},
+        engine="job",
+        replicas=n,
+    )
+    code = "import sys; from torchx_kfp.tracking import current_run as c; c().put(read=c().parent.results()['met'])"
+    reader = Role("reader", "example.com/python:1", entrypoint="python", args=["-c", code])
+    read = task_from_app(AppDef("read", roles=[reader]), tracker_base=tracker_base, reads=task, results={"read": str})
+    return read.outputs["read"]
+
+
+@pytest.mark.versions
+def test_the_same_pipeline_under_kfps_runner(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> None:
+    compiled = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(meeting, str(compiled))
+    (tmp_path / "results").mkdir()
+    outputs = kfp_docker_runner.run(
+        compiled,
+        {"tracker_base": str(tmp_path / "results")},
+        writable=(tmp_path / "results",),
+        images={"example.com/python:1": HOST_IMAGE},
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )
+    assert outputs == {"Output": "1,2"}
+
+
+def test_all_replicas_in_one_container(docker_client: docker.DockerClient, tmp_path: Path) -> None:
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        role = Role("worker", HOST_IMAGE, entrypoint="python", args=["-c", MEET], num_replicas=3)
+        options = {"tracker_base": tracker_base, "results": {"met": str}, "engine": "job"}
+        # Each of them has the port to itself.
+        for name in ("a", "b"):
+            task_from_app(AppDef("meet", roles=[role]), name=name, **options)
+        script = "[ $TORCHX_REPLICA_ID = 1 ] && exit 3; exec sleep 300"
+        failing = Role("worker", HOST_IMAGE, entrypoint="sh", args=["-c", script], num_replicas=2)
+        task_from_app(AppDef("fail", roles=[failing]), name="fail", engine="job")
+        # A launcher without a program around it is the first process of its container.
+        task_from_app(AppDef("kill", roles=[killing()]), name="kill", engine="job")
+
+    result = local.run(
+        pipeline,
+        {"tracker_base": str(tmp_path / "results")},
+        output_dir=tmp_path / "runs",
+        docker=True,
+        mounts=MOUNTS,
+        watch=Watch(),
+        grace=1,
+    )
+    assert {stage.name: (stage.exit_code, stage.replicas) for stage in result.stages} == {
+        "a": (0, 3),
+        "b": (0, 3),
+        "fail": (3, 2),
+        "kill": (-signal.SIGKILL, 2),
+    }
+    assert [result[name].outputs["met"] for name in ("a", "b")] == ["1,2", "1,2"]
+    assert containers_of(docker_client, result.run_id) == []
+
+
+def killing() -> Role:
+    script = "[ $TORCHX_REPLICA_ID = 1 ] && kill -9 $$; exec sleep 300"
+    return Role("worker", HOST_IMAGE, entrypoint="sh", args=["-c", script], num_replicas=2)
+
+
+def test_replicas_in_a_container_get_the_signal(docker_client: docker.DockerClient, tmp_path: Path) -> None:
+    @dsl.pipeline
+    def pipeline():
+        script = "trap 'echo bye; exit' TERM; echo ready; while :; do sleep 0.1; done"
+        role = Role("worker", HOST_IMAGE, entrypoint="sh", args=["-c", script], num_replicas=2)
+        task_from_app(AppDef("wait", roles=[role]), name="wait", engine="job")
+
+    path = tmp_path / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    words = [word for mount in MOUNTS for word in ("--mount", mount)]
+    command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--docker", *words]
+    runner = subprocess.Popen(
+        [*command, "--output-dir", tmp_path / "runs"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert runner.stderr is not None
+    seen = 0
+    while seen < 2:
+        line = runner.stderr.readline()
+        assert line
+        seen += " | ready" in line
+    runner.send_signal(signal.SIGTERM)
+    _, stderr = runner.communicate(timeout=120)
+    assert runner.returncode == 128 + signal.SIGTERM
+    assert stderr.count(" | bye") == 2
+
+
+def test_an_image_without_python(docker_client: docker.DockerClient, tmp_path: Path) -> None:
+    @dsl.pipeline
+    def pipeline(base: str):
+        role = Role("worker", BUSYBOX_IMAGE, entrypoint="true", num_replicas=2)
+        task_from_app(AppDef("app", roles=[role]), name="stage", engine="job", tracker_base=base)
+
+    arguments = {"base": str(tmp_path / "results")}
+    result = local.run(pipeline, arguments, output_dir=tmp_path / "runs", docker=True, watch=Watch())
+    (stage,) = result.stages
+    assert stage.exit_code == 127
+    assert any("python3" in line and "launcher_image" in line for line in stage.last_lines())
