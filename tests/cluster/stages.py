@@ -138,6 +138,8 @@ class Stage:
         self.config = config
         self.environ: dict[str, str] = {}
         self.account = PIPELINE_RUNNER
+        #: Words before the command.
+        self.prefix: tuple[str, ...] = ()
 
         def pipeline(tracker_base: str) -> None:
             task_from_app(app, tracker_base=tracker_base if tracked else None, **options)
@@ -175,7 +177,7 @@ class Stage:
             "KFP_POD_UID": "metadata.uid",
         }
         env: dict[str, Any] = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
-        main = container(*(word.replace("$", "$$") for word in argv), env={**env, **self.environ})
+        main = container(*(word.replace("$", "$$") for word in (*self.prefix, *argv)), env={**env, **self.environ})
         self.namespace.create(
             {
                 "apiVersion": "v1",
