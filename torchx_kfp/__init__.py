@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torchx_kfp import engines as engines
     from torchx_kfp import local as local
     from torchx_kfp import tracking as tracking
     from torchx_kfp.adapter import (
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 
-_SUBPACKAGES = ("local", "tracking")
+_SUBPACKAGES = ("engines", "local", "tracking")
 
 
 def __getattr__(name: str) -> object:

@@ -25,6 +25,7 @@ from torchx_kfp import (
     component_from_app,
     component_from_function,
     component_spec_from_app,
+    engines,
     publish_results,
     task_from_app,
 )
@@ -34,6 +35,9 @@ APP = AppDef("train", roles=[Role("train", image="i")])
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
 RESULTS = {"accuracy": float, "model": str}
 STAGES = Stages(secrets=SECRETS, cache=False)
+GPUS = engines.JobSet(queue="gpus", succeeds_with=["train"], labels={"team": "vision"}, logs="first")
+component_from_app(APP, engine=GPUS, replicas=2)
+component_from_function(utils.booth, image="i", engine="job")
 booth = component_from_function(utils.booth, image="i", labels=True)
 train = STAGES.component(APP, reads=["prepare"], results=RESULTS)
 text: str = component_spec_from_app(APP, tracked=True)
@@ -52,6 +56,9 @@ def pipeline(tracker_base: str, uri: str, run_id: str, rates: List[float]) -> No
     stages.publish(run_id, image="i", inline=False)
     artifact_from_uri(uri, dsl.Model, metadata={"n": 1})
     artifact_from_uri(first.outputs["model"])
+    stages.task(APP, engine="volcano", replicas=first.outputs["nodes"])
+    stages.task(APP, engine=engines.Volcano(min_available=2), replicas={"train": first.outputs["nodes"], "ps": 1})
+    stages.component(APP, engine=engines.Job(), inline=False)
     component_from_app(APP, {"outputs": []}, reads=["first"])(tracker_base=tracker_base, first=run_id)
 
 
@@ -73,6 +80,14 @@ def wrong(tracker_base: str) -> None:
     artifact_from_uri(5)  # wrong: arg-type
     component_from_app(APP, names="train")  # wrong: call-arg
     component_from_function(utils.booth, reads=5)  # wrong: arg-type
+    task_from_app(APP, engine=5)  # wrong: arg-type
+    STAGES.task(APP, engine=["job"])  # wrong: arg-type
+    STAGES.task(APP, engine="job", replicas="2")  # wrong: arg-type
+    component_from_app(APP, replicas={"train": 1.5})  # wrong: dict-item
+    Stages(engine="job")  # wrong: call-arg
+    engines.Job(succeeds_with="train")  # wrong: call-arg
+    engines.Job(logs="some")  # wrong: arg-type
+    engines.JobSet(ttl="1h")  # wrong: arg-type
 """
 
 #: kfp and torchx are not typed. Errors in an installed torchx-kfp are not shown.

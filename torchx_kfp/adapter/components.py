@@ -197,10 +197,12 @@ def _plan_component(
     plan = plan_stage(app, settings, parameters=parameters, description=description)
     for key, planned in plan.inputs.items():
         if planned.argument is not None and not isinstance(planned.argument, str):
-            holder = "trackers" if contains_channel(dict(options.get("trackers") or {})) else f"AppDef {app.name!r}"
+            given = {"trackers": dict(options.get("trackers") or {}), "replicas": settings.replicas}
+            holders = [name for name, option in given.items() if contains_channel(option)]
             raise ChannelError(
-                f"{holder} contains the pipeline channel {key!r}. A component needs a static AppDef, because any "
-                "pipeline can use it. Call task_from_app in the pipeline function instead."
+                f"{holders[0] if holders else f'AppDef {app.name!r}'} contains the pipeline channel {key!r}. A "
+                "component needs a static AppDef and static options, because any pipeline can use it. Call "
+                "task_from_app in the pipeline function instead."
             )
     return plan
 

@@ -21,10 +21,15 @@ def check_success(engine: Engine, names: Sequence[str], roles: Sequence[Role]) -
         AppDefError: a name is not that of a role.
     """
     known = {role.given: role.name for role in roles}
-    given = list(dict.fromkeys([names] if isinstance(names, str) else names))
+    given = [names] if isinstance(names, str) else names
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+        raise AppDefError(
+            f"{type(engine).__name__} has succeeds_with={names!r}. Give the names of roles, such as ['trainer']."
+        )
+    given = list(dict.fromkeys(given))
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known) if isinstance(name, str) else ""
+            hint = did_you_mean(name, known)
             raise AppDefError(
                 f"{type(engine).__name__} has succeeds_with={names!r}, but there is no role {name!r}.{hint} The "
                 f"AppDef's roles: {', '.join(map(repr, known))}."

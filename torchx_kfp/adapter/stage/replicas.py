@@ -28,6 +28,7 @@ from torchx_kfp.adapter.values.references import Channel, Parts, Reference
 from torchx_kfp.engines import ENGINES
 from torchx_kfp.engines.engine import Manifest, Mount, Role
 from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.text import did_you_mean
 
 #: How many replicas a role has: a channel for a number, or a number; by role if there are several.
 Replicas = int | Channel | Mapping[str, "int | Channel"]
@@ -124,15 +125,18 @@ def read_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, Pa
     for name, count in replicas.items():
         if name not in most:
             raise AppDefError(
-                f"replicas names the role {name!r}, which the AppDef does not have. Its roles: "
-                f"{', '.join(map(repr, most))}."
+                f"replicas names the role {_shown(name)}, which the AppDef does not have.{did_you_mean(name, most)} "
+                f"Its roles: {', '.join(map(repr, most))}."
             )
         where = f"replicas of role {name!r}"
         if contains_channel(count):
-            parts = parse(count, where)
-            channel = parts[0]
-            if len(parts) > 1 or not isinstance(channel, Reference) or channel.type in ("BOOLEAN", "LIST", "STRUCT"):
-                raise ChannelError(f"{where} is {_shown(count)}. Give a channel for a number, such as an int result.")
+            parts = () if isinstance(count, list | tuple | set | Mapping) else parse(count, where)
+            types = [part.type for part in parts if isinstance(part, Reference)]
+            if len(parts) != 1 or types[0] in ("BOOLEAN", "LIST", "STRUCT"):
+                what = (
+                    f"a channel of the type {types[0]}" if len(parts) == 1 else "text or a list with a channel inside"
+                )
+                raise ChannelError(f"{where} is {what}. Give a channel for a number, such as an int result.")
             read[name] = parts
         else:
             if _count(count, where) > most[name]:
