@@ -287,7 +287,7 @@ def test_output_of_all_kinds() -> None:
     index = int(os.environ["TORCHX_REPLICA_ID"])
     out = sys.stdout.buffer
     if index == 0:
-        out.write(b"\x00\xff\x80 binary\n\r10%\r20%\n\nno newline")
+        out.write(b"\x00\xff\x80 binary\n\r10%\r20%\nline\r\n\nno newline")
     elif index == 1:
         out.write(b"x" * 200_000 + b"\n")
     else:
@@ -302,8 +302,10 @@ def test_output_of_all_kinds() -> None:
         assert bar, line[:100]
         found.setdefault(label, []).append(text)
     # Only the end of the output is changed: a newline follows it.
-    written = b"\x00\xff\x80 binary\n\r10%\r20%\n\nno newline\n"
-    assert b"\n".join([*found[b"train/0"], b""]) == written
+    written = b"\x00\xff\x80 binary\n\r10%\r20%\nline\r\n\nno newline\n"
+    # A progress bar begins its line again, and must not overwrite the name.
+    assert found[b"train/0"][1] == b"\rtrain/0 | 10%\rtrain/0 | 20%"
+    assert b"\n".join([*found[b"train/0"], b""]).replace(b"\rtrain/0 | ", b"\r") == written
     # Long lines come in pieces.
     assert b"".join(found[b"train/1"]) == b"x" * 200_000
     for index in (2, 3):

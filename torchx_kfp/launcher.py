@@ -315,7 +315,10 @@ def copy_lines(label: str, stream: Any, last: deque[bytes], /) -> None:
 
 def show(label: str, line: bytes, /) -> None:
     """Write a line of a replica."""
-    write(1, f"{label} | ".encode() + line + (b"" if line.endswith(b"\n") else b"\n"))
+    start = f"{label} | ".encode()
+    # A progress bar begins its line again and again.
+    line = re.sub(rb"\r(?=[^\r\n])", b"\r" + start, line)
+    write(1, start + line + (b"" if line.endswith(b"\n") else b"\n"))
 
 
 # On the cluster

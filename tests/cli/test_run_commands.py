@@ -327,19 +327,18 @@ def test_another_process_is_never_signaled(inside: Call, project: Path) -> None:
 def test_the_lines_of_one_replica(inside: Call, call: Call, terminal: Callable[..., str], project: Path) -> None:
     @dsl.pipeline(name="distributed")
     def pipeline() -> None:
-        script = (
-            "echo $TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 1 ] || exit 0; sleep 0.2; printf '\\033[2J | end'; exit 3"
-        )
-        args = ["-c", script]
+        end = "sleep 1; printf '\\033[2J\\r | end'; exit 3"
+        args = ["-c", f"echo $TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 1 ] || exit 0; {end}"]
         app = AppDef("app", roles=[Role("trainer", image="image", entrypoint="sh", args=args, num_replicas=12)])
         task_from_app(app, name="train", engine="job")
         task_from_app(app, name="other", engine="job")
 
     run(pipeline, output_dir=project / "local_outputs", watch=Watch(), cache=False)
     logs = ("logs", "latest", "train")
-    assert call(*logs, "--replica", "trainer/1").stdout == "1\n\x1b[2J | end\n"
+    # The carriage return is read as the end of a line.
+    assert call(*logs, "--replica", "trainer/1").stdout == "1\n\x1b[2J\n | end\n"
     assert call(*logs, "--replica", "trainer/11").stdout == "11\n"
-    assert terminal(80, *logs, "--replica", "trainer/1", NO_COLOR="1").splitlines() == ["1", "\ufffd[2J | end"]
+    assert terminal(80, *logs, "--replica", "trainer/1", NO_COLOR="1").splitlines() == ["1", " | end"]
     assert "trainer/1 | 1\n" in inside("logs", "latest", "train").stdout
     for words, message in (
         ((*logs, "--replica", "trainer/12"), says("'trainer/12'", "'train'. Replicas", "trainer/1, trainer/2")),

@@ -16,6 +16,7 @@ from tests.local.test_failures import alive
 from tests.local.test_signals import HANGS, read_pids, wait_for
 from tests.watching import Heard
 from torchx_kfp import task_from_app
+from torchx_kfp.adapter.stage import application
 from torchx_kfp.engines import Job, JobSet, Volcano
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import StageReplicas, check_supported, load_pipeline, run
@@ -275,14 +276,17 @@ def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):
     assert "trainer/0 | TORCHX_RANK0_HOST=localhost\n" in many
 
 
-def test_settings_of_replicas_that_are_not_applied():
+def test_settings_of_replicas_that_are_not_applied(monkeypatch):
+    # TorchX 0.7.0 cannot name fields of a pod.
+    monkeypatch.setattr(application, "_FIELD_PATH", "field:")
     resource = Resource(cpu=2, gpu=1, memMB=1000, capabilities={"node.kubernetes.io/instance-type": "big"})
     data = BindMount("/data", "/mnt/data", read_only=True)
     told = []
 
     @dsl.pipeline
     def pipeline():
-        app = shell(1, "true", resource=resource, mounts=[data])
+        env = {"IP": "field:status.podIP", "PLAIN": "1"}
+        app = shell(1, "true", resource=resource, mounts=[data], env=env)
         task_from_app(app, engine=Job(priority_class="high"))
 
     @dsl.pipeline
@@ -297,6 +301,7 @@ def test_settings_of_replicas_that_are_not_applied():
             "node selectors",
             "priority classes",
             "the mounts of replicas (/mnt/data)",
+            "the variable IP (from the pod's status.podIP)",
         )
     ]
 

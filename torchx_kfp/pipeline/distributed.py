@@ -28,6 +28,11 @@ class ReplicaRole:
     pod: Mapping[str, Any]
 
     @property
+    def variables(self) -> list[Mapping[str, Any]]:
+        """The entries of its environment that are not filled in by the launcher."""
+        return [one for one in self.pod["containers"][0].get("env") or () if "name" in one]
+
+    @property
     def mounts(self) -> list[str]:
         """The paths of its mounts, but for the shared memory that each pod gets."""
         mounts = self.pod["containers"][0].get("volumeMounts") or ()

@@ -234,7 +234,7 @@ class _Printer:
                 label = found[1].decode()
                 self.replicas.add(label)
                 if label == replica:
-                    yield line[found.end() :]
+                    yield line[found.end() :].replace(b"\r" + found[0], b"\r")
 
 
 def _may_come(record: RunRecord, stage: str) -> bool:

@@ -149,7 +149,8 @@ def _of_replicas(role: ReplicaRole) -> list[str]:
         kinds.append("cpu, memory and accelerator limits")
     if role.mounts:
         kinds.append(f"the mounts of replicas ({', '.join(role.mounts)})")
-    return kinds
+    fields = [(one["name"], one.get("valueFrom", {}).get("fieldRef")) for one in role.variables]
+    return kinds + [f"the variable {name} (from the pod's {field['fieldPath']})" for name, field in fields if field]
 
 
 def _of_all(component: Component) -> list[str]:
