@@ -145,8 +145,8 @@ class Kubelet:
         return (found.containers[container] if container else next(iter(found.containers.values()))).log.text
 
     def new_address(self) -> str:
-        """Return an address that no other pod of this machine has."""
-        last = next(self._addresses)
+        """Return an address that no other pod of this node has; pods of long ago may have had it."""
+        last = next(self._addresses) % 254 + 1
         return f"10.{100 + self._number // 256 % 100}.{self._number % 256}.{last}"
 
     def read(self, collection: str, name: str) -> Object:
