@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torchx_kfp.backend.distributed import of_launcher
 from torchx_kfp.backend.rewriting import find_change, large_character, variables_of
 from torchx_kfp.pipeline.conditions import compares_types, verify_condition
 from torchx_kfp.pipeline.findings import Finding, Kind
@@ -67,6 +68,7 @@ def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:
         *_hook(place),
         *(_condition(task.condition) if task.condition else ()),
         *(_container(task, component) if component.container else ()),
+        *of_launcher(component),
     ):
         yield finding(kind, text)
     if task.retry is not None:
@@ -254,7 +256,7 @@ def _container(task: Task, component: Component) -> Iterator[tuple[Kind, str]]:
         memory = read_limits(container.resources, Facts()).memory
     except ValueError:  # the limit is known only when the pipeline runs
         memory = None
-    if memory is not None and memory < _LAUNCHER:
+    if memory is not None and memory < _LAUNCHER and "RESOURCES" not in component.handed_on:
         yield (
             Kind.MAY_FAIL,
             f"may use {memory / 10**6:g} MB of memory, including that of KFP's launcher: a stage with 32 MB was killed "

@@ -103,6 +103,9 @@ class _Reader:
             dag=dag,
             container=container,
             importer=importer,
+            handed_on=frozenset(
+                item["field"] for item in spec.get("taskConfigPassthroughs") or () if not item.get("applyToTask")
+            ),
             platform=platform,
         )
 

@@ -186,6 +186,8 @@ class Component:
     dag: Dag | None = None
     container: Container | None = None
     importer: Importer | None = None
+    #: The kinds of settings on a task that the component gets instead of its pod (``dsl.TaskConfig``).
+    handed_on: frozenset[str] = frozenset()
     #: The executor's part of the Kubernetes platform spec, as in the file.
     platform: Mapping[str, Any] = field(default_factory=dict)
 

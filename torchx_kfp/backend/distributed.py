@@ -1,0 +1,85 @@
+"""Settings on the task of a distributed stage: those that reach its replicas, and those that only its own pod gets.
+
+KFP 2.15 and newer hand a component what is set on its task (``dsl.TaskConfig``), and the launcher gives it to the
+replicas. Pipelines that an older kfp has compiled lack the input for that, and some settings are never handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchx_kfp.pipeline.distributed import ReplicaRole, replica_roles
+from torchx_kfp.pipeline.findings import Kind
+from torchx_kfp.pipeline.spec import Component
+
+#: The type of the input through which a component gets what is set on its task.
+TASK_CONFIG = "TASK_CONFIG"
+#: Kubernetes settings that ``dsl.TaskConfig`` has.
+_HANDED_ON = {
+    "nodeSelector": "node selectors",
+    "nodeAffinity": "affinities",
+    "podAffinity": "affinities",
+    "tolerations": "tolerations",
+    "configMapAsEnv": "variables",
+    "configMapAsVolume": "volumes",
+    "emptyDirMounts": "volumes",
+    "genericEphemeralVolume": "volumes",
+    "secretAsVolume": "volumes",
+}
+#: Those that it does not have.
+_KEPT = {
+    "enabledSharedMemory": "shared memory",
+    "imagePullPolicy": "the image pull policy",
+    "imagePullSecret": "image pull secrets",
+    "securityContext": "the security context",
+}
+
+
+def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
+    """Yield what is set on the task of a distributed stage and does not reach its replicas."""
+    container = component.container
+    roles = replica_roles((*container.command, *container.args)) if container else []
+    if not roles:
+        return
+    if not takes_config(component) and (lost := list(dict.fromkeys(_lost(component, roles)))):
+        yield (
+            Kind.CHANGED,
+            f"sets {' and '.join(lost)} on the task of a distributed stage. They do not reach its replicas, only the "
+            "pod that starts them, because kfp 2.14 has compiled the pipeline. Compile it with kfp 2.15 or newer, for "
+            "a backend of 2.15 or newer, or put them into the AppDef (resource, env, mounts, metadata['kubernetes'])",
+        )
+    if kept := [text for key, text in _KEPT.items() if component.platform.get(key)]:
+        yield (
+            Kind.CHANGED,
+            f"sets {' and '.join(kept)} on the task of a distributed stage. KFP does not hand that on to its replicas. "
+            "Put it into metadata['kubernetes'] of the role, too, such as {'spec': {'imagePullSecrets': [...]}}",
+        )
+
+
+def takes_config(component: Component) -> bool:
+    """Tell whether the component gets what is set on its task."""
+    return any(parameter.type == TASK_CONFIG for parameter in component.inputs.values())
+
+
+def _lost(component: Component, roles: list[ReplicaRole]) -> Iterator[str]:
+    """Yield the kinds of settings that an author has added to those that the AppDef and its secrets make."""
+    assert component.container is not None
+    if component.container.resources:
+        yield "resources"
+    if component.container.env or _secrets(component) - _variables(roles):
+        yield "variables"
+    if {mount["mountPath"] for mount in component.platform.get("pvcMount") or ()} - set(roles[0].mounts):
+        yield "volumes"
+    for key, text in _HANDED_ON.items():
+        if component.platform.get(key):
+            yield text
+
+
+def _secrets(component: Component) -> set[Any]:
+    secrets = component.platform.get("secretAsEnv") or ()
+    return {pair.get("envVar") for secret in secrets for pair in secret.get("keyToEnv") or ()}
+
+
+def _variables(roles: list[ReplicaRole]) -> set[Any]:
+    return {entry.get("name") for role in roles for entry in role.pod["containers"][0].get("env") or ()}
