@@ -161,6 +161,12 @@ def test_the_first_failure_ends_the_others(program: str) -> None:
         assert lines(process.stdout, other) == ["ready", "asked to end"]
 
 
+def test_lines_at_the_end_are_not_repeated() -> None:
+    process = launch(shell("train", 2, "[ $TORCHX_REPLICA_ID = 0 ] && exec sleep 300; sleep 0.3; echo oh; exit 4"))
+    assert (process.returncode, said(process)) == (4, ["train/1 failed with exit code 4; ending the others"])
+    assert process.stdout == b"train/1 | oh\n"
+
+
 def test_a_single_replica_is_not_called_the_first() -> None:
     process = launch(shell("train", 1, "echo oh; exit 4"))
     assert (process.returncode, said(process)) == (4, ["train/0 failed with exit code 4"])

@@ -141,7 +141,8 @@ def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
         code, stopped = run_processes(spec, words, counts, mask)
         if not code or stopped:
             break
-    del held
+    for lock in held:
+        lock.close()
     return code
 
 
@@ -182,9 +183,10 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     running: dict[int, tuple[int, int]] = {}
     #: How often replicas of each role were started again, while the others went on.
     again = [0 for _ in counts]
-    #: The threads that copy their output, and its last lines.
+    #: The threads that copy their output, its last lines, and the replica that has the last one.
     readers: list[threading.Thread] = []
     last: dict[str, deque[bytes]] = {}
+    latest: deque[str] = deque(maxlen=1)
 
     def start(position: int, index: int) -> threading.Thread:
         role = spec["roles"][position]
@@ -210,7 +212,7 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
         running[child.pid] = position, index
         label = f"{role['name']}/{index}"
         lines = last[label] = deque(maxlen=8)
-        readers.append(threading.Thread(target=copy_lines, args=(label, child.stdout, lines), daemon=True))
+        readers.append(threading.Thread(target=copy_lines, args=(label, child.stdout, lines, latest), daemon=True))
         return readers[-1]
 
     def send(number: int) -> None:
@@ -288,7 +290,8 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     patience = time.monotonic() + 2
     for reader in readers:
         reader.join(max(0.0, patience - time.monotonic()))
-    if first and total > 1:
+    if first and first not in latest and total > 1:
+        # People look at the end of a log, and the others have printed something since.
         say(f"{first} failed first, with exit code {code}" + ("; its last lines:" if last[first] else ""))
         for line in last[first]:
             show(f"  {first}", line)
@@ -301,12 +304,13 @@ def kill(pid: int, number: int, /) -> None:
         (os.kill if pid > 0 else os.killpg)(abs(pid), number)
 
 
-def copy_lines(label: str, stream: Any, last: deque[bytes], /) -> None:
+def copy_lines(label: str, stream: Any, last: deque[bytes], latest: deque[str], /) -> None:
     """Write the lines of a stream to the stage's log, each after the replica's name."""
     with stream:
         try:
             for line in iter(lambda: stream.readline(1 << 16), b""):
                 last.append(line)
+                latest.append(label)
                 show(label, line)
         except OSError:
             # Nobody reads the log: as with any program that writes to a closed pipe, the stage ends.

@@ -21,6 +21,7 @@ from torchx_kfp.engines import Job, JobSet, Volcano
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import StageReplicas, check_supported, load_pipeline, run
 from torchx_kfp.local.engines.containers import choose_containers
+from torchx_kfp.report import read_model, render
 
 RUNNER = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=1)"
 
@@ -86,6 +87,7 @@ def test_the_number_of_replicas_is_an_upstream_result(execute, tmp_path):
     counts = [event for event in events if isinstance(event, StageReplicas)]
     assert (counts[0].name, counts[0].running, counts[0].total) == ("train", 3, 3)
     assert [stage.replicas for stage in result.stages] == [None, 3, None]
+    assert "<dt>replicas</dt><dd>3</dd>" in render(read_model(result.folder), tmp_path)
     again = execute(pipeline, {"base": str(tmp_path / "results")}, cache=True)
     assert [(stage.state, stage.replicas) for stage in again.stages] == [
         ("cached", None),
@@ -248,16 +250,16 @@ def test_nothing_survives_the_end_of_the_run(tmp_path, way):
 
 
 def test_stages_with_the_same_port_take_turns(execute, tmp_path):
+    port = 20_000 + os.getpid() % 40_000  # of this test only
     script = f"mkdir {tmp_path}/held || exit 9; sleep 0.5; rmdir {tmp_path}/held"
 
     @dsl.pipeline
     def pipeline():
         for name in ("a", "b"):
-            # A number that no port has: nothing else on this machine waits for it.
-            task_from_app(shell(1, script, port_map={"c10d": 29500}), name=name, engine="job")
+            task_from_app(shell(1, script, port_map={"c10d": port}), name=name, engine="job")
 
     logs = [stage.log_file.read_text() for stage in execute(pipeline, parallelism=2).stages]
-    assert sum("waiting for another stage on this machine that uses port 29500" in log for log in logs) >= 1
+    assert sum(f"waiting for another stage on this machine that uses port {port}" in log for log in logs) >= 1
 
 
 def test_variables_of_a_pod_do_not_reach_stages(execute, monkeypatch):
