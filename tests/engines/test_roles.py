@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torchx.specs import AppDef, Role
+from torchx.specs import AppDef, RetryPolicy, Role
 
 from tests.engines.apps import OVERLAY, app, distributed, role
 from tests.facts import says
@@ -94,6 +94,16 @@ REFUSED: dict[str, tuple[Engine, list[Role], str]] = {
         JobSet(),
         [role("A", max_retries=1), role("B")],
         says("'A': 1", "'B': 0", "JobSet", "max_retries"),
+    ),
+    "retry policies that differ": (
+        JobSet(),
+        [role("A", max_retries=1), role("B", max_retries=1, retry_policy=RetryPolicy.REPLICA)],
+        says("'A': 1", "'B': 0", "max_retries and retry_policy"),
+    ),
+    "a replica that starts again": (
+        Volcano(),
+        [role("A", max_retries=1, retry_policy=RetryPolicy.REPLICA)],
+        says("'A'", "max_retries=1", "RetryPolicy.APPLICATION", "engine='jobset'"),
     ),
     "more than there are": (Volcano(min_available=4), [role()], says("Volcano", "min_available=4", "3 replicas")),
 }

@@ -45,8 +45,9 @@ def shared_restarts(engine: Engine, roles: Sequence[Role]) -> int:
     """
     counts = {role.given: role.restarts if role.restarts_all else 0 for role in roles}
     if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
         raise AppDefError(
-            f"The roles have different max_retries ({', '.join(f'{name!r}: {n}' for name, n in counts.items())}), but "
-            f"{type(engine).__name__} starts all roles again together. Give all the same max_retries."
+            f"The roles differ in how often all of them start again ({told}), "
+            f"but {type(engine).__name__} counts that once. Give all roles the same max_retries and retry_policy."
         )
     return next(iter(counts.values()))
