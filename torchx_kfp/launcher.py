@@ -400,10 +400,9 @@ def reason(error: urllib.error.HTTPError, /) -> str:
 
 
 def fill(node: Any, values: Mapping[str, Any], config: Any, /) -> Any:
-    """Return a manifest in which the markers are replaced.
+    """Return a manifest in which the markers are replaced, and ``config`` is applied to each pod.
 
-    ``{"@": name}`` is a value; if the value is a list, its items take the marker's place in a list. ``{"%": text}`` is
-    text with ``%(name)s`` inside. ``config`` is applied to each pod.
+    ``{"@": name}`` is a value; if the value is a list, its items take the marker's place in a list.
     """
     if isinstance(node, list):
         items: list[Any] = []
@@ -415,35 +414,38 @@ def fill(node: Any, values: Mapping[str, Any], config: Any, /) -> Any:
         return node
     if "@" in node:
         return copy.deepcopy(values[node["@"]])
-    if "%" in node:
-        return node["%"] % values
     filled = {key: fill(value, values, config) for key, value in node.items()}
-    return configure(filled, config) if "containers" in filled else filled
+    # Not an annotation of that name.
+    return configure(filled, config) if isinstance(filled.get("containers"), list) else filled
 
 
 def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, Any]:
-    """Return the pod's spec with what users have set on the task, which replaces what the AppDef says of it."""
+    """Return the pod's spec with what users have set on the task, which replaces what the AppDef says of it.
+
+    Only variables of the AppDef win over those of the task, as they do where a command sets them.
+    """
+    config = {key: value for key, value in config.items() if value}
     container = pod["containers"][0]
-    asked = config.get("resources") or {}
-    resources = container.setdefault("resources", {})
-    for kind in ("requests", "limits"):
-        for name, amount in (asked.get(kind) or {}).items():
-            resources.setdefault(kind, {})[name] = amount
-    for name in asked.get("limits") or {}:
-        # The AppDef's request could be above this limit. Without a request, Kubernetes takes the limit.
-        if name not in (asked.get("requests") or {}):
-            resources.get("requests", {}).pop(name, None)
-    pod["tolerations"] = [*pod.get("tolerations", ()), *(config.get("tolerations") or ())]
-    pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **(config.get("nodeSelector") or {})}
-    if config.get("affinity"):
+    asked = config.get("resources", {})
+    have = container.get("resources", {})
+    limits = asked.get("limits") or {}
+    # The AppDef's request could be above the task's limit. Without a request, Kubernetes takes the limit.
+    requests = {name: amount for name, amount in have.get("requests", {}).items() if name not in limits}
+    container["resources"] = {
+        **have,
+        "requests": {**requests, **(asked.get("requests") or {})},
+        "limits": {**have.get("limits", {}), **limits},
+    }
+    pod["tolerations"] = [*pod.get("tolerations", ()), *config.get("tolerations", ())]
+    pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **config.get("nodeSelector", {})}
+    if "affinity" in config:
         pod["affinity"] = config["affinity"]
-    for key, have, added in (
-        ("name", container["env"], [one for one in config.get("env") or () if not own(one["name"])]),
-        ("mountPath", container["volumeMounts"], config.get("volumeMounts") or ()),
-        ("name", pod["volumes"], config.get("volumes") or ()),
-    ):
-        known = {one[key] for one in have}
-        have += [one for one in added if one[key] not in known]
+    known = {one["name"] for one in container["env"]}
+    container["env"] += [one for one in config.get("env", ()) if one["name"] not in known and not own(one["name"])]
+    for where, field, key in ((container, "volumeMounts", "mountPath"), (pod, "volumes", "name")):
+        added = config.get(field, ())
+        taken = {one[key] for one in added}
+        where[field] = [*(one for one in where[field] if one[key] not in taken), *added]
     return pod
 
 

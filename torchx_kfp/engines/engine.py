@@ -164,8 +164,3 @@ class Engine:
 def marker(name: str) -> Manifest:
     """Return an object that the launcher replaces with a value: see ``fill`` in ``torchx_kfp.launcher``."""
     return {"@": name}
-
-
-def formatted(text: str) -> Manifest:
-    """Return an object that the launcher replaces with text in which ``%(name)s`` is a value."""
-    return {"%": text}

@@ -1,0 +1,368 @@
+"""The pure functions of the launcher: manifests, settings of the task, states of engines, times, numbers and text."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.facts import says
+from torchx_kfp import launcher
+
+#: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.
+CONSTANTS = ["$(HOME)", "$$5", "${X}", "100%", "%(name)s", "@name", "{{workflow.name}}", ""]
+keys = st.sampled_from(["spec", "a.b/c", "env", "$(K)", "%(name)s"])
+manifests: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(CONSTANTS),
+    lambda nodes: st.lists(nodes, max_size=3) | st.dictionaries(keys, nodes, max_size=3),
+    max_leaves=12,
+)
+
+
+def marker(name: str) -> dict[str, str]:
+    return {"@": name}
+
+
+# fill
+
+
+@given(manifests)
+def test_a_manifest_without_markers_stays(manifest: Any) -> None:
+    before = copy.deepcopy(manifest)
+    assert launcher.fill(manifest, {"name": "train-1"}, {}) == manifest == before
+
+
+@pytest.mark.parametrize(
+    ("node", "filled"),
+    [
+        (marker("name"), "train-1"),
+        (marker("count"), 3),
+        ({"metadata": {"name": marker("name"), "note": "@name"}}, {"metadata": {"name": "train-1", "note": "@name"}}),
+        ([marker("words")], ["a", "$$(b)"]),
+        (["sh", marker("words"), "end"], ["sh", "a", "$$(b)", "end"]),
+        ([marker("words"), marker("words")], ["a", "$$(b)", "a", "$$(b)"]),
+        ([marker("none"), "end"], ["end"]),
+        ([marker("name"), marker("count")], ["train-1", 3]),
+        # Only the items of a marker's list take its place.
+        ([["x", "y"], [marker("words")]], [["x", "y"], ["a", "$$(b)"]]),
+        ([[]], [[]]),
+        ({"list": marker("words")}, {"list": ["a", "$$(b)"]}),
+    ],
+)
+def test_markers_become_values(node: Any, filled: Any) -> None:
+    values = {"name": "train-1", "count": 3, "words": ["a", "$$(b)"], "none": []}
+    before = copy.deepcopy((node, values))
+    assert launcher.fill(node, values, {}) == filled
+    assert (node, values) == before
+
+
+@given(st.lists(st.lists(manifests, max_size=3), max_size=4), st.lists(manifests, max_size=3))
+def test_lists_take_their_markers_places(lists: list[list[Any]], between: list[Any]) -> None:
+    node: list[Any] = []
+    expected: list[Any] = []
+    for number, items in enumerate(lists):
+        node += [marker(str(number)), *between]
+        expected += [*items, *between]
+    assert launcher.fill(node, {str(number): items for number, items in enumerate(lists)}, {}) == expected
+
+
+def test_roles_do_not_share_values() -> None:
+    """What is set on the task is added to each pod, also if two have the same list."""
+    pod = {"containers": [{"env": marker("env"), "volumeMounts": []}], "volumes": []}
+    config = {"env": [{"name": "EXTRA", "value": "1"}]}
+    values: dict[str, Any] = {"env": [{"name": "A", "value": "b"}]}
+    for filled in launcher.fill([pod, pod], values, config):
+        assert [one["name"] for one in filled["containers"][0]["env"]] == ["A", "EXTRA"]
+    assert len(values["env"]) == 1
+
+
+@pytest.mark.parametrize("value", ["x", ""])
+def test_only_a_pod_has_containers(value: object) -> None:
+    """Labels and annotations can have any name."""
+    node = {"metadata": {"annotations": {"containers": value}}}
+    assert launcher.fill(node, {}, {"nodeSelector": {"pool": "gpu"}}) == node
+
+
+# configure
+
+
+def pod(**fields: Any) -> dict[str, Any]:
+    container = {
+        "name": "trainer",
+        "env": [{"name": "TORCHX_REPLICA_ID", "value": "0"}, {"name": "OWN", "value": "app"}],
+        "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "mount-0", "mountPath": "/data"}],
+        **fields.pop("container", {}),
+    }
+    volumes = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}, {"name": "mount-0", "hostPath": {"path": "/d"}}]
+    return {"containers": [container], "volumes": volumes, **fields}
+
+
+def configured(config: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    before = copy.deepcopy(config)
+    made = launcher.configure(pod(**fields), config)
+    assert config == before
+    return made
+
+
+#: KFP's driver writes all fields, or some.
+NOTHING = {"affinity": None, "env": None, "nodeSelector": None, "resources": {}, "tolerations": None, "volumes": None}
+
+
+@pytest.mark.parametrize("config", [{}, NOTHING, {"resources": None}, {"resources": {"limits": None}}])
+def test_nothing_is_set_on_the_task(config: dict[str, Any]) -> None:
+    resources = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
+    have = pod(container={"resources": resources}, nodeSelector={"a": "b"}, tolerations=[{"key": "own"}])
+    assert configured(
+        config, container={"resources": copy.deepcopy(resources)}, nodeSelector={"a": "b"}, tolerations=[{"key": "own"}]
+    ) == {**have, "nodeSelector": {"a": "b"}, "tolerations": [{"key": "own"}]}
+
+
+@pytest.mark.parametrize(
+    ("have", "asked", "both"),
+    [
+        ({}, {"limits": {"cpu": "1"}}, {"limits": {"cpu": "1"}}),
+        (
+            {"requests": {"cpu": "4", "memory": "1G"}, "limits": {"cpu": "4", "memory": "1G"}},
+            {"limits": {"memory": "96M"}},
+            # The request of 1G would be above the limit. Without one, Kubernetes takes the limit.
+            {"requests": {"cpu": "4"}, "limits": {"cpu": "4", "memory": "96M"}},
+        ),
+        (
+            {"requests": {"memory": "1G"}, "limits": {"memory": "1G"}},
+            {"requests": {"memory": "2G"}, "limits": {"memory": "3G"}},
+            {"requests": {"memory": "2G"}, "limits": {"memory": "3G"}},
+        ),
+        (
+            {"requests": {"cpu": "4"}, "limits": {"cpu": "4"}},
+            {"requests": {"cpu": "1"}},
+            {"requests": {"cpu": "1"}, "limits": {"cpu": "4"}},
+        ),
+        (
+            {"limits": {"cpu": "4"}},
+            {"limits": {"nvidia.com/gpu": "1"}, "requests": {}},
+            {"limits": {"cpu": "4", "nvidia.com/gpu": "1"}},
+        ),
+    ],
+)
+def test_resources_of_the_task_win(have: Any, asked: Any, both: Any) -> None:
+    made = configured({"resources": asked}, container={"resources": have} if have else {})
+    assert {kind: each for kind, each in made["containers"][0]["resources"].items() if each} == both
+
+
+def test_where_the_task_says_to_run() -> None:
+    config = {
+        "affinity": {"nodeAffinity": {}},
+        "nodeSelector": {"pool": "task", "more": "x"},
+        "tolerations": [{"key": "task"}],
+    }
+    made = configured(config, affinity={"podAffinity": {}}, nodeSelector={"pool": "app"}, tolerations=[{"key": "app"}])
+    assert made["affinity"] == {"nodeAffinity": {}}
+    assert made["nodeSelector"] == {"pool": "task", "more": "x"}
+    assert made["tolerations"] == [{"key": "app"}, {"key": "task"}]
+
+
+def test_variables_of_the_task_do_not_replace_those_of_the_application() -> None:
+    """As in a stage without an engine, whose command sets the application's and the protocol's."""
+    env = [
+        {"name": "EXTRA", "value": "1"},
+        {"name": "OWN", "value": "task"},
+        {"name": "TORCHX_REPLICA_ID", "value": "9"},
+        {"name": "KFP_RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+    assert configured({"env": env})["containers"][0]["env"] == [
+        {"name": "TORCHX_REPLICA_ID", "value": "0"},
+        {"name": "OWN", "value": "app"},
+        {"name": "EXTRA", "value": "1"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["dshm", "shm"])
+def test_shared_memory_that_the_task_limits(name: str) -> None:
+    """``kfp.kubernetes.empty_dir_mount(task, name, "/dev/shm", medium="Memory", size_limit="8Gi")``."""
+    volume = {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}
+    mount = {"name": name, "mountPath": "/dev/shm"}
+    made = configured({"volumes": [volume], "volumeMounts": [mount]})
+    assert [one for one in made["containers"][0]["volumeMounts"] if one["mountPath"] == "/dev/shm"] == [mount]
+    assert [one for one in made["volumes"] if one["name"] == name] == [volume]
+
+
+names = st.sampled_from(["dshm", "mount-0", "a", "b"])
+paths = st.sampled_from(["/dev/shm", "/data", "/x", "/y"])
+mounts = st.lists(st.builds(lambda name, path: {"name": name, "mountPath": path}, names, paths), max_size=3)
+volumes = st.lists(st.builds(lambda name: {"name": name, "emptyDir": {"sizeLimit": "1Gi"}}, names), max_size=3)
+
+
+@given(mounts, volumes)
+def test_volumes_of_the_task_win(mounts: list[dict[str, str]], volumes: list[dict[str, Any]]) -> None:
+    mounts = list({one["mountPath"]: one for one in mounts}.values())
+    volumes = list({one["name"]: one for one in volumes}.values())
+    made = configured({"volumeMounts": mounts, "volumes": volumes})
+    for key, found, have, added in (
+        ("mountPath", made["containers"][0]["volumeMounts"], pod()["containers"][0]["volumeMounts"], mounts),
+        ("name", made["volumes"], pod()["volumes"], volumes),
+    ):
+        assert len({one[key] for one in found}) == len(found), "Kubernetes takes each place and each name once"
+        assert {one[key]: one for one in found} == {
+            **{one[key]: one for one in have},
+            **{one[key]: one for one in added},
+        }
+
+
+# state_of and why
+
+JOB = {"state": ["status", "conditions"], "succeeded": ["Complete"], "failed": ["Failed"]}
+JOBSET = {"state": ["status", "terminalState"], "succeeded": ["Completed"], "failed": ["Failed"]}
+VOLCANO = {"state": ["status", "state", "phase"], "succeeded": ["Completed"], "failed": ["Failed", "Aborted"]}
+
+
+def conditions(**states: str) -> dict[str, Any]:
+    return {"status": {"conditions": [{"type": name, "status": status} for name, status in states.items()]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "found", "state"),
+    [
+        (JOB, {}, ""),
+        (JOB, {"status": {}}, ""),
+        (JOB, {"status": None}, ""),
+        (JOB, {"status": {"conditions": None}}, ""),
+        (JOB, conditions(Suspended="True", SuccessCriteriaMet="True"), ""),
+        (JOB, conditions(Complete="False", Failed="Unknown"), ""),
+        (JOB, conditions(SuccessCriteriaMet="True", Complete="True"), "succeeded"),
+        (JOB, conditions(FailureTarget="True"), ""),
+        (JOB, conditions(FailureTarget="True", Failed="True"), "failed"),
+        (JOBSET, conditions(Completed="True"), ""),
+        (JOBSET, {"status": {"terminalState": ""}}, ""),
+        (JOBSET, {"status": {"terminalState": "Completed"}}, "succeeded"),
+        (JOBSET, {"status": {"terminalState": "Failed"}}, "failed"),
+        (VOLCANO, {"status": {"state": {}}}, ""),
+        (VOLCANO, {"status": {"state": {"phase": "Restarting"}}}, ""),
+        (VOLCANO, {"status": {"state": {"phase": "Completed"}}}, "succeeded"),
+        (VOLCANO, {"status": {"state": {"phase": "Aborted"}}}, "failed"),
+    ],
+)
+def test_states(spec: Any, found: Any, state: str) -> None:
+    assert launcher.state_of(spec, found) == state
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        (None, ""),
+        ([], ""),
+        ([{"type": "Failed", "status": "True", "message": "too many"}], ": too many"),
+        ([{"type": "Failed", "status": "False", "message": "too many"}], ""),
+        ([{"type": "Failed", "status": "True"}], ""),
+        ([{"type": "Complete", "status": "True", "message": "all done"}], ""),
+        # JobSet's own names, and conditions that Volcano writes.
+        ([{"type": "FailureTarget", "status": "True", "message": "limit"}], ": limit"),
+        ([{"status": "Running"}, {"status": "Aborted"}], ""),
+    ],
+)
+def test_why_an_object_has_failed(conditions: Any, message: str) -> None:
+    assert launcher.why({"status": {"conditions": conditions}}) == message
+    assert launcher.why({}) == launcher.why({"status": None}) == ""
+
+
+# moment
+
+times = st.datetimes(datetime.datetime(1970, 1, 1), datetime.datetime(2100, 1, 1)).map(
+    lambda t: t.replace(microsecond=0)
+)
+fractions = st.text("0123456789", max_size=9)
+
+
+def stamp(time: datetime.datetime, fraction: str, zone: str) -> str:
+    return time.isoformat() + (f".{fraction}" if fraction else "") + zone
+
+
+@given(st.tuples(times, fractions), st.tuples(times, fractions), st.sampled_from(["Z", "+00:00"]))
+@example((datetime.datetime(2025, 1, 1), "1"), (datetime.datetime(2025, 1, 1), "09"), "Z")
+@example((datetime.datetime(2025, 1, 1), ""), (datetime.datetime(2025, 1, 1), "000000001"), "Z")
+@example((datetime.datetime(2025, 1, 1), "5"), (datetime.datetime(2025, 1, 1), "500"), "Z")
+def test_times_order_rightly(
+    one: tuple[datetime.datetime, str], other: tuple[datetime.datetime, str], zone: str
+) -> None:
+    def exact(time: datetime.datetime, fraction: str) -> tuple[datetime.datetime, int]:
+        return time, int(fraction.ljust(9, "0"))
+
+    moments = [launcher.moment(stamp(*each, zone)) for each in (one, other)]
+    assert (moments[0] < moments[1]) == (exact(*one) < exact(*other))
+    assert (moments[0] == moments[1]) == (exact(*one) == exact(*other))
+    assert moments[0] > ("", ""), "the start of a log"
+
+
+@pytest.mark.parametrize("text", ["", "Z", "unable to retrieve container logs", "2025-01-01", "2025-01-01T00:00"])
+def test_text_that_is_not_a_time(text: str) -> None:
+    with pytest.raises(ValueError, match=says(text)):
+        launcher.moment(text)
+
+
+# count, texts and environment
+
+
+@given(st.integers(1, 1000), st.integers(-10, 1100), st.sampled_from(["{}", "{}.0", " {} ", "{}e0"]))
+def test_whole_numbers_of_replicas(most: int, number: int, form: str) -> None:
+    role = {"name": "trainer", "most": most, "count": 1}
+    words = ["x", form.format(number)]
+    if 1 <= number <= most:
+        assert launcher.count(role, words) == number
+        assert isinstance(launcher.count(role, words), int)
+    else:
+        with pytest.raises(launcher.Failure, match=says("'trainer'", repr(words[1]), most)):
+            launcher.count(role, words)
+
+
+@given(st.text(max_size=6) | st.floats().map(str))
+@example("nan")
+@example("-inf")
+@example("1e400")
+@example("1_0")
+def test_numbers_of_replicas_of_any_kind(text: str) -> None:
+    try:
+        number = launcher.count({"name": "trainer", "most": 10, "count": 0}, [text])
+    except launcher.Failure:
+        return
+    assert number == float(text)
+    assert 1 <= number <= 10
+
+
+def test_a_number_of_replicas_that_the_pipeline_fixes() -> None:
+    assert launcher.count({"name": "trainer", "most": 4}, []) == 4
+
+
+parts = st.lists(st.none() | st.integers(0, 3), max_size=6)
+words_of = st.lists(st.text(max_size=5) | st.sampled_from(CONSTANTS), min_size=4, max_size=4)
+
+
+@given(parts, words_of)
+def test_text_of_words_and_the_index(parts: list[int | None], words: list[str]) -> None:
+    assert launcher.texts(parts, words, "7") == "".join("7" if part is None else words[part] for part in parts)
+    # The index may be the kubelet's to expand: only words are escaped.
+    escaped = launcher.texts(parts, words, "$(ID)", lambda text: text.replace("$", "$$"))
+    expected = ["$(ID)" if part is None else words[part].replace("$", "$$") for part in parts]
+    assert escaped == "".join(expected)
+
+
+def test_variables_of_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INHERITED", "$(HOME)")
+    monkeypatch.delenv("MISSING", raising=False)
+    role = {"env": [["INHERITED", None], ["MISSING", None], ["ME", [0, None]], ["EMPTY", []]]}
+    assert launcher.environment(role, ["I am "], "3") == {
+        "INHERITED": "$(HOME)",
+        "MISSING": "",
+        "ME": "I am 3",
+        "EMPTY": "",
+    }
+    assert launcher.environment(role, ["$"], "3", str.upper)["INHERITED"] == "$(HOME)"
+    assert launcher.environment(role, ["$"], "3", lambda text: text * 2)["ME"] == "$$3"
+
+
+@pytest.mark.parametrize(("name", "is_own"), [("KFP_RUN_ID", True), ("KFP_", True), ("MY_KFP_ID", False), ("K", False)])
+def test_variables_that_name_the_launchers_pod(name: str, is_own: bool) -> None:
+    assert launcher.own(name) is is_own
