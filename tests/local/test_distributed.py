@@ -44,6 +44,7 @@ def lines(stage):
     return stage.log_file.read_text().splitlines()
 
 
+@pytest.mark.versions
 def test_the_number_of_replicas_is_an_upstream_result(execute, tmp_path):
     plan = """
     from torchx_kfp.tracking import current_run
@@ -161,6 +162,35 @@ def test_a_missing_program(execute_failing):
 
     (stage,) = execute_failing(pipeline).stages
     assert (stage.exit_code, "lacks a command" in stage.reason) == (127, True)
+
+
+def test_secrets_reach_replicas_and_their_code_is_part_of_the_cache_key(execute, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TOKEN", raising=False)
+    code = tmp_path / "train.py"
+    roles = [role(name, 2, "python", "-u", "train.py") for name in ("first", "second_role")]
+
+    @dsl.pipeline
+    def pipeline():
+        options = {"secrets": {"s3": {"key": "TOKEN"}}, "tracker_base": "results", "engine": "jobset"}
+        task_from_app(AppDef("app", roles=roles), name="train", replicas={"second_role": 1}, **options)
+
+    for version in ("1", "2"):
+        code.write_text(f"import os; print({version}, os.environ['TOKEN'])")
+        for state in ("succeeded", "cached"):
+            (stage,) = execute(pipeline, secrets={"s3": {"key": "secret"}}, cache=True).stages
+            assert stage.state == state
+            printed = sorted(line for line in lines(stage) if "|" in line)
+            assert printed == [f"{name} | {version} secret" for name in ("first/0", "first/1", "second-role/0")]
+
+
+def test_a_script_that_is_missing(execute_failing):
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(AppDef("app", roles=[role("trainer", 2, "python", "no-such.py")]), engine="job")
+
+    (stage,) = execute_failing(pipeline).stages
+    assert "there is no 'no-such.py'" in stage.reason
 
 
 def test_retries_are_those_of_the_engine(execute, tmp_path):
