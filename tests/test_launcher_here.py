@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.facts import says
 from tests.local.test_failures import alive
 from torchx_kfp.adapter.stage.carried import LAUNCHER
 
@@ -358,6 +360,17 @@ def test_numbers_of_replicas_that_make_no_sense(count: str) -> None:
     (message,) = said(process)
     for fact in ("'train'", repr(count), "1 to 5", "num_replicas"):
         assert fact in message
+
+
+def test_more_replicas_than_the_machine_can_start(tmp_path: Path) -> None:
+    words = command(shell("train", 100, f"echo $$ >>{tmp_path}/pids; exec sleep 300"))
+    (tmp_path / "pids").touch()
+    limited = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *words]
+    process = subprocess.run(limited, env=environ(), capture_output=True, timeout=HANGS, check=False)
+    assert (process.returncode, process.stdout) == (1, b"")
+    (message,) = said(process)
+    assert re.search(says(" of 100 replicas", "Too many open files", "replicas=N"), message)
+    wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
 
 
 @pytest.mark.parametrize(("count", "replicas"), [("1", 1), ("3.0", 3), ("5", 5), (" 2 ", 2)])

@@ -227,7 +227,8 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     except OSError as error:
         for pid in running:
             kill(-pid, signal.SIGKILL)
-        raise Failure(f"a replica cannot be started: {error}") from None
+        started = f"{len(running)} of {sum(counts)} replicas could be started on this machine"
+        raise Failure(f"only {started}: {error}; the stage's replicas=N can reduce their number") from None
     # Not earlier: a process should not be forked while threads hold locks.
     for reader in readers:
         reader.start()
