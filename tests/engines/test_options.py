@@ -27,7 +27,7 @@ from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.adapter.stage.options import Settings, read_settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.engines import ENGINES, Job, JobSet, Volcano
-from torchx_kfp.errors import AppDefError, ChannelError, ReadsError
+from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
 pytestmark = pytest.mark.versions
 
@@ -359,3 +359,35 @@ def test_options_of_all_engines(engine: str) -> None:
     assert OPTIONS["annotations"].items() <= pod["metadata"]["annotations"].items()
     text = yaml.safe_dump(found.manifest)
     assert "torchx-kfp/stage" in text
+
+
+# The input for what is set on the task
+
+
+def test_a_channel_may_have_the_name_of_that_input() -> None:
+    def pipeline(task_config: str = "text") -> None:
+        task_from_app(app(role(args=[f"{task_config}"])), engine="job")
+
+    spec, _ = load(compile_pipeline(pipeline))
+    assert unresolved_inputs(spec) in ([], ["root/train: task_config is not passed"])
+    (task,) = spec["root"]["dag"]["tasks"].values()
+    assert task["inputs"]["parameters"] == {"task_config_2": {"componentInputParameter": "task_config"}}
+
+
+def test_other_inputs_and_outputs_have_other_names() -> None:
+    def configured(task_config: str) -> AppDef:
+        """Has a parameter of that name.
+
+        Args:
+            task_config: text
+        """
+        return app(role(args=[task_config]))
+
+    with pytest.raises(AppDefError, match=says("input", "'task_config'", "engine", "rename")):
+        component_from_function(configured, engine="job")
+    with pytest.raises(AppDefError, match=says("'task_config'", "engine", "rename")):
+        component_from_app(app(role()), engine="job", reads=["task_config"])
+    for declared in ({"results": {"task_config": float}}, {"artifacts": {"task_config": dsl.Model}}):
+        with pytest.raises(OutputsError, match=says("'task_config'", "already")):
+            component_from_app(app(role()), engine="job", **declared)
+    component_from_app(make_app(), reads=["task_config"])

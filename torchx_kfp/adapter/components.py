@@ -11,6 +11,7 @@ from torchx import specs
 
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.functions.calls import call_function
+from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.options import ComponentOptions, check_names, read_settings
 from torchx_kfp.adapter.stage.outputs import METRICS, Artifacts, Results, UiMetadata
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
@@ -193,6 +194,11 @@ def _plan_component(
             )
         taken.add(TRACKER_BASE)
     base = (parameter(TRACKER_BASE, "STRING"),) if tracked else None
+    if options.get("engine") is not None and TASK_CONFIG in taken:
+        raise AppDefError(
+            f"The component has the input {TASK_CONFIG!r}, the name of the input through which a stage with an engine "
+            "gets the settings of its task. Give it as a constant, or rename it."
+        )
     settings = read_settings(options, base, sources, taken=taken)
     plan = plan_stage(app, settings, parameters=parameters, description=description)
     for key, planned in plan.inputs.items():

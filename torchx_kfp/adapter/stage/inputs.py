@@ -35,6 +35,8 @@ _SUFFIXES = {
 READS = "reads"
 #: The name of the input for the stage's name and values: see ``stage_input``.
 STAGE = "stage"
+#: The name of the input through which KFP 2.15 and newer tell a distributed stage what is set on its task.
+TASK_CONFIG = "task_config"
 #: The default of an input that the caller must pass.
 NO_DEFAULT = object()
 

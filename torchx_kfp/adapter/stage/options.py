@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from torchx_kfp.adapter.stage.fields import check_name
+from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.outputs import (
     Artifacts,
     Publication,
@@ -113,6 +114,8 @@ def read_settings(
             "Stages(tracker_base=...).task(app), task_from_app(app, tracker_base=...), or component_from_app(app, "
             "tracked=True)."
         )
+    engine = read_engine(options.get("engine"))
+    taken = (*taken, TASK_CONFIG) if engine else taken
     return Settings(
         tracker_base=tracker_base,
         sources=sources,
@@ -120,7 +123,7 @@ def read_settings(
         ui_metadata=read_ui_metadata(options.get("ui_metadata")),
         trackers=trackers,
         secrets=read_secrets(options.get("secrets")),
-        engine=read_engine(options.get("engine")),
+        engine=engine,
         replicas=options.get("replicas"),
         **{name: options[name] for name in ("cache", "inline", "labels", "name") if name in options},
     )

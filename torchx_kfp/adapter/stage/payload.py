@@ -15,6 +15,7 @@ from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.application import REPLICA, Application, read_application
 from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.adapter.stage.fields import Resources, read_retries, read_role
+from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import INSTALLED, plain_json
 from torchx_kfp.adapter.stage.replicas import claims, plan_role, read_replicas, read_roles, role_names
@@ -27,8 +28,6 @@ from torchx_kfp.engines import Engine
 from torchx_kfp.engines.engine import Role, Workload, marker
 from torchx_kfp.errors import AppDefError
 
-#: The input through which KFP 2.15 and newer tell what is set on the task.
-TASK_CONFIG = "task_config"
 #: The launcher's object gets the stage's name, and a hash, within the 63 characters of a pod's name.
 _LONGEST_STAGE = 20
 

@@ -12,10 +12,19 @@ from torchx.schedulers import kubernetes_scheduler
 from torchx_kfp import protocol
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.fields import Resources, check_app
-from torchx_kfp.adapter.stage.inputs import STAGE, Input, name_inputs, parent, parents, plan_inputs, signature
+from torchx_kfp.adapter.stage.inputs import (
+    STAGE,
+    TASK_CONFIG,
+    Input,
+    name_inputs,
+    parent,
+    parents,
+    plan_inputs,
+    signature,
+)
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import UI_METADATA, publisher_words, ui_metadata_words
-from torchx_kfp.adapter.stage.payload import TASK_CONFIG, read_payload
+from torchx_kfp.adapter.stage.payload import read_payload
 from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.adapter.stage.stage_input import lift
@@ -87,7 +96,9 @@ def plan_stage(
     outputs.update(settings.publication.types if settings.publication else {})
     outputs.update({UI_METADATA: dsl.Artifact} if settings.ui_metadata is not None else {})
     parts = [*(settings.tracker_base or ()), *(part for word in (*variables, *words) for part in word), *image, *values]
-    inputs = name_inputs(parameters or {}, settings.sources, parts, outputs)
+    # The name is kept free whatever kfp compiles the pipeline, so that all name other inputs in the same way.
+    taken = (*outputs, TASK_CONFIG) if settings.engine else outputs
+    inputs = name_inputs(parameters or {}, settings.sources, parts, taken)
     image_text, planned = plan_inputs(inputs, image, parameters or {})
     script_name = signature(planned, outputs)
     ui_metadata = ui_metadata_words(settings.ui_metadata)
