@@ -2,9 +2,12 @@
 
 # No annotations from __future__: KFP reads the annotations of pipeline functions.
 
+import dataclasses
 import functools
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from kfp import components, dsl
 from torchx.specs import AppDef
 
 from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inputs
+from tests.adapter.engines import container_of
 from tests.engines.apps import OPTIONS, app, distributed, role
 from tests.facts import says
 from torchx_kfp import (
@@ -155,6 +159,29 @@ def test_an_image_that_has_torchx_kfp() -> None:
     words = command(compiled)
     assert words[words.index("python3") + 1] == "-c"
     assert "from torchx_kfp import launcher" in words[words.index("python3") + 2]
+
+
+@pytest.mark.parametrize("results", [None, {"loss": float}])
+def test_an_image_without_python_is_told_what_the_launcher_needs(tmp_path: Path, results: Any) -> None:
+    """Not to publish results in another way: the replicas would not start, either."""
+
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        task_from_app(app(role()), engine="job", tracker_base=tracker_base, results=results)
+
+    only = tmp_path / "bin"
+    only.mkdir()
+    for program in ("env", "mkdir", "sh"):
+        (only / program).symlink_to(str(shutil.which(program)))
+    compiled = compile_pipeline(pipeline)
+    outputs = {name: str(tmp_path / "out" / name) for name in ("run_id", "loss")}
+    artifacts = {"metrics": str(tmp_path / "metrics")}
+    inputs = {"tracker_base": "/tmp/results"}
+    stage = container_of(compiled, "train", inputs=inputs, outputs=outputs, artifacts=artifacts)
+    done = dataclasses.replace(stage, environ={"PATH": str(only)}).run()
+    assert done.returncode == 127
+    assert done.stderr.decode().splitlines()[-1] == (
+        "torchx-kfp: a distributed stage needs python3 in the image, or a launcher_image"
+    )
 
 
 # Sizes

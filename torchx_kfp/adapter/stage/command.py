@@ -174,7 +174,7 @@ def tracked_command(
         _RUN_ID
         + (_PARENTS if parents else "")
         + (_UI_METADATA if ui_metadata else "")
-        + (_PYTHON.format(_OF_PUBLISHER if publisher else _OF_LAUNCHER) if publisher or program else "")
+        + (_PYTHON.format(_OF_LAUNCHER if program else _OF_PUBLISHER) if publisher or program else "")
         + (_DECODE if mask else "")
         + _EXEC
     )

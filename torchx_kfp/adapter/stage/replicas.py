@@ -45,7 +45,7 @@ _ALL: Mapping[str, Mapping[str, str]] = {
     "Role": {
         "num_replicas": "mapped: pods; `replicas=` can reduce it at run time",
         "port_map": "mapped: ports of the container. On one machine, stages with the same port take turns",
-        "retry_policy": "mapped: REPLICA starts the failed replica again, all others start all replicas again",
+        "retry_policy": "mapped: REPLICA starts the failed replica again, every other policy all replicas",
         "metadata": "mapped: `kubernetes` is applied to the pods, as TorchX's overlay; others are other schedulers'",
         "mounts": "mapped: volumes, paths and devices of the host, also read-only",
     },
@@ -63,7 +63,7 @@ _EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "jobset": {
         "Role": {
-            "min_replicas": "ignored: as with a Job",
+            "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
             "max_retries": "mapped: failurePolicy.maxRestarts; with REPLICA, the Jobs' backoffLimit",
         },
     },
@@ -72,7 +72,7 @@ _EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "min_replicas": "mapped: minAvailable",
             "max_retries": "mapped: maxRetry",
             "retry_policy": "rejected if it is REPLICA and there are retries: Volcano does not count those of single "
-            "replicas. All others start all replicas again",
+            "replicas. Every other policy starts all replicas again",
         },
     },
 }
