@@ -9,21 +9,26 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torchx.specs import AppDef
 
-from tests.adapter.apps import HOSTILE, PLAIN
+from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline
 from tests.adapter.engines import kubelet
-from tests.engines.apps import app, role
+from tests.engines.apps import app, distributed, found_in, role
 from tests.engines.filled import command_of, launched
+from tests.facts import says
+from torchx_kfp import component_from_function
 from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.adapter.values.escapes import escape
 from torchx_kfp.engines import ENGINES, Job
+from torchx_kfp.errors import ChannelError
 
 pytestmark = pytest.mark.versions
 
 ID = "${replica_id}"
 #: Any text but ``$${`` before a macro, which TorchX turns into ``${``.
-PIECES = st.sampled_from([*HOSTILE, *PLAIN, ID]) | st.text(
+PIECES = st.sampled_from([*HOSTILE, *PLAIN, ID, "1000000000", "1", "0" * 9]) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
 )
 TEXTS = st.lists(PIECES, min_size=1, max_size=5).map("".join).filter(lambda text: "$${${" not in text)
@@ -120,3 +125,56 @@ def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: s
     for label in (made.name, role_name, host, domain, *names):
         assert LABEL.fullmatch(label), label
         assert len(label) <= 63, label
+
+
+# Shell programs
+
+#: Programs with the index of a replica, in places where a channel would be rejected: its value might be code.
+PROGRAMS = [
+    "echo $(( ${replica_id} + 1 ))",
+    "eval 'echo ${replica_id}'",
+    "x${replica_id}=5; echo $x1",
+    "awk 'BEGIN { print ${replica_id} }'",
+    'trap "echo ${replica_id}" EXIT',
+    "echo '${replica_id}' \"${replica_id}\" ${replica_id}",
+    'eval "echo $ME"',
+    "cat <<'EOF'\n${replica_id}\nEOF",
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_index_of_a_replica_is_text_of_a_shell_program(program: str) -> None:
+    found = launched(app(role(entrypoint="sh", args=["-c", program], env={"ME": f"i{ID}"})), Job())
+    command, environ = processes(found.manifest(), 1)
+    assert command[4:] == ["sh", "-c", expanded(program, 1)]
+    assert environ["ME"] == "i1"
+    assert set(environ) == {"ME", "TORCHX_REPLICA_ID", "TORCHX_NUM_REPLICAS", "TORCHX_RANK0_HOST"}
+
+
+def test_a_parameter_with_the_name_of_the_macro_is_another_value() -> None:
+    def indexed(replica_id: str) -> AppDef:
+        """Has a parameter of that name.
+
+        Args:
+            replica_id: text
+        """
+        return app(role(args=[f"{replica_id} ${{replica_id}}"]))
+
+    component = component_from_function(indexed, engine="job")
+
+    def pipeline() -> None:
+        component(replica_id="text")
+
+    found = found_in(compile_pipeline(pipeline))
+    assert found.words == ["python3", "{{$.inputs.parameters['replica_id']}} "]
+    assert found.spec["roles"][0]["command"] == [[0], [1, None]]
+
+
+def test_a_channel_beside_the_index_stays_a_channel() -> None:
+    found = distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"echo {lr} $(( ${{replica_id}} + 1 ))"])))
+    (described,) = found.spec["roles"]
+    assert [name for name, _ in described["env"]] == ["TORCHX_KFP_LR"]
+    before, _, after = described["command"][2]
+    assert (found.words[before], found.words[after]) == (escape('echo "${TORCHX_KFP_LR}" $(( '), " + 1 ))")
+    with pytest.raises(ChannelError, match=says("'trainer'", "'lr'", "eval")):
+        distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"eval echo {lr} ${{replica_id}}"])))

@@ -7,8 +7,9 @@ which ``dist.ddp`` writes, becomes ``${TORCHX_RANK0_HOST``, the shell's expansio
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,11 @@ from torchx_kfp import protocol
 from torchx_kfp.adapter.values import shell
 from torchx_kfp.adapter.values.channels import check_parts, parse, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word
-from torchx_kfp.adapter.values.references import Parts, parameter, parameter_text
+from torchx_kfp.adapter.values.references import Parts, Reference, parameter, parameter_text
 from torchx_kfp.errors import AppDefError, ChannelError
 
-#: The index of a replica, which only the replica knows.
-REPLICA = parameter("replica_id", "STRING")
+#: The index of a replica, which only the replica knows. No input of a component can have this name.
+REPLICA = parameter("0replica_id", "STRING")
 
 _MACRO = re.compile(r"(\$\$\{)?\$\{(img_root|base_img_root|app_id|replica_id|rank0_env)\}")
 #: How TorchX's Kubernetes scheduler marks a variable that names a field of the pod; None in versions without them.
@@ -92,10 +93,51 @@ def read_application(
     # TorchX applies macros only to args and env.
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
-    args, lifted = shell.lift_arguments(entrypoint, args, env, where, taken)
+    # To a shell, the index of a replica is a number in the text of its program.
+    number = _unused_number(texts)
+    shown, lifted = shell.lift_arguments(
+        entrypoint,
+        [_with_number(parts, number) for parts in args],
+        {name: _with_number(parts, number) for name, parts in env.items()},
+        where,
+        taken,
+    )
+    args = [_with_replica(parts, number) for parts in shown]
     env.update({variable: (reference,) for variable, reference in lifted.items()})
     args = [check(parts, f"args[{index}] of {where}") for index, parts in enumerate(args)]
     return Application(entrypoint, args, env, field_paths)
+
+
+def _unused_number(texts: Iterable[str]) -> str:
+    """Return a number that the texts do not contain, and no end of which is its beginning."""
+    together = "\0".join(texts)
+    return next(number for zeros in itertools.count(9) if (number := "1" + zeros * "0") not in together)
+
+
+def _with_number(parts: Parts, number: str) -> Parts:
+    """Return the parts with a number in place of the index of a replica."""
+    joined: list[str | Reference] = []
+    for part in parts:
+        text = number if part == REPLICA else part
+        if joined and isinstance(text, str) and isinstance(joined[-1], str):
+            joined[-1] += text
+        else:
+            joined.append(text)
+    return tuple(joined)
+
+
+def _with_replica(parts: Parts, number: str) -> Parts:
+    """Return the parts with the index of a replica in place of a number."""
+    found: list[str | Reference] = []
+    for part in parts:
+        if not isinstance(part, str) or number not in part:
+            found.append(part)
+            continue
+        first, *others = part.split(number)
+        found += [first] if first else []
+        for other in others:
+            found += [REPLICA, other] if other else [REPLICA]
+    return tuple(found)
 
 
 def _macro_values(app_name: str, replica_id: str) -> dict[str, str]:
