@@ -170,6 +170,15 @@ def test_a_parameter_with_the_name_of_the_macro_is_another_value() -> None:
     assert found.spec["roles"][0]["command"] == [[0], [1, None]]
 
 
+@pytest.mark.parametrize("name", ["1000000000", "000000000"])
+def test_digits_from_the_apps_name_stay(name: str) -> None:
+    """A number represents the index where programs of shells are read."""
+    made = app(role(args=["1${app_id}", "${app_id}${replica_id}1${app_id}0"]), name=name)
+    found = launched(made, Job())
+    command, _ = processes(found.manifest(), 3)
+    assert command[5:] == [f"1{name}", f"{name}31{name}0"]
+
+
 def test_a_channel_beside_the_index_stays_a_channel() -> None:
     found = distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"echo {lr} $(( ${{replica_id}} + 1 ))"])))
     (described,) = found.spec["roles"]

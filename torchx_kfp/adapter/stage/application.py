@@ -94,7 +94,7 @@ def read_application(
     entrypoint = parse_checked(role.entrypoint, f"entrypoint of {where}")
     args = [read(value, f"args[{index}] of {where}") for index, value in enumerate(role.args)]
     # To a shell, the index of a replica is a number in the text of its program.
-    number = _unused_number(texts)
+    number = _unused_number(part for parts in (*args, *env.values()) for part in parts if isinstance(part, str))
     shown, lifted = shell.lift_arguments(
         entrypoint,
         [_with_number(parts, number) for parts in args],
