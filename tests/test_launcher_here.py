@@ -18,6 +18,7 @@ import pytest
 
 from tests.facts import says
 from tests.local.test_failures import alive
+from tests.oldest import needs_oldest, oldest_python
 from torchx_kfp.adapter.stage.carried import LAUNCHER
 
 #: Seconds after which a program counts as hanging.
@@ -27,10 +28,11 @@ IMPATIENT = "import sys; from torchx_kfp import launcher; launcher.GRACE = 0.2; 
 
 PROGRAMS = {
     "carried": [sys.executable, "-c", LAUNCHER],
+    "oldest": [oldest_python() or "", "-c", LAUNCHER],
     "module": [sys.executable, "-m", "torchx_kfp.launcher"],
     "impatient": [sys.executable, "-c", IMPATIENT],
 }
-either_way = pytest.mark.parametrize("program", ["carried", "module"])
+either_way = pytest.mark.parametrize("program", ["carried", "module", pytest.param("oldest", marks=needs_oldest)])
 
 Role = dict[str, Any]
 
@@ -217,7 +219,7 @@ print({signal.Signals(number).name: n for number, n in count.items() if n})
 """
 
 
-@pytest.mark.parametrize("program", ["carried", "module"])
+@either_way
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_each_replica_once(
     program: str, number: int, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path

@@ -137,8 +137,25 @@ def test_what_commands_carry_is_made_of_the_modules() -> None:
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"\$[($]", program), "engines would rewrite it"
-        (packed,) = re.findall(r'b64decode\("([^"]+)"\)', program)
-        ast.parse(zlib.decompress(base64.b64decode(packed), -15), feature_version=(3, 8))
+
+
+#: Names of methods, functions, modules and arguments of the standard library that Python 3.8 lacks.
+NEWER = re.compile(
+    "removeprefix|removesuffix|bit_count|add_note|(Base)?ExceptionGroup|aiter|anext|pairwise|batched|strict|randbytes|"
+    "lcm|nextafter|cbrt|exp2|sumprod|waitstatus_to_exitcode|pidfd_open|pidfd_send_signal|eventfd|process_cpu_count|"
+    "orig_argv|stdlib_module_names|file_digest|usedforsecurity|aclosing|graphlib|zoneinfo|tomllib|is_relative_to|"
+    "with_stem|hardlink_to|with_segments|full_match|process_group|umask|pipesize|extra_groups|text_encoding|send_fds|"
+    "recv_fds|cancel_futures|to_thread|TaskGroup|NoneType|UnionType|get_annotations|UTC|StrEnum|NOFLAG"
+)
+
+
+@pytest.mark.parametrize("program", [PUBLISHER, LAUNCHER], ids=["publisher", "launcher"])
+def test_what_commands_carry_needs_only_python_38(program: str) -> None:
+    (packed,) = re.findall(r'b64decode\("([^"]+)"\)', program)
+    tree = ast.parse(zlib.decompress(base64.b64decode(packed), -15), feature_version=(3, 8))
+    for node in ast.walk(tree):
+        names = [getattr(node, field, None) or "" for field in ("attr", "arg", "id", "name", "module")]
+        assert not [name for name in names if isinstance(name, str) and NEWER.fullmatch(name)], ast.unparse(node)
 
 
 @either_way

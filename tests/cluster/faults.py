@@ -1,5 +1,7 @@
 """A server between a client and the API server, which does to requests what a test says, and records them.
 
+It keeps what they and their answers say if it is asked to.
+
 It uses TLS with a certificate of the cluster's authority, and passes tokens on; client certificates end at it. The
 faults have the names that those of `tests.proxy.Proxy` have.
 """
@@ -43,13 +45,19 @@ _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Confli
 
 @dataclass
 class Request:
-    """A request, the fault that befell it, and the status of the answer: the client's, or 0 if there was none."""
+    """A request, the fault that befell it, and the status of the answer: the client's, or 0 if there was none.
+
+    ``body`` and ``answer`` are empty unless the server keeps them; ``whole`` tells whether the answer came to its end.
+    """
 
     number: int
     method: str
     path: str
     fault: Fault = None
     status: int = 0
+    body: bytes = b""
+    answer: bytes = b""
+    whole: bool = False
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -59,10 +67,11 @@ class FaultyServer:
     """Passes requests on to the API server.
 
     ``before`` is called with each request before it is passed on, ``after`` when the API server has answered it and
-    before the client knows.
+    before the client knows. With ``keep``, requests have their bodies and their answers.
     """
 
-    def __init__(self, cluster: ControlPlane) -> None:
+    def __init__(self, cluster: ControlPlane, *, keep: bool = False) -> None:
+        self._keep = keep
         self._context = ssl.create_default_context(cafile=str(cluster.authority.file))
         self._upstream = urlsplit(cluster.url)
         self.authority: Path = cluster.authority.file
@@ -118,6 +127,8 @@ class FaultyServer:
     def _handle(self, handler: Handler) -> None:
         request = self._begin(handler)
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        if self._keep:
+            request.body = body
         self.before(request)
         fault = request.fault
         if fault == "cut":
@@ -145,18 +156,21 @@ class FaultyServer:
                     _cut(handler)
                 else:
                     request.status = answer.status
-                    self._copy(handler, answer, request.fault)
+                    self._copy(handler, answer, request)
         finally:
             self._sockets.discard(connection.sock)
             connection.close()
 
-    def _copy(self, handler: Handler, answer: http.client.HTTPResponse, fault: Fault) -> None:
+    def _copy(self, handler: Handler, answer: http.client.HTTPResponse, request: Request) -> None:
+        fault = request.fault
         hidden = ("transfer-encoding", "content-length", "connection")
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in hidden}
         handler.begin(answer.status, headers, answer.length)
         limit = (answer.length or 2) // 2 if fault == "half" else None
         lines = 0
         while data := answer.read1(1 << 16):
+            if self._keep:
+                request.answer += data
             if limit is not None:
                 _send(handler, data[:limit], answer.length)
                 limit -= len(data)
@@ -176,7 +190,9 @@ class FaultyServer:
             else:
                 _send(handler, data, answer.length)
             lines += data.count(b"\n")
-        if answer.length is None and not self._ending:
+        # The end of this server, too, ends the answers that it is passing on.
+        request.whole = not self._ending
+        if answer.length is None and request.whole:
             handler.send_chunk(b"")
 
 

@@ -134,10 +134,17 @@ class Kubelet:
 
     def kill(self, pod: str) -> None:
         """Kill the processes of a pod at once."""
+        for process in self._processes(pod):
+            process.kill()
+
+    def terminate(self, pod: str) -> None:
+        """Send SIGTERM to a pod that stays, as Argo does when a run is terminated."""
+        for process in self._processes(pod):
+            process.terminate()
+
+    def _processes(self, pod: str) -> list[subprocess.Popen[bytes]]:
         found = next(each for each in reversed(list(self._pods.values())) if each.name == pod)
-        for container in found.containers.values():
-            if container.process:
-                container.process.kill()
+        return [container.process for container in found.containers.values() if container.process]
 
     def log(self, pod: str, container: str = "") -> str:
         """Return what a pod has written until now."""

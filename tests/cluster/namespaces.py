@@ -97,10 +97,10 @@ def _token_request() -> Object:
 
 
 @contextlib.contextmanager
-def new_namespace(cluster: ControlPlane) -> Iterator[Namespace]:
+def new_namespace(cluster: ControlPlane, name: str = "") -> Iterator[Namespace]:
     """Create a namespace; its deletion begins when the block ends, and nobody waits for it."""
     api = cluster.api
-    name = f"test-{uuid.uuid4().hex[:10]}"
+    name = name or f"test-{uuid.uuid4().hex[:10]}"
     namespace = Namespace(name, cluster, api)
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:

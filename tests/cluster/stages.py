@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torchx.specs import AppDef, Role
 
 from tests.adapter.apps import compile_pipeline, load
@@ -16,7 +17,8 @@ from tests.cluster.kubelet import Kubelet
 from tests.cluster.manifests import container
 from tests.cluster.namespaces import PIPELINE_RUNNER, Namespace
 from tests.cluster.waiting import until
-from torchx_kfp import task_from_app
+from torchx_kfp import engines, task_from_app
+from torchx_kfp.engines.rights import rights_text
 
 #: The annotation with the node of a workflow that a pod is, as it was seen on a cluster, in its first attempt.
 NODE = (
@@ -67,6 +69,13 @@ def python(program: str, *, replicas: int = 2, **fields: Any) -> AppDef:
 def replicas(namespace: Namespace) -> list[Object]:
     """Return the pods of the stage's object."""
     return [pod for pod in namespace.list("pods") if "torchx-kfp/stage" in pod["metadata"].get("labels", {})]
+
+
+def give_rights(namespace: Namespace, engine: str, account: str) -> None:
+    """Create a service account that may do what ``torchx-kfp rbac`` prints for the engine, and nothing else."""
+    namespace.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}})
+    for manifest in yaml.safe_load_all(rights_text(engines.ENGINES[engine], account, namespace.name)):
+        namespace.create(manifest)
 
 
 def waiting(folder: Path, **fields: Any) -> tuple[AppDef, Path]:

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from torchx.specs import AppDef, Role
 
 from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.namespaces import Namespace
-from tests.cluster.stages import FAIL, RUN, TRAIN, Stage, python, replicas, waiting
+from tests.cluster.stages import FAIL, RUN, TRAIN, Stage, give_rights, python, replicas, waiting
 from tests.cluster.waiting import until
 from torchx_kfp import engines
-from torchx_kfp.engines.rights import rights_text
 
 #: A service account that may do nothing else.
 ACCOUNT = "launcher"
@@ -67,9 +65,7 @@ class Cluster:
 def cluster_with(request: pytest.FixtureRequest, namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> Cluster:
     if request.param != "job":
         request.getfixturevalue({"jobset": "jobset_controller", "volcano": "volcano"}[request.param])
-    namespace.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}})
-    for manifest in yaml.safe_load_all(rights_text(engines.ENGINES[request.param], ACCOUNT, namespace.name)):
-        namespace.create(manifest)
+    give_rights(namespace, request.param, ACCOUNT)
     return Cluster(request.param, namespace, kubelet, tmp_path)
 
 

@@ -1,0 +1,211 @@
+"""What the launcher of a distributed stage says to a real control plane, recorded, and a server that answers from it.
+
+``tests/recorded/launcher`` has a recording for each engine and case. After a change of what the launcher is given, of
+its requests, or of what it says, record them again and review the difference::
+
+    .ci/with-cluster .venv/bin/python -m tests.cluster.record_launcher
+
+That takes a minute. ``make goldens`` does not do it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.certificates import Authority
+from tests.cluster.tls_server import Handler, TlsServer
+
+FOLDER = Path(__file__).resolve().parent / "recorded" / "launcher"
+#: Programs of two replicas, for a shell.
+CASES: Mapping[str, str] = {
+    "succeeds": 'echo "$TORCHX_REPLICA_ID of $TORCHX_NUM_REPLICAS, rank 0 is $TORCHX_RANK0_HOST"; echo end; sleep 1',
+    "fails": "[ $TORCHX_REPLICA_ID = 0 ] || { echo about to fail; exit 7; }; echo waits; sleep 1000",
+    # The first attempt is killed while they run; the recording is that of the second one.
+    "adopted": 'echo waits; until [ -e "$GO" ]; do sleep 0.1; done; echo goes on; sleep 1',
+    "terminated": "echo waits; sleep 1000",
+}
+NAMES = [f"{engine}.{case}" for engine in ("job", "jobset", "volcano") for case in CASES]
+#: What is set on the task.
+CONFIG = {
+    "affinity": None,
+    "env": [{"name": "EXTRA", "value": "$(HOME)"}],
+    "nodeSelector": {},
+    "resources": {"limits": {"memory": "96M"}},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}],
+    "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}],
+}
+
+_LINE = re.compile(r"( *[a-z0-9-]+/[0-9]+) \| (.*)")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and its answer: objects, or text that is not JSON. ``whole`` is false if the launcher ended first."""
+
+    method: str
+    path: str
+    body: Any
+    status: int
+    answer: Any
+    whole: bool = True
+
+    @property
+    def is_log(self) -> bool:
+        """Whether it reads a log. Threads do that, so that their order and number depend on time."""
+        return "/log?" in self.path
+
+    @property
+    def request(self) -> tuple[str, str, Any]:
+        return self.method, self.path, self.body
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One attempt of a stage: what the launcher was given, its exchanges with the API server, and what came of it.
+
+    ``said`` are the lines that are its own, ``shown`` those of replicas, by what is written before them.
+    """
+
+    spec: Any
+    executor_input: Any
+    words: list[str]
+    environ: dict[str, str]
+    namespace: str
+    said: list[str]
+    shown: dict[str, list[str]]
+    code: int
+    run_id: str
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def write(self, name: str) -> None:
+        """Write the recording, with every answer once."""
+        answers: list[str] = []
+        rows = []
+        for one in self.exchanges:
+            text = compact(one.answer)
+            if text not in answers:
+                answers.append(text)
+            rows.append([one.method, one.path, one.body, one.status, answers.index(text), one.whole])
+        fields = {name: value for name, value in asdict(self).items() if name != "exchanges"}
+        lines = [f'"{key}":{compact(value)}' for key, value in fields.items()]
+        lines.append('"exchanges":[\n' + ",\n".join(map(compact, rows)) + "]")
+        lines.append('"answers":[\n' + ",\n".join(answers) + "]")
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def read(name: str) -> Recording:
+    """Return the recording of ``<engine>.<case>``."""
+    found = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    answers = found.pop("answers")
+    rows = found.pop("exchanges")
+    exchanges = [Exchange(*row[:4], answers[row[4]], row[5]) for row in rows]
+    return Recording(**found, exchanges=exchanges)
+
+
+def split(log: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the lines of the launcher, and those of replicas by what is written before them."""
+    said, shown = [], dict[str, list[str]]()
+    for line in log.splitlines():
+        found = _LINE.fullmatch(line)
+        if found:
+            shown.setdefault(found[1], []).append(found[2])
+        else:
+            said.append(line)
+    return said, dict(sorted(shown.items()))
+
+
+class Replay:
+    """Answers from a recording: by method and path, in order, the last answer repeatedly.
+
+    Attributes:
+        requests: those that came, but for repetitions and logs.
+        repeated: those that came more often than they were recorded, but for logs.
+        problems: what is wrong with requests. None of this kind was recorded, or they lack a token.
+    """
+
+    def __init__(self, exchanges: Iterable[Exchange], folder: Path, token: str) -> None:
+        self.requests: list[tuple[str, str, Any]] = []
+        self.repeated: list[str] = []
+        self.problems: list[str] = []
+        self._answers: dict[tuple[str, str], list[Exchange]] = {}
+        for each in exchanges:
+            self._answers.setdefault((each.method, each.path), []).append(each)
+        self._given: Counter[tuple[str, str]] = Counter()
+        self._token = token
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+        answering = self._answer
+
+        class Answering(Handler):
+            def handle_request(self) -> None:
+                answering(self)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
+
+        folder.mkdir()
+        authority = Authority(folder).create()
+        self.authority = authority.file
+        self._server = TlsServer(authority.sign("server", "kubernetes"), Answering)
+        self.port = self._server.port
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._server.end()
+
+    def _answer(self, handler: Handler) -> None:
+        text = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        found = self._find(handler, json.loads(text) if text else None)
+        if found is None:
+            handler.begin(418, {}, 0)
+            return
+        content = found.answer if isinstance(found.answer, str) else json.dumps(found.answer)
+        if found.is_log:
+            handler.begin(found.status, {}, None)
+            if content:
+                handler.send_chunk(content.encode())
+            if not found.whole:
+                self._ends.wait()
+            handler.send_chunk(b"")
+        else:
+            handler.begin(found.status, {}, len(content.encode()))
+            handler.wfile.write(content.encode())
+
+    def _find(self, handler: Handler, body: Any) -> Exchange | None:
+        method, path = handler.command, handler.path.lstrip("/")
+        kind = "merge-patch+json" if method == "PATCH" else "json"
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": f"application/{kind}"}
+        with self._lock:
+            for name, value in headers.items():
+                if handler.headers[name] != value:
+                    self.problems.append(f"{method} {path}: {name} is {handler.headers[name]!r}")
+            # A log that is read again begins at its beginning: the API server knows times to the second only.
+            answers = self._answers.get((method, path.partition("&sinceTime=")[0]))
+            if not answers:
+                self.problems.append(f"{method} {path} with {body} is not recorded")
+                return None
+            position = self._given[method, path]
+            self._given[method, path] += 1
+            found = answers[min(position, len(answers) - 1)]
+            if found.is_log:
+                pass
+            elif position >= len(answers):
+                self.repeated.append(f"{method} {path}")
+            else:
+                self.requests.append((method, path, body))
+            return found
