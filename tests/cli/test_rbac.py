@@ -14,6 +14,8 @@ from tests.cli.conftest import Call
 from torchx_kfp.cli import cli
 from torchx_kfp.engines import ENGINES
 
+pytestmark = pytest.mark.lowest
+
 STOCK = Path(__file__).resolve().parents[1] / "cluster" / "pipeline-runner-role.yaml"
 
 
