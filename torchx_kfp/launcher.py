@@ -7,8 +7,8 @@ In the command of such a stage, this program takes the place of the application:
 The command carries it in a minified form, as it does ``torchx_kfp.publisher``, so the image needs only python3 (3.8 or
 newer). The module imports nothing from the project and nothing but the standard library.
 
-SPEC is JSON that ``adapter/distributed`` makes: the manifest of the engine's object, where its state is found, and the
-roles. The program knows no engine. Text that is known only at run time, and all arguments of the applications, are
+SPEC is JSON that ``adapter/stage/payload`` makes: the manifest of the engine's object, where its state is found, and
+the roles. The program knows no engine. Text that is known only at run time, and all arguments of the applications, are
 WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has what users have set on the task
 (``dsl.TaskConfig``) and names the file for the run id.
 
@@ -19,7 +19,8 @@ with its pods, and makes a new one. The run id of the object is that of the atte
 failed one are never those of the next.
 
 Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
-object is the first thing that the handler does. The object also has the launcher's pod as its owner.
+object is the first thing that the handler does. The object's owner is the run's Workflow: if the launcher's pod is lost
+with its node, the replicas go on, and the next attempt adopts them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import deque
+from collections import Counter, deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -332,11 +333,14 @@ def show(label: str, line: bytes, /) -> None:
 class Cluster:
     """The API server, as a pod reaches it."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, rights: str) -> None:
         host = os.environ["KUBERNETES_SERVICE_HOST"]
         self.url = f"https://{f'[{host}]' if ':' in host else host}:{os.environ['KUBERNETES_SERVICE_PORT']}/"
-        self.engine = engine
+        #: The options of ``torchx-kfp rbac``.
+        self.rights = rights
         context = ssl.create_default_context(cafile=f"{FOLDER}/ca.crt")
+        # Python 3.13 rejects the authorities of many clusters otherwise: they lack key identifiers.
+        context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
         # An empty ProxyHandler keeps the environment's proxies away: the cluster is not reached through them.
         self.opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
@@ -365,20 +369,25 @@ class Cluster:
         while True:
             try:
                 with self.open(method, path, body) as answer:
-                    return answer.status, json.loads(answer.read())
+                    found = json.loads(answer.read())
+                    for warning in answer.headers.get_all("Warning") or ():
+                        say("the API server warns:", warning)
+                    return answer.status, found
             except urllib.error.HTTPError as error:
                 code, problem = error.code, reason(error)
                 if code in (404, 409):
                     return code, problem
                 if code not in (401, 408, 429) and code < 500:
                     hint = ""
-                    if code == 403 and " cannot " in problem:
-                        command = f"torchx-kfp rbac --engine {self.engine} | kubectl apply -f -"
-                        hint = f"; an administrator can grant it: {command}"
+                    if code == 403 and 'User "' in problem and " cannot " in problem:
+                        hint = f"; an administrator can grant it: torchx-kfp rbac {self.rights} | kubectl apply -f -"
                     raise Failure(f"{method} {path}: {code} {problem}{hint}") from None
                 problem = f"{code} {problem}"
             except (OSError, http.client.HTTPException, ValueError) as error:
-                problem = str(getattr(error, "reason", error)) or repr(error)
+                cause = getattr(error, "reason", error)
+                if isinstance(cause, ssl.SSLCertVerificationError):
+                    raise Failure(f"{self.url}: {cause}") from None
+                problem = str(cause) or repr(error)
             passed = time.monotonic() - began
             if passed + pause > patience:
                 raise Failure(f"{method} {path}: no answer from the API server for {passed:.0f} s: {problem}")
@@ -427,6 +436,8 @@ def configure(pod: dict[str, Any], config: Mapping[str, Any], /) -> dict[str, An
     """
     config = {key: value for key, value in config.items() if value}
     container = pod["containers"][0]
+    for part, field in ((container, "env"), (container, "volumeMounts"), (pod, "volumes")):
+        part.setdefault(field, [])
     asked = config.get("resources", {})
     have = container.get("resources", {})
     limits = asked.get("limits") or {}
@@ -456,7 +467,7 @@ def own(name: str, /) -> bool:
 
 
 def state_of(spec: Any, found: Any, /) -> str:
-    """Return ``succeeded``, ``failed`` or nothing, and what the engine says of it."""
+    """Return ``succeeded``, ``failed`` or nothing."""
     value = found
     for key in spec["state"]:
         value = value.get(key) if isinstance(value, dict) else None
@@ -482,26 +493,36 @@ class Stage:
         self.spec = spec
         self.words = words
         self.counts = counts
-        self.cluster = Cluster(spec["engine"])
         # ``(1)`` counts attempts, ``(0:0)`` is an iteration.
         node = re.sub(r"\(\d+\)", "", os.environ["KFP_ARGO_NODE"])
         digest = hashlib.sha256(f"{os.environ.get('KFP_RUN_ID')} {node}".encode()).hexdigest()
         self.name = f"{spec['stage']}-{digest[:10]}"
         with open(f"{FOLDER}/namespace") as file:
             self.namespace = file.read().strip()
+        self.account = os.environ.get("KFP_SERVICE_ACCOUNT") or "default"
+        self.cluster = Cluster(
+            f"--engine {spec['engine']} --namespace {self.namespace} --service-account {self.account}"
+        )
+        self.pod = os.environ.get("KFP_POD_NAME", "")
         self.collection = self.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
-        self.pods = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
         self.uid = ""
         self.stopped = 0
         self.creating = False
         self.replicas: dict[str, Replica] = {}
-        self.told = ""
+        self.told: Any = ""
+        self.began = time.monotonic()
+        self.companions: Any = ()
         self.looks = 0
         self.over = False
         self.outputs = (executor_input.get("outputs") or {}).get("parameters") or {}
         config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
-        self.config = json.loads(config) if isinstance(config, str) else config
+        self.config = json.loads(config) if isinstance(config, str) else dict(config)
+        # The launcher's own claims, which the manifest has for the roles that mount them.
+        mounts = [one for one in self.config.get("volumeMounts") or () if one["mountPath"] not in spec["claims"]]
+        used = {one["name"] for one in mounts}
+        volumes = [one for one in self.config.get("volumes") or () if one["name"] in used]
+        self.config.update(volumeMounts=mounts, volumes=volumes)
         self.run_id = os.environ.get("TORCHX_JOB_ID", "")
         #: What the object is made from; the run id differs from attempt to attempt.
         self.digest = hashlib.sha256(json.dumps([spec, words, self.config], sort_keys=True).encode()).hexdigest()[:16]
@@ -522,9 +543,12 @@ class Stage:
     def stop(self, number: int, _: object) -> None:
         """Handle a signal that ends the stage: delete first, talk later."""
         self.stopped = number
-        with contextlib.suppress(Failure):
+        said = f"ended by signal {number}; {self.name} is deleted"
+        try:
             self.delete(5)
-        say(f"ended by signal {number}; {self.name} is deleted")
+        except Failure as failure:
+            said = f"ended by signal {number}, but {self.name} is not deleted: {failure}"
+        say(said)
         # An object whose creation is under way is deleted when the API server has answered.
         if not self.creating:
             leave(128 + number)
@@ -554,7 +578,13 @@ class Stage:
                     self.uid = ""
                 time.sleep(0.5)
                 continue
-            manifest = self.manifest()
+            if any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods()):
+                if said != "pods":
+                    say("waiting until the pods of an earlier attempt are gone")
+                    said = "pods"
+                time.sleep(0.5)
+                continue
+            manifest = self.manifest(self.owners())
             self.creating = True
             code, found = self.cluster.call("POST", self.collection, manifest)
             self.creating = False
@@ -568,8 +598,9 @@ class Stage:
                 return found
 
     def adopt(self, found: Any, notes: Mapping[str, str], /) -> Any:
-        """Make this attempt's pod the owner, and the object's run id that of this attempt; None if it is gone."""
-        body = {"metadata": {"uid": found["metadata"]["uid"], "ownerReferences": self.owners()}}
+        """Say that this attempt follows the object now, and go on with its run id; None if it is gone."""
+        mine = {"torchx-kfp/launcher": self.pod}
+        body = {"metadata": {"uid": found["metadata"]["uid"], "ownerReferences": self.owners(), "annotations": mine}}
         code, found = self.cluster.call("PATCH", self.object, body)
         if code in (404, 409):
             return None
@@ -577,15 +608,28 @@ class Stage:
         if self.run_id and "run_id" in self.outputs:
             with open(self.outputs["run_id"]["outputFile"], "w") as file:
                 file.write(self.run_id)
-        if self.run_id != os.environ.get("TORCHX_JOB_ID", ""):
-            say(f"following {found['kind']} {self.namespace}/{self.name} of an earlier attempt, run id {self.run_id}")
+        if notes.get("torchx-kfp/launcher") != self.pod:
+            known = f", run id {self.run_id}" * bool(self.run_id)
+            say(f"following {found['kind']} {self.namespace}/{self.name} of an earlier attempt{known}")
         return found
 
     def owners(self) -> Any:
-        pod, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
-        return [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}] if pod and uid else []
+        """Return the Workflow that owns this pod, or the pod itself, as the owner of the object."""
+        path = f"{self.path('api/v1', 'pods')}?fieldSelector=metadata.name%3D{self.pod}"
+        for pod in self.cluster.call("GET", path)[1]["items"]:
+            meta = pod["metadata"]
+            for owner in meta.get("ownerReferences") or ():
+                if owner["kind"] == "Workflow":
+                    return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}]
+            return [{"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}]
+        return []
 
-    def manifest(self) -> Any:
+    def list_pods(self) -> Any:
+        """Return the pods of the stage's replicas, also of earlier attempts."""
+        path = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
+        return self.cluster.call("GET", path)[1]["items"]
+
+    def manifest(self, owners: Any = ()) -> Any:
         """Return the object, with everything that is known only now."""
 
         def escape(text: str) -> str:
@@ -597,8 +641,8 @@ class Stage:
         fewest = [min(role["fewest"], n) for role, n in zip(spec["roles"], self.counts)]  # noqa: B905 (Python 3.8)
         values: dict[str, Any] = {
             **names,
-            "service_account": os.environ.get("KFP_SERVICE_ACCOUNT") or "default",
-            "fewest": sum(fewest),
+            "service_account": self.account,
+            "fewest": min(spec["available"] or sum(fewest), sum(self.counts)),
         }
         shared = {name: os.environ[name] for name in spec["protocol"] if name in os.environ}
         if self.run_id:
@@ -627,8 +671,9 @@ class Stage:
             values[f"{position}.image"] = texts(role["image"], words, "") if "image" in role else ""
         made = fill(spec["object"], values, self.config)
         self.companions = [(api, plural, fill(one, values, {})) for api, plural, one in spec["companions"]]
-        made["metadata"]["annotations"].update({"torchx-kfp/spec": self.digest, "torchx-kfp/run-id": self.run_id})
-        made["metadata"]["ownerReferences"] = self.owners()
+        notes = {"spec": self.digest, "run-id": self.run_id, "launcher": self.pod}
+        made["metadata"]["annotations"].update({f"torchx-kfp/{key}": value for key, value in notes.items()})
+        made["metadata"]["ownerReferences"] = list(owners)
         return made
 
     # Following it
@@ -637,48 +682,69 @@ class Stage:
         """Create or adopt the object, follow it to its end, and return the exit code of the stage."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self.stop)
-        found = self.make()
-        self.uid = found["metadata"]["uid"]
-        self.accompany(found)
-        while True:
-            state = state_of(self.spec, found)
-            items = self.cluster.call("GET", self.pods)[1]["items"]
-            self.watch(items, bool((found.get("spec") or {}).get("suspend")))
-            if state:
-                break
-            # A list of 1,000 pods has several megabytes.
-            time.sleep(0.5 + len(items) / 100)
-            code, found = self.cluster.call("GET", self.object)
-            if code == 404 or found["metadata"]["uid"] != self.uid:
-                raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
+        try:
+            found = self.follow(self.make())
+        except Failure:
+            if self.uid:  # nobody would follow it
+                with contextlib.suppress(Failure):
+                    self.delete(5)
+                    say(f"{self.name} is deleted")
+            raise
         self.over = True
         deadline = time.monotonic() + 30
         for replica in self.replicas.values():
             if replica.reader:
                 replica.reader.join(max(0.0, deadline - time.monotonic()))
-        if state == "succeeded":
+        if state_of(self.spec, found) == "succeeded":
             say(f"{self.name} succeeded")
             return 0
         code = self.explain(why(found))
-        self.delete(60)
+        try:
+            self.delete(60)
+        except Failure as failure:
+            say(f"{self.name} is not deleted: {failure}")
         return code
+
+    def follow(self, found: Any, /) -> Any:
+        """Follow the object, and return it when it has ended."""
+        self.uid = found["metadata"]["uid"]
+        self.accompany(found)
+        while True:
+            items = self.list_pods()
+            self.watch(items, bool((found.get("spec") or {}).get("suspend")))
+            if state_of(self.spec, found):
+                return found
+            # A list of 1,000 pods has several megabytes.
+            time.sleep(0.5 + len(items) / 100)
+            code, found = self.cluster.call("GET", self.object)
+            problem = ""
+            if code == 404 or found["metadata"]["uid"] != self.uid:
+                problem = f"{self.name} was deleted, but not by this stage: its replicas had not ended"
+            elif found["metadata"]["annotations"].get("torchx-kfp/launcher") != self.pod:
+                problem = f"another attempt of this stage follows {self.name} now"
+            if problem:
+                self.uid = ""  # it is not this attempt's to delete
+                raise Failure(problem)
 
     def accompany(self, found: Any, /) -> None:
         """Create what the object owns, such as the service that gives its pods names."""
         owner = {key: found[key] for key in ("apiVersion", "kind")}
         owner.update({key: found["metadata"][key] for key in ("name", "uid")})
-        if not hasattr(self, "companions"):
+        if not self.companions:
             self.manifest()
         for api, plural, one in self.companions:
             one["metadata"]["ownerReferences"] = [owner]
             code = self.cluster.call("POST", self.path(api, plural), one)[0]
             path = f"{self.path(api, plural)}/{self.name}"
+            deadline = time.monotonic() + 60
             while code == 409:
                 # It is that of this object, or of one that is being deleted with it.
                 code, there = self.cluster.call("GET", path)
                 owners = () if code == 404 else there["metadata"].get("ownerReferences") or ()
                 if owner["uid"] in [ref["uid"] for ref in owners]:
                     break
+                if time.monotonic() > deadline:
+                    raise Failure(f"{path} belongs to something else. Delete it: kubectl delete {plural} {self.name}")
                 time.sleep(0.5)
                 code = self.cluster.call("POST", self.path(api, plural), one)[0]
 
@@ -705,20 +771,27 @@ class Stage:
         )
         if done == total:
             text = f"all {total} replicas succeeded"
-        waiting = sorted((replica.label, replica.waiting) for replica in present if replica.waiting)
+        waiting = min(((replica.label, *replica.waiting) for replica in present if replica.waiting), default=())
+        reason = waiting[1].replace("ErrImagePull", "ImagePullBackOff") if waiting else ""  # they alternate
+        details = ""
         if waiting:
-            text += f"; {waiting[0][0]} waits: {waiting[0][1]}"
+            details = f"; {waiting[0]} waits: {': '.join(filter(None, waiting[1:]))}"
         elif suspended:
-            text += "; it is suspended: a queue has not admitted it yet"
+            details = reason = "; it is suspended: a queue has not admitted it yet"
         elif not present:
-            text += "; it has no pods yet"
-        if text != self.told:
-            say(text)
-            self.told = text
+            details = reason = "; it has no pods yet"
+            if time.monotonic() > self.began + 10:
+                kind = self.spec["plural"] + "." * ("/" in self.spec["api"]) + self.spec["api"].split("/")[1]
+                details = reason = f"{details}: kubectl describe {kind} {self.name} -n {self.namespace}"
+        if (text, reason) != self.told:
+            say(text + details)
+            self.told = text, reason
 
     def explain(self, message: str, /) -> int:
         """Say which replica failed first, and with which last lines; return its exit code."""
-        failed = [one for one in self.replicas.values() if one.code or one.gone]
+        # Of pods that replaced each other, the last one counts.
+        last = {one.label: one for one in self.replicas.values()}
+        failed = [one for one in last.values() if one.code or one.gone]
         if not failed:
             say(f"{self.name} failed{message}")
             return 1
@@ -762,7 +835,9 @@ class Replica:
         self.why = ""
         self.gone = False
         self.runs = False
-        self.waiting = ""
+        #: What keeps it from running: a reason and a message, or nothing.
+        self.waiting: tuple[str, ...] = ()
+        self.problem = ""
 
     def update(self, item: Any, /) -> None:
         """Take note of the pod's state."""
@@ -770,14 +845,18 @@ class Replica:
         self.node = item["spec"].get("nodeName", "")
         states = [one["state"] for one in status.get("containerStatuses") or () if one["name"] == self.container]
         state = states[0] if states else {}
-        self.runs = "running" in state
-        self.waiting = ""
-        if "waiting" in state and state["waiting"].get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            self.waiting = ": ".join(filter(None, (state["waiting"]["reason"], state["waiting"].get("message"))))
-        elif not state:
-            for one in status.get("conditions") or ():
-                if one["type"] == "PodScheduled" and one["status"] == "False":
-                    self.waiting = ": ".join(filter(None, (one.get("reason"), one.get("message"))))
+        self.runs = "running" in state and "deletionTimestamp" not in item["metadata"]
+        self.waiting = ()
+        conditions = [
+            one for one in status.get("conditions") or () if one["type"] == "PodScheduled" and one["status"] == "False"
+        ]
+        for one in (
+            *(each["state"].get("waiting") or {} for each in status.get("initContainerStatuses") or ()),
+            state.get("waiting") or {},
+            *conditions,
+        ):
+            if one.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+                self.waiting = one["reason"], one.get("message") or ""
         if "terminated" in state:
             self.end(state["terminated"].get("finishedAt"), state["terminated"]["exitCode"], state["terminated"])
         elif status.get("phase") == "Failed":
@@ -798,32 +877,40 @@ class Replica:
 
     def read(self) -> None:
         """Copy the log, and go on where a broken connection has ended it."""
-        path = (
-            f"{self.stage.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}&follow=true&timestamps=true"
-        )
-        last: tuple[str, str] = ("", "")
-        same = 0  # the lines with the time ``last``
-        since = ""
+        path = f"{self.stage.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}"
+        path += "&follow=true&timestamps=true"
+        #: The times of the lines of the last two seconds that were shown, by second: they are read again.
+        recent: dict[str, Counter[bytes]] = {}
+        tries = 0
         while True:
             ended = bool(self.ended)
+            since = f"&sinceTime={min(recent)}".replace("+", "%2B") if recent else ""
+            problem = ""
             try:
                 with self.stage.cluster.open("GET", path + since, timeout=60) as stream:
-                    skip = same
-                    whole = True
-                    skipping = False
+                    again = sum(recent.values(), Counter())
+                    begins = True
+                    shown = True
                     for piece in iter(lambda: stream.readline(1 << 16), b""):
-                        if whole:
-                            stamp, _, piece = piece.partition(b" ")
-                            now = moment(stamp.decode())
-                            skipping = now < last or (now == last and skip > 0)
-                            if now == last:
-                                skip -= 1
-                            if not skipping:
-                                same = same + 1 if now == last else 1
-                                last = now
-                                since = "&sinceTime=" + stamp.decode().replace("+", "%2B")
                         whole = piece.endswith(b"\n")
-                        if not skipping:
+                        if not whole and len(piece) < 1 << 16 and not ended:
+                            break  # the connection has broken: the line is read again
+                        if begins:
+                            stamp, _, piece = piece.partition(b" ")
+                            found = re.match(rb"([0-9T:-]{19})(?:\.\d+)?(Z|[+-]\d\d:\d\d)$", stamp)
+                            if not found:
+                                raise ValueError((stamp + b" " + piece).decode(errors="replace").strip())
+                            shown = not again[stamp]
+                            if shown:
+                                second = (found[1] + found[2]).decode()
+                                recent.setdefault(second, Counter())[stamp] += 1
+                                tries = 0
+                                for old in sorted(recent)[:-2]:
+                                    del recent[old]
+                            else:
+                                again[stamp] -= 1
+                        begins = whole
+                        if shown:
                             show(self.label, piece)
                             self.lines.append(piece)
                 if ended:
@@ -831,22 +918,24 @@ class Replica:
             except urllib.error.HTTPError as error:
                 if error.code == 404 or (ended and error.code == 400):
                     return
-            except (OSError, http.client.HTTPException, ValueError):
+                problem = f"{error.code} {reason(error)}"
+            except ValueError as error:  # not a line of a log
+                problem = str(error)
+            except (OSError, http.client.HTTPException):
                 pass
+            if problem and self.problem != problem:
+                self.problem = problem
+                say(f"{self.label}: its log cannot be read: {problem}")
+            tries += 1
+            if problem.startswith("403") or (ended and tries > 10):
+                return
             # Another pod may have the name by now; the next look at the pods tells.
             looks = self.stage.looks
+            time.sleep(0.3)
             while self.stage.looks == looks and not self.stage.over:
                 time.sleep(0.1)
             if self.gone:
                 return
-
-
-def moment(stamp: str, /) -> tuple[str, str]:
-    """Return an RFC 3339 time so that times compare: its fraction may have any number of digits."""
-    found = re.match(r"([0-9T:-]{19})(?:\.(\d+))?", stamp)
-    if not found:
-        raise ValueError(stamp)
-    return found[1], (found[2] or "").ljust(9, "0")
 
 
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:
@@ -856,6 +945,10 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
         counts = [count(role, words) for role in spec["roles"]]
         node = os.environ.get("KFP_ARGO_NODE")
         if node is None:
+            if os.path.exists(f"{FOLDER}/token") and "TORCHX_KFP_LOCAL_RUN" not in os.environ:
+                raise Failure(
+                    "this pod lacks the variable KFP_ARGO_NODE: the pipeline's settings for Kubernetes are lost"
+                )
             leave(run_here(spec, words, counts))
         if not node:
             raise Failure("the pod lacks the annotation workflows.argoproj.io/node-name, from which its name is made")

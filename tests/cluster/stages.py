@@ -163,6 +163,11 @@ class Stage:
         )
         self.fields = {each["name"]: each["fieldPath"] for each in platform[f"exec-{self.component}"]["fieldPathAsEnv"]}
         self.attempts = 0
+        # Argo owns the pods of a run through its Workflow.
+        kind = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow"}
+        workflow = namespace.create({**kind, "metadata": {"generateName": "workflow-"}, "spec": {}})
+        self.workflow = str(workflow["metadata"]["name"])
+        self._owner = {**kind, "name": self.workflow, "uid": workflow["metadata"]["uid"], "controller": True}
 
     def start(self, *, node: str = NODE) -> Attempt:
         """Start the next attempt."""
@@ -195,6 +200,7 @@ class Stage:
                     "name": name,
                     "labels": {"pipeline/runid": RUN},
                     "annotations": {"workflows.argoproj.io/node-name": node.format(number)},
+                    "ownerReferences": [self._owner],
                 },
                 "spec": {"restartPolicy": "Never", "serviceAccountName": self.account, "containers": [main]},
             }

@@ -158,7 +158,7 @@ OPTIONS: Mapping[str, Any] = {
     "service_account": "trainer",
     "launcher_image": "python:3.12-slim",
     "logs": "first",
-    "ttl": 600,
+    "ttl": 3600,
     "labels": {"team": "vision", "example.com/cost": "a.1"},
     "annotations": {"example.com/note": "any {{text}} $(HOME) $$ é"},
 }

@@ -120,7 +120,8 @@ def _container_component(plan: StagePlan, name: str | None = None) -> Any:
     )
     if config:
         # The launcher needs its own variables, and its publisher the volumes on which stages leave files.
-        both = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
+        volumes = (dsl.TaskConfigField.KUBERNETES_VOLUMES,) if plan.has_volumes else ()
+        both = (dsl.TaskConfigField.ENV, *volumes)
         component.component_spec.task_config_passthroughs = [
             dsl.TaskConfigPassthrough(field=field, apply_to_task=field in both) for field in dsl.TaskConfigField
         ]

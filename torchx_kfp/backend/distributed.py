@@ -19,16 +19,16 @@ TASK_CONFIG = "TASK_CONFIG"
 _HANDED_ON = {
     "nodeSelector": "node selectors",
     "nodeAffinity": "affinities",
-    "podAffinity": "affinities",
     "tolerations": "tolerations",
     "configMapAsEnv": "variables",
     "configMapAsVolume": "volumes",
-    "emptyDirMounts": "volumes",
-    "genericEphemeralVolume": "volumes",
     "secretAsVolume": "volumes",
 }
-#: Those that it does not have.
+#: Those that it does not have (kubeflow/pipelines, backend/src/v2/driver/k8s.go).
 _KEPT = {
+    "emptyDirMounts": "empty volumes",
+    "genericEphemeralVolume": "ephemeral volumes",
+    "podAffinity": "pod affinities",
     "enabledSharedMemory": "shared memory",
     "imagePullPolicy": "the image pull policy",
     "imagePullSecret": "image pull secrets",

@@ -14,11 +14,13 @@ Manifest = dict[str, Any]
 Logs = Literal["all", "first", "none"]
 
 _LOGS = ("all", "first", "none")
-#: The lowest ``ttl``: an object that vanishes at once could vanish before the launcher has seen that it succeeded.
-SHORTEST_TTL = 60
+#: The lowest ``ttl``: an object that has vanished before the launcher has seen its success would be made again. The
+#: launcher waits for the API server for 10 minutes.
+SHORTEST_TTL = 900
 _DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 #: Kubernetes' rules for names of labels and annotations, and for values of labels.
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_QUANTITY = re.compile(r"[1-9][0-9]*([kMGT]|[KMGT]i)?", re.ASCII)
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 
 
@@ -69,7 +71,8 @@ class Workload:
     ``succeeded`` and ``failed`` are its final values. ``index`` is the pods' annotation with the index of a replica,
     and ``host`` the name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often KFP retries
     the stage, because the engine cannot, and ``restarts`` how often the engine starts all replicas again. ``success``
-    names the roles whose success is the stage's; none if it is that of all.
+    names the roles whose success is the stage's; none if it is that of all. ``available`` is the number of replicas
+    with which the stage may start, if it is not that of the roles.
     """
 
     api: str
@@ -84,6 +87,7 @@ class Workload:
     restarts: int = 0
     companions: Sequence[tuple[str, str, Manifest]] = ()
     success: Sequence[str] = ()
+    available: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,9 @@ class Engine:
         launcher_image: the image of the launcher. It needs python3 (3.8 or newer); with results or artifacts, also
             fsspec. The default is the first role's image.
         logs: whose output the stage's log has: ``"all"`` replicas', the ``"first"`` one's, or ``"none"``'s.
-        ttl: the seconds for which the object is kept after it has succeeded, at least 60.
+        ttl: the seconds for which the object is kept after it has succeeded, at least 900.
+        shared_memory: the largest size of ``/dev/shm`` in each replica, such as ``"8Gi"``. The default is as much as
+            the replica's memory.
         labels: further labels of the object and its pods.
         annotations: further annotations of the object and its pods.
     """
@@ -120,6 +126,7 @@ class Engine:
     launcher_image: str | None = None
     logs: Logs = "all"
     ttl: int = 24 * 60 * 60
+    shared_memory: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,6 +135,12 @@ class Engine:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and _DNS_NAME.fullmatch(value)):
                 raise self._error(f"{name}={value!r}, which is not the name of a Kubernetes object")
+        if self.queue is not None and not _VALUE.fullmatch(self.queue):
+            raise self._error(f"queue={self.queue!r}, but the name of a queue has at most 63 characters")
+        if self.shared_memory is not None and not (
+            isinstance(self.shared_memory, str) and _QUANTITY.fullmatch(self.shared_memory)
+        ):
+            raise self._error(f"shared_memory={self.shared_memory!r}. Give a size such as '8Gi'")
         if self.launcher_image is not None and not (isinstance(self.launcher_image, str) and self.launcher_image):
             raise self._error(f"launcher_image={self.launcher_image!r}. Give the name of an image with python3")
         if self.logs not in _LOGS:

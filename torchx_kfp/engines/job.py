@@ -17,8 +17,12 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def indexed_job(role: Role, position: int, template: Manifest) -> Manifest:
-    """Return the spec of a Job whose pods are the role's replicas."""
+    """Return the spec of a Job whose pods are the role's replicas.
+
+    A replica is replaced when it has ended: two pods at the same time would have its name.
+    """
     return {
+        "podReplacementPolicy": "Failed",
         "completionMode": "Indexed",
         "completions": marker(f"{position}.replicas"),
         "parallelism": marker(f"{position}.replicas"),

@@ -47,7 +47,8 @@ class JobSet(Engine):
         }
         restarts = shared_restarts(self, roles)
         if restarts:
-            spec["failurePolicy"] = {"maxRestarts": restarts}
+            # All pods are gone before others have their names.
+            spec["failurePolicy"] = {"maxRestarts": restarts, "restartStrategy": "BlockingRecreate"}
         if success:
             spec["successPolicy"] = {"operator": "All", "targetReplicatedJobs": success}
         jobset: Manifest = {
@@ -62,7 +63,8 @@ class JobSet(Engine):
             api="apis/jobset.x-k8s.io/v1alpha2",
             plural="jobsets",
             manifest=jobset,
-            state=("status", "terminalState"),
+            # JobSets of all versions have these; `terminalState` came later.
+            state=("status", "conditions"),
             succeeded=("Completed",),
             failed=("Failed",),
             index=INDEX,

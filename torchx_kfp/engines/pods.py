@@ -33,6 +33,9 @@ def pod_template(engine: Engine, role: Role, position: int) -> Manifest:
         role: the role.
         position: the role's position in the AppDef, by which the launcher's markers name it.
     """
+    shared_memory = {"medium": "Memory"}
+    if engine.shared_memory:
+        shared_memory["sizeLimit"] = engine.shared_memory
     container: Manifest = {
         "name": role.name,
         "image": role.image,
@@ -50,7 +53,7 @@ def pod_template(engine: Engine, role: Role, position: int) -> Manifest:
         "restartPolicy": "Never",
         "serviceAccountName": engine.service_account or marker("service_account"),
         "containers": [container],
-        "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
+        "volumes": [{"name": "dshm", "emptyDir": shared_memory}],
     }
     for number, mount in enumerate(role.mounts):
         name = f"mount-{number}"

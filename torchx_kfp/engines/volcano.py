@@ -13,8 +13,8 @@ from torchx_kfp.errors import AppDefError
 
 #: The annotation with a pod's index among those of its task.
 INDEX = "volcano.sh/task-index"
-#: A replica that fails, or is evicted, starts all of them again: the policies of TorchX's Kubernetes scheduler.
-_RESTART = [{"event": event, "action": "RestartJob"} for event in ("PodEvicted", "PodFailed")]
+#: What happens to a replica that all others should not wait for. Volcano calls a deleted pod evicted.
+_LOST = ("PodEvicted", "PodFailed")
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Volcano(Engine):
             tasks.append(task)
         spec: Manifest = {
             "schedulerName": "volcano",
-            "minAvailable": marker("fewest") if self.min_available is None else self.min_available,
+            "minAvailable": marker("fewest"),
             # A job fails when its count of restarts reaches this number (volcano-sh/volcano, job/state/restarting.go).
             "maxRetry": restarts + 1,
             "plugins": {"svc": ["--publish-not-ready-addresses"], "env": []},
-            "policies": _RESTART if restarts else [{"event": "PodFailed", "action": "AbortJob"}],
+            "policies": [{"event": event, "action": "RestartJob" if restarts else "AbortJob"} for event in _LOST],
             "tasks": tasks,
             "ttlSecondsAfterFinished": self.ttl,
         }
@@ -104,4 +104,5 @@ class Volcano(Engine):
             host=f"%(name)s-{roles[0].name}-0.%(name)s",
             restarts=restarts,
             success=success,
+            available=self.min_available,
         )

@@ -224,6 +224,8 @@ def _join_words(
     """Return the mask and the text of all words; those of the program need no script."""
     before, assignments = _encode(variables, inputs)
     after, texts = _encode(words, inputs)
+    for word in program:
+        check_word(word, "What the stage's own program is told, such as the roles of a distributed stage,")
     return (before + "s" * len(program) + after).rstrip("s"), (*assignments, *program, *texts)
 
 

@@ -37,7 +37,8 @@ class Payload:
     """The program of a stage and its pod.
 
     ``variables`` are the words of ``env`` before the program, ``program`` constant words that begin it, and ``words``
-    the others. ``kept`` are variables that all stages of a pipeline share.
+    the others. ``kept`` are variables that all stages of a pipeline share. ``takes_config`` tells whether the program
+    gets what is set on the task, and ``has_volumes`` whether its own pod has the task's volumes, too.
     """
 
     role: specs.Role
@@ -52,6 +53,7 @@ class Payload:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[tuple[str, str]] = ()
     takes_config: bool = False
+    has_volumes: bool = True
 
 
 def read_payload(app: specs.AppDef, settings: Settings, alias: str) -> Payload:
@@ -215,7 +217,7 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
                 name,
                 marker(f"{len(planned)}.image") if filled else role.image,
                 env=[*secrets, *fields],
-                labels=_labels(app, role) if settings.labels else {},
+                labels=pod_labels(app, role) if settings.labels else {},
             )
         )
         if first is None:
@@ -223,8 +225,10 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
             variables, _ = command.application_words(("",), (), {**shared, **inherited}, where, first=False)
     workload = engine.workload(planned)
     assert first is not None
-    spec = _specification(engine, workload, planned, described, alias, list(shared))
     main = roles[0]
+    # The publisher may have to read files there; a launcher that publishes nothing would only bind a node to them.
+    volumes = claims(main) if settings.publication else []
+    spec = _specification(engine, workload, planned, described, alias, list(shared), volumes)
     return Payload(
         role=main,
         image=(engine.launcher_image,) if engine.launcher_image else parse_checked(main.image, "image"),
@@ -244,9 +248,9 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
             protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL,
         },
         retries=workload.retries,
-        # The publisher may have to read files there; a launcher that publishes nothing would only bind a node to them.
-        volumes=claims(main) if settings.publication else (),
+        volumes=volumes,
         takes_config=hasattr(dsl, "TaskConfig"),
+        has_volumes=settings.publication is not None,
     )
 
 
@@ -257,6 +261,7 @@ def _specification(
     described: Sequence[Mapping[str, Any]],
     alias: str,
     shared: Sequence[str],
+    volumes: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
     """Return what the launcher must know: see ``torchx_kfp.launcher``."""
     stage = names.component_name(alias)[:_LONGEST_STAGE].rstrip("-")
@@ -277,16 +282,22 @@ def _specification(
         "config": TASK_CONFIG,
         "logs": engine.logs,
         "restarts": workload.restarts,
+        "available": workload.available,
+        # The paths at which only the launcher has these volumes because of the AppDef.
+        "claims": [path for _, path in volumes],
         "success": list(workload.success) or [role.name for role in planned],
         "roles": list(described),
     }
 
 
-def _labels(app: specs.AppDef, role: specs.Role) -> dict[str, str]:
-    """Return the labels that TorchX's Kubernetes scheduler sets on a role's pods, but for the replica's index."""
+def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> dict[str, str]:
+    """Return the labels that TorchX's Kubernetes scheduler sets; Kubernetes recommends some of them.
+
+    Args:
+        app: the AppDef.
+        role: one of its roles.
+        alone: whether the pod is the only one. Otherwise, the labels with its number are left out.
+    """
     labels = kubernetes_scheduler.pod_labels(app, 0, role, 0, app.name)
-    return {
-        key: names.label_value(str(value))
-        for key, value in labels.items()
-        if not key.endswith(("/replica-id", "/role-index"))
-    }
+    numbers = ("/replica-id", "/role-index")
+    return {key: names.label_value(str(value)) for key, value in labels.items() if alone or not key.endswith(numbers)}

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from kfp import dsl
 from torchx import specs
-from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp import protocol
 from torchx_kfp.adapter.stage import command
@@ -24,7 +23,7 @@ from torchx_kfp.adapter.stage.inputs import (
 )
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import UI_METADATA, publisher_words, ui_metadata_words
-from torchx_kfp.adapter.stage.payload import read_payload
+from torchx_kfp.adapter.stage.payload import pod_labels, read_payload
 from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.adapter.stage.stage_input import lift
@@ -41,7 +40,8 @@ class StagePlan:
     ``alias`` is the stage's name as it was given, ``stage`` its part of run ids, and ``component`` its name in KFP.
     ``outputs`` maps names to the Python types of parameters, or to classes of artifacts. ``field_paths`` maps variables
     to fields of the pod, ``volumes`` has (claim, path) pairs, and ``secrets`` maps secrets to their keys and variables.
-    ``task_config`` is the input through which the stage gets the settings of its task, instead of its pod.
+    ``task_config`` is the input through which the stage gets the settings of its task, instead of its pod;
+    ``has_volumes`` tells whether its pod has the task's volumes all the same.
     """
 
     alias: str
@@ -61,6 +61,7 @@ class StagePlan:
     volumes: tuple[tuple[str, str], ...] = ()
     secrets: Secrets = field(default_factory=dict)
     task_config: str | None = None
+    has_volumes: bool = True
 
 
 def plan_stage(
@@ -134,11 +135,12 @@ def plan_stage(
         resources=payload.resources,
         retries=payload.retries,
         cache=settings.cache,
-        labels=_labels(app, payload.role) if settings.labels else {},
+        labels=pod_labels(app, payload.role, alone=True) if settings.labels else {},
         field_paths=field_paths,
         node_selector=payload.node_selector,
         volumes=tuple(payload.volumes),
         task_config=TASK_CONFIG if payload.takes_config else None,
+        has_volumes=payload.has_volumes,
         secrets=settings.secrets,
     )
 
@@ -181,9 +183,3 @@ def plan_publisher(settings: Settings, name: str, image: str) -> StagePlan:
         cache=settings.cache,
         secrets=settings.secrets,
     )
-
-
-def _labels(app: specs.AppDef, role: specs.Role) -> dict[str, str]:
-    """Return the labels that TorchX's Kubernetes scheduler sets; Kubernetes recommends some of them."""
-    labels = kubernetes_scheduler.pod_labels(app, 0, role, 0, app.name)
-    return {key: names.label_value(str(value)) for key, value in labels.items()}
