@@ -306,16 +306,23 @@ def test_text_that_is_not_a_time(text: str) -> None:
 # count, texts and environment
 
 
-@given(st.integers(1, 1000), st.integers(-10, 1100), st.sampled_from(["{}", "{}.0", " {} ", "{}e0"]))
-def test_whole_numbers_of_replicas(most: int, number: int, form: str) -> None:
-    role = {"name": "trainer", "most": most, "count": 1}
+@given(
+    st.integers(1, 500), st.integers(0, 500), st.integers(-10, 1100), st.sampled_from(["{}", "{}.0", " {} ", "{}e0"])
+)
+def test_whole_numbers_of_replicas(least: int, more: int, number: int, form: str) -> None:
+    most = least + more
+    role = {"name": "trainer", "least": least, "most": most, "count": 1}
     words = ["x", form.format(number)]
-    if 1 <= number <= most:
+    if least <= number <= most:
         assert launcher.count(role, words) == number
         assert isinstance(launcher.count(role, words), int)
     else:
-        with pytest.raises(launcher.Failure, match=says("'trainer'", repr(words[1]), most)):
+        with pytest.raises(
+            launcher.Failure, match=says("'trainer'", repr(words[1]), f"from {least} to {most}")
+        ) as caught:
             launcher.count(role, words)
+        assert ("min_replicas" in str(caught.value)) == (least > 1)
+        assert (f"j='1:{most}x" in str(caught.value)) == (1 <= number < least)
 
 
 @given(st.text(max_size=6) | st.floats().map(str))

@@ -107,16 +107,17 @@ def environment(
 
 def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
     """Return the number of the role's replicas, which may be known only now."""
-    most = role["most"]
+    least, most = role.get("least", 1), role["most"]
     text = words[role["count"]] if "count" in role else str(most)
     try:
         number = float(text)
     except ValueError:
         number = 0
-    if not (1 <= number <= most and number == int(number)):
+    if not (least <= number <= most and number == int(number)):
+        hint = f"; with dist.ddp, j='1:{most}x...' allows fewer" * (1 <= number < least)
         raise Failure(
-            f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from 1 to {most}, the role's "
-            "num_replicas"
+            f"replicas of role {role['name']!r} is {text!r}, but must be a whole number from {least} to {most}, the "
+            f"role's {'min_replicas and ' * (least > 1)}num_replicas{hint}"
         )
     return int(number)
 

@@ -227,6 +227,7 @@ TWO = app(role("Trainer"), role("server", num_replicas=2))
 REPLICAS: list[tuple[AppDef, Any, tuple[str, ...]]] = [
     (app(role()), 0, ("replicas of role 'trainer'", "0", "1 or more")),
     (app(role()), 4, ("replicas of role 'trainer' is 4", "num_replicas", "3")),
+    (app(role(min_replicas=2)), 1, ("replicas of role 'trainer' is 1", "min_replicas", "is 2", "j='1:3x")),
     (app(role()), True, ("replicas of role 'trainer'", "True", "number")),
     (app(role()), "2", ("replicas of role 'trainer'", "'2'", "(str)")),
     (app(role()), 2.5, ("replicas of role 'trainer'", "2.5", "whole number")),
@@ -254,9 +255,17 @@ def test_numbers_of_replicas() -> None:
     assert counts == {"trainer": "1", "server": "{{$.inputs.parameters['n_int']}}"}
 
 
+@pytest.mark.parametrize(("fields", "least"), [({}, 1), ({"min_replicas": 2}, 2), ({"min_replicas": None}, 1)])
+def test_the_launcher_knows_the_fewest_replicas(fields: dict[str, Any], least: int) -> None:
+    (described,) = distributed(app(role(**fields)), replicas=lambda n: n).spec["roles"]
+    assert described["least"] == least
+    (fixed,) = distributed(app(role(**fields))).spec["roles"]
+    assert "least" not in fixed
+
+
 def pipeline_of(replicas: Any, made: AppDef | None = None, **options: Any) -> str:
-    def pipeline(items: list, pairs: dict, n: int = 1, text: str = "1", yes: bool = True) -> None:
-        channels = {"n": n, "text": text, "yes": yes, "items": items, "pairs": pairs}
+    def pipeline(items: list, pairs: dict, n: int = 1, text: str = "1", yes: bool = True, share: float = 2.0) -> None:
+        channels = {"n": n, "text": text, "yes": yes, "items": items, "pairs": pairs, "share": share}
         task_from_app(made or app(role()), replicas=replicas(channels), **{"engine": "jobset", **options})
 
     return compile_pipeline(pipeline)
@@ -266,6 +275,8 @@ def pipeline_of(replicas: Any, made: AppDef | None = None, **options: Any) -> st
     "replicas",
     [
         lambda given: given["yes"],
+        lambda given: given["text"],
+        lambda given: given["share"],
         lambda given: given["items"],
         lambda given: given["pairs"],
         lambda given: f"{given['n']}0",
@@ -284,9 +295,31 @@ def test_a_channel_for_one_of_several_roles() -> None:
     pipeline_of(lambda given: {"server": given["n"]}, TWO)
 
 
-def test_text_may_be_a_number() -> None:
-    """It is checked when the stage starts, as any number is."""
-    assert "{{$.inputs.parameters['text']}}" in command(pipeline_of(lambda given: given["text"]))
+def test_items_may_be_numbers() -> None:
+    """To KFP, the items of a list of an unknown type are text. They are checked when the stage starts."""
+
+    def pipeline(unknown: list, numbers: list[int]) -> None:
+        made = app(role())
+        with dsl.ParallelFor(unknown) as item:
+            task_from_app(made, engine="job", replicas=item)
+        with dsl.ParallelFor(unknown) as item:
+            task_from_app(made, engine="job", replicas=item.nodes)
+        with dsl.ParallelFor(numbers) as item:
+            task_from_app(made, engine="job", replicas=item)
+        with dsl.ParallelFor([{"nodes": 1}, {"nodes": 2}]) as item:
+            task_from_app(made, engine="job", replicas=item.nodes)
+
+    compile_pipeline(pipeline)
+
+
+@pytest.mark.parametrize("items", [["1", "2"], [1, 0.5], [{"n": "1"}]])
+def test_items_that_are_no_numbers(items: list[Any]) -> None:
+    def pipeline() -> None:
+        with dsl.ParallelFor(items) as item:
+            task_from_app(app(role()), engine="job", replicas=item.n if isinstance(items[0], dict) else item)
+
+    with pytest.raises(ChannelError, match=says("replicas of role 'trainer'", "whole number")):
+        compile_pipeline(pipeline)
 
 
 def test_replicas_without_an_engine() -> None:

@@ -82,8 +82,8 @@ def task_from_app(
             ``"volcano"``, or one of ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their
             output, and ends with them; it needs python3 (3.8 or newer) in the image of the first role. An engine also
             runs a single replica whose mounts or devices KFP has no place for.
-        replicas: the number of replicas, if it is known only when the stage runs: a channel for a number from 1 to the
-            role's ``num_replicas``; {role: channel} if there are several roles.
+        replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
+            from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
         name: the stage's name. The default is the AppDef's name.
 
     Returns:

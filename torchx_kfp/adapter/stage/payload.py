@@ -18,7 +18,7 @@ from torchx_kfp.adapter.stage.fields import Resources, read_retries, read_role
 from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import INSTALLED, plain_json
-from torchx_kfp.adapter.stage.replicas import claims, plan_role, read_replicas, read_roles, role_names
+from torchx_kfp.adapter.stage.replicas import claims, fewest, plan_role, read_replicas, read_roles, role_names
 from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, check_variables, secret_variables
 from torchx_kfp.adapter.stage.trackers import tracker_env
 from torchx_kfp.adapter.values import names
@@ -197,6 +197,7 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
         description["command"] = [words.place(parts, f"an argument of {where}") for parts in arguments]
         if role.name in counts:
             (description["count"],) = words.place(counts[role.name], f"replicas of {where}")
+            description["least"] = fewest(role)
         image = parse_checked(role.image, f"image of {where}")
         filled = any(isinstance(part, Reference) for part in image)
         if filled:

@@ -22,7 +22,7 @@ from torchx_kfp.adapter.stage.fields import (
     read_node_selector,
     read_retries,
 )
-from torchx_kfp.adapter.values.channels import contains_channel, parse
+from torchx_kfp.adapter.values.channels import contains_channel, may_be_a_whole_number, parse
 from torchx_kfp.adapter.values.names import component_name
 from torchx_kfp.adapter.values.references import Channel, Parts, Reference
 from torchx_kfp.engines import ENGINES
@@ -108,41 +108,54 @@ def read_replicas(replicas: object, roles: Sequence[specs.Role]) -> dict[str, Pa
     """Read the numbers of replicas that are known only when the stage runs, by role.
 
     Raises:
-        AppDefError: there is no such role, or a number is not between 1 and the role's ``num_replicas``.
-        ChannelError: a channel is not one for a number.
+        AppDefError: there is no such role, or a number is not between the role's ``min_replicas`` (else 1) and its
+            ``num_replicas``.
+        ChannelError: a channel is not one for a whole number.
     """
     if replicas is None:
         return {}
-    most = {role.name: role.num_replicas for role in roles}
+    known = {role.name: role for role in roles}
     if not isinstance(replicas, Mapping):
         if len(roles) > 1:
             raise AppDefError(
                 f"replicas is {_shown(replicas)}, but the AppDef has {len(roles)} roles. Give "
-                f"{{role: number}}, with the roles {', '.join(map(repr, most))}."
+                f"{{role: number}}, with the roles {', '.join(map(repr, known))}."
             )
         replicas = {roles[0].name: replicas}
     read: dict[str, Parts] = {}
     for name, count in replicas.items():
-        if name not in most:
+        if name not in known:
             raise AppDefError(
-                f"replicas names the role {_shown(name)}, which the AppDef does not have.{did_you_mean(name, most)} "
-                f"Its roles: {', '.join(map(repr, most))}."
+                f"replicas names the role {_shown(name)}, which the AppDef does not have.{did_you_mean(name, known)} "
+                f"Its roles: {', '.join(map(repr, known))}."
             )
         where = f"replicas of role {name!r}"
         if contains_channel(count):
             parts = () if isinstance(count, list | tuple | set | Mapping) else parse(count, where)
             types = [part.type for part in parts if isinstance(part, Reference)]
-            if len(parts) != 1 or types[0] in ("BOOLEAN", "LIST", "STRUCT"):
+            if len(parts) != 1 or not may_be_a_whole_number(parts[0]):
                 what = (
                     f"a channel of the type {types[0]}" if len(parts) == 1 else "text or a list with a channel inside"
                 )
-                raise ChannelError(f"{where} is {what}. Give a channel for a number, such as an int result.")
+                raise ChannelError(f"{where} is {what}. Give a channel for a whole number, such as an int result.")
             read[name] = parts
         else:
-            if _count(count, where) > most[name]:
-                raise AppDefError(f"{where} is {count!r}, but its num_replicas, the most it may have, is {most[name]}.")
+            most, least = known[name].num_replicas, fewest(known[name])
+            wanted = _count(count, where)
+            if wanted > most:
+                raise AppDefError(f"{where} is {count!r}, but its num_replicas, the most it may have, is {most}.")
+            if wanted < least:
+                raise AppDefError(
+                    f"{where} is {count!r}, but its min_replicas, the fewest it may have, is {least}. With dist.ddp, "
+                    f"j='1:{most}x...' allows fewer: its command would wait for {least} nodes."
+                )
             read[name] = (str(count),)
     return read
+
+
+def fewest(role: specs.Role) -> int:
+    """Return the lowest number of replicas with which the role's application starts."""
+    return getattr(role, "min_replicas", None) or 1
 
 
 def role_names(roles: Sequence[specs.Role]) -> list[str]:
