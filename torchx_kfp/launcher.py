@@ -508,6 +508,7 @@ class Stage:
         self.collection = self.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
         self.uid = ""
+        self.version = ""
         self.stopped = 0
         self.creating = False
         self.replicas: dict[str, Replica] = {}
@@ -535,11 +536,24 @@ class Stage:
     # Making and ending the object
 
     def delete(self, patience: float = PATIENCE, /) -> None:
-        """Delete the object; Kubernetes takes its pods first, so that it is gone only when they are."""
-        body: dict[str, Any] = {"propagationPolicy": "Foreground"}
-        if self.uid:
-            body["preconditions"] = {"uid": self.uid}
-        self.cluster.call("DELETE", self.object, body, patience=patience)
+        """Delete the object, unless another attempt follows it by now.
+
+        Kubernetes takes its pods first, so that it is gone only when they are.
+        """
+        while True:
+            known = {"uid": self.uid, "resourceVersion": self.version} if self.uid else {}
+            body = {"propagationPolicy": "Foreground", "preconditions": known}
+            if self.cluster.call("DELETE", self.object, body, patience=patience)[0] != 409:
+                return
+            code, found = self.cluster.call("GET", self.object, None, patience)
+            if code == 404 or self.is_lost(found):
+                return
+            self.version = found["metadata"]["resourceVersion"]
+
+    def is_lost(self, found: Any, /) -> bool:
+        """Tell whether this is not the object that this attempt follows: it was made again, or adopted."""
+        meta = found["metadata"]
+        return bool(meta["uid"] != self.uid or meta["annotations"].get("torchx-kfp/launcher") != self.pod)
 
     def stop(self, number: int, _: object) -> None:
         """Handle a signal that ends the stage: delete first, talk later."""
@@ -574,9 +588,9 @@ class Stage:
                     say(f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods")
                     said = what
                 if not ending:
-                    self.uid = found["metadata"]["uid"]
-                    self.delete()
-                    self.uid = ""
+                    known = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
+                    body = {"propagationPolicy": "Foreground", "preconditions": known}
+                    self.cluster.call("DELETE", self.object, body)
                 time.sleep(0.5)
                 continue
             if any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods()):
@@ -711,6 +725,7 @@ class Stage:
         self.uid = found["metadata"]["uid"]
         self.accompany(found)
         while True:
+            self.version = found["metadata"]["resourceVersion"]
             items = self.list_pods()
             self.watch(items, bool((found.get("spec") or {}).get("suspend")))
             if state_of(self.spec, found):
@@ -718,14 +733,12 @@ class Stage:
             # A list of 1,000 pods has several megabytes.
             time.sleep(0.5 + len(items) / 100)
             code, found = self.cluster.call("GET", self.object)
-            problem = ""
-            if code == 404 or found["metadata"]["uid"] != self.uid:
-                problem = f"{self.name} was deleted, but not by this stage: its replicas had not ended"
-            elif found["metadata"]["annotations"].get("torchx-kfp/launcher") != self.pod:
-                problem = f"another attempt of this stage follows {self.name} now"
-            if problem:
+            if code == 404 or self.is_lost(found):
+                gone = code == 404 or found["metadata"]["uid"] != self.uid
                 self.uid = ""  # it is not this attempt's to delete
-                raise Failure(problem)
+                if gone:
+                    raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
+                raise Failure(f"another attempt of this stage follows {self.name} now")
 
     def accompany(self, found: Any, /) -> None:
         """Create what the object owns, such as the service that gives its pods names."""
@@ -737,17 +750,15 @@ class Stage:
             one["metadata"]["ownerReferences"] = [owner]
             code = self.cluster.call("POST", self.path(api, plural), one)[0]
             path = f"{self.path(api, plural)}/{self.name}"
-            deadline = time.monotonic() + 60
             while code == 409:
-                # It is that of this object, or of one that is being deleted with it.
+                # It is that of this object, or of an earlier one.
                 code, there = self.cluster.call("GET", path)
-                owners = () if code == 404 else there["metadata"].get("ownerReferences") or ()
-                if owner["uid"] in [ref["uid"] for ref in owners]:
-                    break
-                if time.monotonic() > deadline:
-                    raise Failure(f"{path} belongs to something else. Delete it: kubectl delete {plural} {self.name}")
-                time.sleep(0.5)
-                code = self.cluster.call("POST", self.path(api, plural), one)[0]
+                if code != 404 and not there["metadata"].get("deletionTimestamp"):
+                    body = {"metadata": {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}}
+                    code = self.cluster.call("PATCH", path, body)[0]
+                else:
+                    time.sleep(0.5)
+                    code = self.cluster.call("POST", self.path(api, plural), one)[0]
 
     def watch(self, items: Any, suspended: bool, /) -> None:
         """Take note of the pods, start to read the logs of new ones, and say what keeps others from running."""
@@ -822,6 +833,7 @@ class Replica:
         meta = item["metadata"]
         role = meta["labels"]["torchx-kfp/role"]
         self.stage = stage
+        self.uid = meta["uid"]
         self.pod = meta["name"]
         self.container = role
         index = (meta.get("annotations") or {}).get(stage.spec["index"], "?")
@@ -876,6 +888,11 @@ class Replica:
             if code:
                 say(f"{self.label} failed with exit code {code}{self.why}; it was the pod {self.pod}")
 
+    def is_there(self) -> bool:
+        """Tell whether the pod is still there, and not another one of its name."""
+        path = f"{self.stage.path('api/v1', 'pods')}?fieldSelector=metadata.name%3D{self.pod}"
+        return any(one["metadata"]["uid"] == self.uid for one in self.stage.cluster.call("GET", path)[1]["items"])
+
     def read(self) -> None:
         """Copy the log, and go on where a broken connection has ended it."""
         path = f"{self.stage.path('api/v1', 'pods')}/{self.pod}/log?container={self.container}"
@@ -889,6 +906,8 @@ class Replica:
             problem = ""
             try:
                 with self.stage.cluster.open("GET", path + since, timeout=60) as stream:
+                    if tries and not self.is_there():
+                        return  # the stream is that of another pod of this name
                     again = sum(recent.values(), Counter())
                     begins = True
                     shown = True
@@ -905,7 +924,7 @@ class Replica:
                             if shown:
                                 second = (found[1] + found[2]).decode()
                                 recent.setdefault(second, Counter())[stamp] += 1
-                                tries = 0
+                                tries = min(tries, 1)
                                 for old in sorted(recent)[:-2]:
                                     del recent[old]
                             else:

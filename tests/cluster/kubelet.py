@@ -71,6 +71,7 @@ class Kubelet:
         self._nodes = itertools.count(1)
         self._held: dict[str, tuple[str, str]] = {}
         self._pods: dict[str, Pod] = {}
+        self._removed: dict[str, Pod] = {}
         self._ending = False
         self._lock = threading.RLock()
 
@@ -147,8 +148,9 @@ class Kubelet:
         return [container.process for container in found.containers.values() if container.process]
 
     def log(self, pod: str, container: str = "") -> str:
-        """Return what a pod has written until now."""
-        found = next(each for each in reversed(list(self._pods.values())) if each.name == pod)
+        """Return what a pod has written until now, or until it was removed."""
+        pods = [*self._removed.values(), *self._pods.values()]
+        found = next(each for each in reversed(pods) if each.name == pod)
         return (found.containers[container] if container else next(iter(found.containers.values()))).log.text
 
     def new_address(self) -> str:
@@ -187,7 +189,7 @@ class Kubelet:
             if event == "DELETED":
                 if pod:
                     pod.leave()
-                    del self._pods[uid]
+                    self._removed[uid] = self._pods.pop(uid)
             elif pod:
                 pod.update(manifest)
             elif self._is_for_here(manifest):

@@ -145,6 +145,7 @@ def test_a_quota_for_pods(namespace: Namespace, kubelet: Kubelet, tmp_path: Path
     app, _ = waiting(tmp_path)
     attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
     attempt.says("it has no pods yet")
+    attempt.says("kubectl describe jobs.batch train-")
 
 
 def test_a_quota_for_jobs(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
@@ -161,7 +162,8 @@ def test_a_right_is_missing(namespace: Namespace, kubelet: Kubelet, tmp_path: Pa
     attempt = Stage(namespace, kubelet, tmp_path, python(TRAIN), engine="jobset").start()
     assert attempt.ended() == 1
     assert "cannot get resource" in attempt.log
-    assert "torchx-kfp rbac --engine jobset | kubectl apply -f -" in attempt.log
+    account = f"--namespace {namespace.name} --service-account pipeline-runner"
+    assert f"torchx-kfp rbac --engine jobset {account} | kubectl apply -f -" in attempt.log
     assert attempt.log.count("jobsets.jobset.x-k8s.io") == 1
 
 

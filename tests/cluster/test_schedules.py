@@ -47,19 +47,21 @@ TOGETHER = 6
 class Life:
     """One attempt: faults of its first requests, and the request at which it is killed, if it is.
 
-    It is killed before the API server gets the request, or after the API server has handled it.
+    It is killed before the API server gets the request, or after the API server has handled it. With its node, its pod
+    is gone, too.
     """
 
     faults: Sequence[Fault]
     killed_at: int | None = None
     when: Literal["before", "after"] = "before"
+    with_node: bool = False
 
 
 faults = st.lists(
     st.sampled_from([None, None, None, None, None, "cut", "lost", "half", 500, 503, 429, 401, 0.3, Lines(1)]),
     max_size=12,
 )
-killed = st.builds(Life, faults, st.integers(0, 14), st.sampled_from(["before", "after"]))
+killed = st.builds(Life, faults, st.integers(0, 14), st.sampled_from(["before", "after"]), st.booleans())
 schedules = st.builds(lambda lives, last: (*lives, Life(last)), st.lists(killed, min_size=1, max_size=3), faults)
 
 
@@ -96,6 +98,8 @@ def run_schedule(
             server.after = lambda request, at=at: at("after", request)
             attempt = stage.start(node=f"w{number}(0).train(0).executor({{}})")
             codes.append(attempt.ended())
+            if life.with_node:
+                namespace.api.delete(namespace.path("pods", name), gracePeriodSeconds=0)
             if "run_id" in attempt.outputs:
                 run_ids.append(attempt.run_id)
             log += f"--- {codes[-1]}, {[f'{each} {each.fault}' for each in server.requests]}\n{attempt.log}"

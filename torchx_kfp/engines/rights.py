@@ -27,7 +27,7 @@ def launcher_rules(engine: type[Engine]) -> tuple[Rule, ...]:
     group, resource = engine.RESOURCE
     return (
         Rule(group, resource, ("create", "get", "patch", "delete")),
-        *(Rule(group, resource, ("create", "get")) for group, resource in engine.COMPANIONS),
+        *(Rule(group, resource, ("create", "get", "patch")) for group, resource in engine.COMPANIONS),
         Rule("", "pods", ("list",)),
         Rule("", "pods/log", ("get",)),
     )
