@@ -612,6 +612,21 @@ def test_all_of_them_are_named_at_once() -> None:
         component_from_function(several)
 
 
+def test_the_suggested_call_has_the_options_of_the_stage() -> None:
+    options: dict[str, Any] = {"engine": "job", "results": {"loss": float}}
+    with pytest.raises(AppDefError, match="Give them as constants") as error:
+        component_from_function(dist.ddp, script="train.py", image="image:1", j="2x1", **options)
+    call = str(error.value).rpartition("Give them as constants: ")[2]
+    assert "script='train.py'" in call
+    assert "engine='job', results={'loss': float}" in call or "results={'loss': float}, engine='job'" in call
+
+
+def test_a_misspelled_option_of_the_stage() -> None:
+    for option, meant in {"engin": "engine", "replica": "replicas", "result": "results", "imag": "image"}.items():
+        with pytest.raises(AppDefError, match=says(f"no parameter {option!r}", f"Did you mean {meant!r}?", "options")):
+            component_from_function(dist.ddp, script="train.py", **{option: "job"})
+
+
 def test_as_many_replicas_as_the_function_says() -> None:
     with pytest.raises(AppDefError, match="replicas"):
         component_from_function(replicas, count=2)

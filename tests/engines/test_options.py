@@ -1,5 +1,7 @@
 """``engine`` and ``replicas`` of each authoring function, and the options of engines: what they do, what is wrong."""
 
+# The oldest supported kfp knows only typing's names of generic types.
+# ruff: noqa: UP006, UP035
 # No annotations from __future__: KFP reads the annotations of pipeline functions.
 
 import dataclasses
@@ -8,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import pytest
 import yaml
@@ -298,7 +300,7 @@ def test_a_channel_for_one_of_several_roles() -> None:
 def test_items_may_be_numbers() -> None:
     """To KFP, the items of a list of an unknown type are text. They are checked when the stage starts."""
 
-    def pipeline(unknown: list, numbers: list[int]) -> None:
+    def pipeline(unknown: list, numbers: List[int]) -> None:
         made = app(role())
         with dsl.ParallelFor(unknown) as item:
             task_from_app(made, engine="job", replicas=item)

@@ -148,10 +148,11 @@ def make_function_component(
         shared: options of the stage, even if the function has a parameter with such a name.
         given: constants, and options if the function does not have a parameter with such a name.
     """
-    known = {"tracked", "reads", *ComponentOptions.__annotations__} - {"name"} - set(inspect.signature(fn).parameters)
+    own = {"name", *inspect.signature(fn).parameters}
+    known = [option for option in ("tracked", "reads", *ComponentOptions.__annotations__) if option not in own]
     constants = {name: value for name, value in given.items() if name not in known}
     options = {**shared, **{name: value for name, value in given.items() if name in known}}
-    built = call_function(fn, constants)
+    built = call_function(fn, constants, options, known)
     tracked, reads = options.pop("tracked", False), options.pop("reads", ())
     return emit.StageComponent(
         _plan_component(built.app, tracked, reads, options, parameters=built.parameters, description=built.description)

@@ -16,7 +16,7 @@ import textwrap
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.values.names import is_input_name
 from torchx_kfp.adapter.values.references import Reference, parameter
 from torchx_kfp.errors import AppDefError
+from torchx_kfp.text import did_you_mean
 
 _IR_TYPES = {python: ir for ir, python in PYTHON_TYPES.items()}
 
@@ -41,18 +42,29 @@ class FunctionApp:
     description: str | None
 
 
-def call_function(fn: Callable[..., specs.AppDef], constants: Mapping[str, Any]) -> FunctionApp:
+def call_function(
+    fn: Callable[..., specs.AppDef],
+    constants: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    known: Collection[str] = (),
+) -> FunctionApp:
     """Call the function with these constants, and stand-ins for all other parameters.
+
+    Args:
+        fn: a function that returns an AppDef.
+        constants: values of its parameters.
+        options: the options of the stage, for the call that an error suggests.
+        known: the names of all options, for errors.
 
     Raises:
         AppDefError: a parameter that must be a constant is not one.
     """
     signature = inspect.signature(fn)
-    _check_constants(fn, signature, constants)
+    _check_constants(fn, signature, constants, known)
     inputs = dict(_inputs(fn, signature, constants))
     defaults = {reference: signature.parameters[name].default for name, reference in inputs.items()}
     return FunctionApp(
-        app=_call(fn, signature, constants, inputs),
+        app=_call(fn, signature, constants, inputs, options or {}),
         parameters={
             reference: NO_DEFAULT if default is inspect.Parameter.empty else default
             for reference, default in defaults.items()
@@ -61,11 +73,15 @@ def call_function(fn: Callable[..., specs.AppDef], constants: Mapping[str, Any])
     )
 
 
-def _check_constants(fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any]) -> None:
+def _check_constants(
+    fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any], options: Collection[str]
+) -> None:
     for name in constants:
         if name not in signature.parameters:
             known = ", ".join(signature.parameters) or "none"
-            raise AppDefError(f"{_title(fn)} has no parameter {name!r}. Its parameters are: {known}.")
+            hint = did_you_mean(name, [*signature.parameters, *options])
+            also = f" The options of a stage are: {', '.join(options)}." if options else ""
+            raise AppDefError(f"{_title(fn)} has no parameter {name!r}.{hint} Its parameters are: {known}.{also}")
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL and not isinstance(constants[name], list | tuple):
             raise AppDefError(f"{name}={constants[name]!r} is for *{name} of the function {_name(fn)!r}: give a list.")
@@ -120,6 +136,7 @@ def _call(
     signature: inspect.Signature,
     constants: Mapping[str, Any],
     inputs: Mapping[str, Reference],
+    options: Mapping[str, Any],
 ) -> specs.AppDef:
     """Build the AppDef with stand-ins for the inputs.
 
@@ -169,26 +186,33 @@ def _call(
         for name in fixed:
             values[name] = signature.parameters[name].default
     if wrong:
-        _refuse_inputs(fn, signature, constants, wrong)
+        _refuse_inputs(fn, signature, {**constants, **options}, wrong)
     if not isinstance(app, specs.AppDef):
         raise AppDefError(f"{_title(fn)} returned {app!r}, but a TorchX component returns an AppDef.")
     return app
 
 
 def _refuse_inputs(
-    fn: Callable[..., Any], signature: inspect.Signature, constants: Mapping[str, Any], wrong: Mapping[str, str]
+    fn: Callable[..., Any], signature: inspect.Signature, others: Mapping[str, Any], wrong: Mapping[str, str]
 ) -> NoReturn:
     lines = [f"- {name!r}: {why}" for name, why in wrong.items()]
     defaults = {name: signature.parameters[name].default for name in wrong}
     given = [
         *(f"{name}={'...' if value is inspect.Parameter.empty else repr(value)}" for name, value in defaults.items()),
-        *(f"{name}={value!r}" for name, value in constants.items()),
+        *(f"{name}={_code_of(value)}" for name, value in others.items()),
     ]
     raise AppDefError(
         f"{_title(fn)} uses parameters for more than text, so KFP cannot fill them in at run time:\n"
         + "\n".join(lines)
         + f"\nGive them as constants: component_from_function({_name(fn)}, {', '.join(given)})."
     ) from None
+
+
+def _code_of(value: object) -> str:
+    """Return code for a value: a class, such as the type of a result, has no code in its repr."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_code_of(item)}' for key, item in value.items())}}}"
+    return value.__name__ if isinstance(value, type) else repr(value)
 
 
 def _line_of(fn: Callable[..., Any], error: BaseException) -> str:
