@@ -17,7 +17,7 @@ from kfp import dsl
 from torchx.components import dist, utils
 from torchx.specs import AppDef, Role
 import torchx_kfp
-from torchx_kfp import publish_results, task_from_app
+from torchx_kfp import engines, publish_results, task_from_app
 
 def app(name="train", **fields):
     return AppDef(name, [Role(name, image="i", entrypoint="python", args=["-m", "app"], **fields)])
@@ -51,6 +51,21 @@ MISTAKES = {
     ),
     'tracked(app(), result={"a": float})': "task_from_app() has no argument 'result'. Did you mean 'results'?",
     "torchx_kfp.Stages().task(app(), read=None)": "task() has no argument 'read'. Did you mean 'reads'?",
+    'torchx_kfp.Stages(engine="job")': (
+        "Stages() has no argument 'engine'. It is not shared by stages: give it to task(). Its options: secrets,"
+    ),
+    'torchx_kfp.Stages(trackr_base="r")': "Stages() has no argument 'trackr_base'. Did you mean 'tracker_base'? Its options",
+    'torchx_kfp.Stages().task(app(), queue="gpus")': (
+        "task() has no argument 'queue'. queue is an option of the engine: engine=engines.Job(queue='gpus')."
+    ),
+    'task_from_app(app(), logs="first")': (
+        "task_from_app() has no argument 'logs'. logs is an option of the engine: engine=engines.Job(logs=...). Its"
+    ),
+    'engines.Job(succeeds_with=["a"])': (
+        "Job() has no argument 'succeeds_with'. engines.JobSet and engines.Volcano have it. Its arguments: queue,"
+    ),
+    "engines.Job(min_available=1)": "Job() has no argument 'min_available'. engines.Volcano has it.",
+    "engines.Jobset()": "has no attribute 'Jobset'. Did you mean 'JobSet'?",
     'torchx_kfp.publish_results(t, imag="i")': "publish_results() has no argument 'imag'. Did you mean 'image'?",
     'utils.sh("echo", img="i")': "sh() has no argument 'img'. Did you mean 'image'? Its arguments: args, image,",
     'dist.ddp(script="t.py", j="1x1", imag="i")': "ddp() has no argument 'imag'. Did you mean 'image'?",

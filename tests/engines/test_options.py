@@ -212,6 +212,8 @@ ENGINES_GIVEN: list[tuple[object, tuple[str, ...]]] = [
     ("jobsets", ("engine is 'jobsets'", "Did you mean 'jobset'?", "'job', 'jobset', 'volcano'", "Job(queue='gpus')")),
     ("Job", ("engine is 'Job'", "Did you mean 'job'?")),
     ("", ("engine is ''",)),
+    ("kueue", ("engine is 'kueue'", "Kueue is a queue", "engines.Job(queue='...')")),
+    ("trainer", ("engine is 'trainer'", "Kubeflow Trainer", "'jobset'")),
     (True, ("engine is True",)),
     (5, ("engine is 5", "torchx_kfp.engines")),
     (["job"], ("engine is ['job']",)),
@@ -230,10 +232,10 @@ REPLICAS: list[tuple[AppDef, Any, tuple[str, ...]]] = [
     (app(role()), 0, ("replicas of role 'trainer'", "0", "1 or more")),
     (app(role()), 4, ("replicas of role 'trainer' is 4", "num_replicas", "3")),
     (app(role(min_replicas=2)), 1, ("replicas of role 'trainer' is 1", "min_replicas", "is 2", "j='1:3x")),
-    (app(role()), True, ("replicas of role 'trainer'", "True", "number")),
-    (app(role()), "2", ("replicas of role 'trainer'", "'2'", "(str)")),
+    (app(role()), True, ("replicas of role 'trainer'", "True", "whole number, 1 or more")),
+    (app(role()), "2", ("replicas of role 'trainer'", "'2'", "(str)", "whole number, 1 or more")),
     (app(role()), 2.5, ("replicas of role 'trainer'", "2.5", "whole number")),
-    (app(role()), [2], ("replicas of role 'trainer'", "[2]")),
+    (app(role()), [2], ("replicas of role 'trainer'", "[2]", "whole number, 1 or more")),
     (app(role()), float("nan"), ("replicas of role 'trainer'", "nan")),
     (app(role()), {"trainr": 2}, ("'trainr'", "Did you mean 'trainer'?", "Its roles: 'trainer'")),
     (app(role()), {5: 2}, ("the role 5", "Its roles: 'trainer'")),
@@ -344,8 +346,30 @@ def _component_with_a_channel(n: int = 2) -> None:
 
 
 def test_an_engine_is_not_shared() -> None:
-    with pytest.raises(TypeError, match=says("Stages()", "'engine'", "tracker_base")):
+    with pytest.raises(TypeError, match=says("Stages()", "'engine'", "give it to task()", "tracker_base")):
         Stages(engine="job")  # type: ignore[call-arg]
+
+
+def test_options_of_an_engine_are_not_those_of_a_stage() -> None:
+    with pytest.raises(TypeError, match=says("Stages.task()", "'logs'", "engine=engines.Job(logs='first')")):
+        Stages().task(app(role()), engine="job", logs="first")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=says("'succeeds_with'", "engine=engines.JobSet(succeeds_with='a')")):
+        component_from_app(app(role()), engine="job", succeeds_with="a")  # type: ignore[call-arg]
+
+
+def test_a_misspelled_engine() -> None:
+    with pytest.raises(AttributeError, match=says("torchx_kfp.engines", "'Jobset'", "Did you mean 'JobSet'?")):
+        engines.Jobset  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("option", [field.name for field in dataclasses.fields(Volcano)])
+def test_an_option_of_an_engine_is_no_channel(option: str) -> None:
+    def pipeline(text: str) -> None:
+        values: dict[str, Any] = {"labels": {"a": f"{text}"}, "annotations": {"a": text}, "succeeds_with": [text]}
+        Volcano(**{option: values.get(option, text)})
+
+    with pytest.raises(ChannelError, match=says("Volcano", option, "channel", "when the pipeline is compiled")):
+        compile_pipeline(pipeline)
 
 
 def test_results_need_a_tracker_base() -> None:
@@ -359,7 +383,7 @@ def test_results_need_a_tracker_base() -> None:
 # Options of engines
 
 WRONG: list[tuple[str, Any, tuple[str, ...]]] = [
-    ("queue", "My Queue", ("queue='My Queue'", "name")),
+    ("queue", "My Queue", ("queue='My Queue'", "name", "small letters, digits")),
     ("queue", "", ("queue=''",)),
     ("queue", 5, ("queue=5",)),
     ("priority_class", "High", ("priority_class='High'",)),
@@ -375,7 +399,8 @@ WRONG: list[tuple[str, Any, tuple[str, ...]]] = [
     ("labels", {"a b": "c"}, ("'a b': 'c' in labels",)),
     ("labels", {"a": "b c"}, ("'a': 'b c' in labels", "63")),
     ("labels", {"a": "x" * 64}, ("labels", "63")),
-    ("labels", {"a": 1}, ("'a': 1 in labels",)),
+    ("labels", {"a": 1}, ("'a': 1 in labels", "Give text", "'1'")),
+    ("annotations", {"a": 1}, ("'a': 1 in annotations", "Give text", "'1'")),
     ("annotations", {5: "c"}, ("5: 'c' in annotations",)),
     ("annotations", {"a": None}, ("'a': None in annotations",)),
 ]

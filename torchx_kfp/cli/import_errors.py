@@ -7,12 +7,13 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torchx_kfp
+from torchx_kfp import engines
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.text import counted, did_you_mean
 
@@ -92,14 +93,25 @@ def _unexpected(frame: FrameType, error: BaseException) -> str | None:
     name = found[1].removesuffix(".__init__").rpartition(".")[2]
     for function in _functions(frame, name):
         try:
-            parameters = list(inspect.signature(function).parameters)
+            parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):
             continue
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
         if found[2] not in parameters:
             takes = ", ".join(parameters) or "none"
-            return f"{name}() has no argument {found[2]!r}.{did_you_mean(found[2], parameters)} Its arguments: {takes}."
+            hint = _engine_hint(function, parameters, found[2]) or did_you_mean(found[2], parameters)
+            return f"{name}() has no argument {found[2]!r}.{hint} Its arguments: {takes}."
     # The functions of this package that take a TypedDict say the rest themselves.
     return f"{name}() has no argument {found[2]!r}{str(error)[found.end() :] or '.'}"
+
+
+def _engine_hint(function: Callable[..., Any], parameters: Collection[str], name: str) -> str:
+    """Say which engine has an option that was given to another one, or to a stage; empty if none has it."""
+    if isinstance(function, type) and issubclass(function, engines.Engine):
+        have = " and ".join(f"engines.{kind}" for kind in engines.engines_with(name))
+        return f" {have} {'have' if ' and ' in have else 'has'} it." if have else ""
+    return engines.option_hint(name) if "engine" in parameters else ""
 
 
 def _functions(frame: FrameType, name: str) -> Iterator[Callable[..., Any]]:

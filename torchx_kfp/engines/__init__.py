@@ -12,7 +12,9 @@ An engine is pure data: its options, and a function from roles to manifests.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torchx_kfp.engines.engine import Engine
 from torchx_kfp.engines.job import Job
@@ -25,6 +27,12 @@ __all__ = ["ENGINES", "Engine", "Job", "JobSet", "Volcano", "read_engine"]
 
 #: The engines by name. A name stands for the engine with its default options.
 ENGINES: Mapping[str, type[Engine]] = {kind.NAME: kind for kind in (Job, JobSet, Volcano)}
+
+#: What else people take for an engine.
+_OTHERS = {
+    "kueue": "Kueue is a queue: engine=engines.Job(queue='...').",
+    "trainer": "Kubeflow Trainer brings the controller for 'jobset'.",
+}
 
 
 def read_engine(engine: object) -> Engine | None:
@@ -39,8 +47,28 @@ def read_engine(engine: object) -> Engine | None:
         return engine()
     if isinstance(engine, str) and engine in ENGINES:
         return ENGINES[engine]()
-    hint = did_you_mean(engine, ENGINES) if isinstance(engine, str) else ""
+    hint = ""
+    if isinstance(engine, str):
+        other = _OTHERS.get(engine.lower())
+        hint = f" {other}" if other else did_you_mean(engine, ENGINES)
     raise AppDefError(
         f"engine is {engine!r}.{hint} Give {', '.join(map(repr, ENGINES))}, or one of torchx_kfp.engines with options, "
         "such as Job(queue='gpus')."
     )
+
+
+def engines_with(option: str) -> list[str]:
+    """Return the names of the classes of engines that have this option."""
+    return [kind.__name__ for kind in ENGINES.values() if option in {field.name for field in dataclasses.fields(kind)}]
+
+
+def option_hint(option: str, value: str = "...") -> str:
+    """Return a sentence, with a space before it, that says where an option of engines belongs; else nothing."""
+    kinds = engines_with(option)
+    return f" {option} is an option of the engine: engine=engines.{kinds[0]}({option}={value})." if kinds else ""
+
+
+if not TYPE_CHECKING:  # type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from torchx_kfp.errors import AppDefError
+from torchx_kfp.errors import AppDefError, ChannelError
 
 #: A JSON object for the launcher's ``fill``.
 Manifest = dict[str, Any]
@@ -20,6 +20,7 @@ SHORTEST_TTL = 900
 _DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 #: Kubernetes' rules for names of labels and annotations, and for values of labels.
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_NAME_RULE = "small letters, digits, '-' and '.', with a letter or digit at both ends"
 _QUANTITY = re.compile(r"[1-9][0-9]*([kMGT]|[KMGT]i)?", re.ASCII)
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 
@@ -131,10 +132,18 @@ class Engine:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            # Text of kfp: this module is imported without it.
+            if "{{channel:" in f"{value}":
+                raise ChannelError(
+                    f"{option.name} of {type(self).__name__} is or contains a pipeline channel. It must be known "
+                    "when the pipeline is compiled: give a constant."
+                )
         for name in ("queue", "priority_class", "service_account"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and _DNS_NAME.fullmatch(value)):
-                raise self._error(f"{name}={value!r}, which is not the name of a Kubernetes object")
+                raise self._error(f"{name}={value!r}, which is not the name of a Kubernetes object: {_NAME_RULE}")
         if self.queue is not None and not _VALUE.fullmatch(self.queue):
             raise self._error(f"queue={self.queue!r}, but the name of a queue has at most 63 characters")
         if self.shared_memory is not None and not (
@@ -163,7 +172,9 @@ class Engine:
         if not isinstance(pairs, Mapping):
             raise self._error(f"{name}={pairs!r}. Give a dict of text")
         for key, value in pairs.items():
-            if not (isinstance(key, str) and _KEY.fullmatch(key)) or not isinstance(value, str):
+            if not isinstance(value, str):
+                raise self._error(f"{key!r}: {value!r} in {name}. Give text, such as {str(value)!r}")
+            if not (isinstance(key, str) and _KEY.fullmatch(key)):
                 raise self._error(f"{key!r}: {value!r} in {name}, which Kubernetes does not accept there")
             if name == "labels" and not _VALUE.fullmatch(value):
                 raise self._error(

@@ -25,7 +25,7 @@ from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.stage.secrets import Secrets, read_secrets
 from torchx_kfp.adapter.stage.trackers import Trackers, read_trackers
 from torchx_kfp.adapter.values.references import Parts
-from torchx_kfp.engines import Engine, read_engine
+from torchx_kfp.engines import Engine, option_hint, read_engine
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.text import did_you_mean
 
@@ -142,9 +142,11 @@ def check_names(function: str, options: Mapping[str, object], known: type[Any], 
         TypeError: an option is not a key of the ``TypedDict``.
     """
     names = [*listed, *known.__annotations__]
-    for name in options:
+    for name, value in options.items():
         if name not in names:
+            hint = option_hint(name, repr(value)) or did_you_mean(name, names)
+            if known is SharedOptions and name in ("reads", *TaskOptions.__annotations__):
+                hint = " It is not shared by stages: give it to task()."
             raise TypeError(
-                f"{function}() got an unexpected keyword argument {name!r}.{did_you_mean(name, names)} "
-                f"Its options: {', '.join(names)}."
+                f"{function}() got an unexpected keyword argument {name!r}.{hint} Its options: {', '.join(names)}."
             )

@@ -6,6 +6,7 @@ Where an engine makes a difference, ``WITH_ENGINE`` says which; everything else 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -287,10 +288,9 @@ def _field(key: object) -> str:
 
 
 def _count(value: object, where: str) -> int:
-    count = number(value, where)
-    if count != int(count) or count < 1:
-        raise AppDefError(f"{where} is {value!r}; give a whole number, 1 or more.")
-    return int(count)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value % 1:
+        raise AppDefError(f"{where} is {value!r} ({type(value).__name__}); give a whole number, 1 or more.")
+    return int(value)
 
 
 def _shown(value: object) -> str:
