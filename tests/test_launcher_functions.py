@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp import launcher
+from torchx_kfp.pipeline.distributed import replicas_in
 
 #: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.
 CONSTANTS = ["$(HOME)", "$$5", "${X}", "100%", "%(name)s", "@name", "{{workflow.name}}", ""]
@@ -341,6 +342,27 @@ def test_numbers_of_replicas_of_any_kind(text: str) -> None:
 
 def test_a_number_of_replicas_that_the_pipeline_fixes() -> None:
     assert launcher.count({"name": "trainer", "most": 4}, []) == 4
+
+
+def test_few_replicas_that_still_run_have_names() -> None:
+    assert launcher.tally(["a/1", "a/0"], 2, 0) == "2 of 2 replicas run"
+    assert launcher.tally(["b/0", "a/1"], 5, 3) == "2 of 5 replicas run (a/1, b/0), 3 succeeded"
+    assert launcher.tally(["a/0", "a/1", "a/2", "a/3"], 5, 1) == "4 of 5 replicas run, 1 succeeded"
+    assert launcher.tally([], 2, 1) == "0 of 2 replicas run, 1 succeeded"
+    for text in (launcher.tally(["a/0"], 2, 1), launcher.tally(["a/0"], 1, 0)):
+        assert replicas_in(f"torchx-kfp: {text}") == (1, 2 if "succeeded" in text else 1)
+
+
+@pytest.mark.parametrize("prefix", [b"[0]:", b"[default12]:", b"[my-role0]:"])
+def test_last_lines_under_torchrun(prefix: bytes) -> None:
+    own = [prefix + b"one\n", prefix + b"  two\n"]
+    assert launcher.last_lines([*own, b"box\n", prefix + b"\n", b"box\n"], 8) == own
+    assert launcher.last_lines([*own, b"box\n"], 1) == own[1:]
+
+
+@pytest.mark.parametrize("lines", [[], [b"a\n", b"[INFO]: b\n"], [b"[0]: \n", b"a [0]:b\n"]])
+def test_last_lines_without_torchrun(lines: list[bytes]) -> None:
+    assert launcher.last_lines(lines, 8) == lines
 
 
 parts = st.lists(st.none() | st.integers(0, 3), max_size=6)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -118,7 +119,7 @@ def lines(output: bytes, label: str) -> list[str]:
 def said(process: subprocess.CompletedProcess[bytes]) -> list[str]:
     """Return what the launcher has said, but for how many replicas run."""
     spoken = process.stderr.decode().splitlines()
-    return [line.removeprefix("torchx-kfp: ") for line in spoken if not line.endswith("replicas run")]
+    return [line.removeprefix("torchx-kfp: ") for line in spoken if "replicas run" not in line]
 
 
 @either_way
@@ -175,6 +176,40 @@ def test_a_single_replica_is_not_called_the_first() -> None:
     process = launch(shell("train", 1, "echo oh; exit 4"))
     assert (process.returncode, said(process)) == (4, ["train/0 failed with exit code 4"])
     assert process.stdout == b"train/0 | oh\n"
+
+
+TORCHRUN = r"""
+print("[0]:epoch 1\n[0]:ValueError: bad loss\nE1122 api.py:1002] failed\n" + "Traceback\n" * 30 + "[0]:\n  rank")
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_last_lines_are_those_of_the_application_and_not_of_torchrun(replicas: int) -> None:
+    others = [shell("other", 1, "exec sleep 300")] * (replicas - 1)
+    process = launch(python("train", 1, TORCHRUN), *others)
+    last = "train/0 failed first, with" if replicas > 1 else "train/0 failed, with"
+    assert f"{last} exit code 1; its last lines:" in said(process)
+    assert process.stdout.decode().splitlines()[-2:] == [
+        "  train/0 | [0]:epoch 1",
+        "  train/0 | [0]:ValueError: bad loss",
+    ]
+
+
+def test_the_last_replicas_have_names() -> None:
+    process = launch(shell("train", 2, "true"), shell("server", 1, "exec sleep 1.5"))
+    counts = [line for line in process.stderr.decode().splitlines() if "replicas run" in line]
+    assert counts[0] == "torchx-kfp: 3 of 3 replicas run"
+    assert counts[-1] == "torchx-kfp: 1 of 3 replicas run (server/0), 2 succeeded"
+
+
+def test_a_port_on_which_another_program_listens() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        process = launch(shell("train", 1, "true", ports=[port]))
+    assert process.returncode == 0
+    (message,) = said(process)
+    assert re.search(says("another program on this machine", f"port {port}"), message)
 
 
 def test_a_program_that_does_not_exist() -> None:

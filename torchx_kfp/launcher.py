@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Seconds for which the API server may not answer.
 PATIENCE = 600
+#: The lines of a replica that are kept: torchrun ends its output with about 35 of its own.
+KEPT = 100
 #: Seconds that replicas have to end after SIGTERM, on this machine.
 GRACE = 10
 
@@ -122,6 +124,17 @@ def count(role: Mapping[str, Any], words: Sequence[str], /) -> int:
     return int(number)
 
 
+def tally(labels: Sequence[str], total: int, done: int, /) -> str:
+    """Return how many replicas run, by name if only few are left."""
+    names = f" ({', '.join(sorted(labels))})" * (done > 0 and 0 < len(labels) <= 3)
+    return f"{len(labels)} of {total} replicas run{names}" + f", {done} succeeded" * (done > 0)
+
+
+def last_lines(lines: Sequence[bytes], most: int, /) -> Sequence[bytes]:
+    """Return the last lines of a replica; under ``torchrun --tee``, those of its processes (``[trainer0]:text``)."""
+    return ([line for line in lines if re.match(rb"\[[^]\s]*\d\]:.*\S", line)] or list(lines))[-most:]
+
+
 # On this machine
 
 
@@ -136,7 +149,12 @@ def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
     # Signals are blocked and waited for: none is lost while replicas are being started.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    held = [hold_port(port) for port in sorted({port for role in spec["roles"] for port in role["ports"]})]
+    ports = sorted({port for role in spec["roles"] for port in role["ports"]})
+    held = [hold_port(port) for port in ports]
+    for port in ports:
+        with contextlib.suppress(OSError, OverflowError):
+            socket.create_connection(("localhost", port), 1).close()
+            say(f"another program on this machine listens on port {port}, which is in the port_map of a role")
     for attempt in range(spec["restarts"] + 1):
         if attempt:
             say(f"starting all replicas again ({attempt} of {spec['restarts']})")
@@ -213,7 +231,7 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
         child.returncode = 0  # Popen must not wait for it
         running[child.pid] = position, index
         label = f"{role['name']}/{index}"
-        lines = last[label] = deque(maxlen=8)
+        lines = last[label] = deque(maxlen=KEPT)
         readers.append(threading.Thread(target=copy_lines, args=(label, child.stdout, lines, latest), daemon=True))
         return readers[-1]
 
@@ -241,12 +259,14 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     first = ""
     deadline = 0.0
     say(f"{total} of {total} replicas run")
-    told = total
+    told = f"{total} of {total} replicas run"
     while running:
         caught = signal.sigtimedwait(SIGNALS, 0.5)
-        if caught is None and code is None and told != len(running):
-            told = len(running)
-            say(f"{told} of {total} replicas run")
+        labels = [f"{spec['roles'][position]['name']}/{index}" for position, index in running.values()]
+        text = tally(labels, total, total - len(running))
+        if caught is None and code is None and told != text:
+            told = text
+            say(text)
         if caught and caught.si_signo != signal.SIGCHLD:
             send(caught.si_signo)
             if caught.si_signo in ENDING:
@@ -293,10 +313,11 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     patience = time.monotonic() + 2
     for reader in readers:
         reader.join(max(0.0, patience - time.monotonic()))
-    if first and first not in latest and total > 1:
-        # People look at the end of a log, and the others have printed something since.
-        say(f"{first} failed first, with exit code {code}" + ("; its last lines:" if last[first] else ""))
-        for line in last[first]:
+    lines = last_lines(last[first], 8) if first else ()
+    if first and ((first not in latest and total > 1) or lines != list(last[first])[-8:]):
+        # People look at the end of a log, and the others, or torchrun, have printed something since.
+        say(f"{first} failed{' first' * (total > 1)}, with exit code {code}" + "; its last lines:" * bool(lines))
+        for line in lines:
             show(f"  {first}", line)
     return code or 0, stopped
 
@@ -778,9 +799,7 @@ class Stage:
         present = [self.replicas[uid] for uid in seen]
         total = sum(self.counts)
         done = sum(replica.ended != "" and not replica.code for replica in present)
-        text = f"{sum(replica.runs for replica in present)} of {total} replicas run" + f", {done} succeeded" * (
-            done > 0
-        )
+        text = tally([replica.label for replica in present if replica.runs], total, done)
         if done == total:
             text = f"all {total} replicas succeeded"
         waiting = min(((replica.label, *replica.waiting) for replica in present if replica.waiting), default=())
@@ -811,7 +830,7 @@ class Stage:
         lines = list(first.lines)
         if not lines and not first.gone:
             try:
-                path = f"{self.path('api/v1', 'pods')}/{first.pod}/log?container={first.container}&tailLines=20"
+                path = f"{self.path('api/v1', 'pods')}/{first.pod}/log?container={first.container}&tailLines={KEPT}"
                 with self.cluster.open("GET", path) as answer:
                     lines = answer.read(1 << 16).splitlines()
             except (OSError, http.client.HTTPException):
@@ -821,7 +840,7 @@ class Stage:
             f"{self.name} failed{message}\n{first.label} (pod {first.pod}, node {first.node}) {what}"
             + ("; its last lines:" if lines else "")
         )
-        for line in lines:
+        for line in last_lines(lines, 20):
             show(f"  {first.label}", line)
         return first.code if 0 < first.code < 256 else 1
 
@@ -841,7 +860,7 @@ class Replica:
         first = role == stage.spec["roles"][0]["name"] and index == "0"
         self.follows = {"all": True, "first": first, "none": False}[stage.spec["logs"]]
         self.reader: threading.Thread | None = None
-        self.lines: deque[bytes] = deque(maxlen=20)
+        self.lines: deque[bytes] = deque(maxlen=KEPT)
         self.node = ""
         self.ended = ""
         self.code = 0

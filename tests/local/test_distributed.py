@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kfp import compiler, dsl, kubernetes
+from torchx.components import dist
 from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role
 
 from tests.facts import says
@@ -191,6 +192,27 @@ def test_a_script_that_is_missing(execute_failing):
 
     (stage,) = execute_failing(pipeline).stages
     assert "there is no 'no-such.py'" in stage.reason
+
+
+def test_a_script_that_torchrun_misses(execute_failing, tmp_path, monkeypatch):
+    torchrun = tmp_path / "bin" / "torchrun"
+    torchrun.parent.mkdir()
+    torchrun.write_text("#!/bin/sh\nexit 1\n")
+    torchrun.chmod(0o755)
+    env = {"PATH": f"{torchrun.parent}:{os.environ['PATH']}"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").touch()
+
+    @dsl.pipeline
+    def pipeline():
+        for name in ("there", "missing"):
+            app = dist.ddp("--config", "x.py", script=f"{name}.py", image="i", name=name, j="1:2x1", env=dict(env))
+            task_from_app(app, engine="job")
+
+    reasons = {stage.name: stage.reason for stage in execute_failing(pipeline).stages}
+    assert "there is no 'missing.py'" in reasons["missing"]
+    assert "--directory" in reasons["missing"]
+    assert reasons["there"] == "ended with exit code 1"
 
 
 def test_retries_are_those_of_the_engine(execute, tmp_path):

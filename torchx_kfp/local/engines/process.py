@@ -41,6 +41,8 @@ _USAGE = 2
 #: The exit code of a shell, and of ``env``, for a command that they do not find.
 _NOT_FOUND = 127
 _INSTALL = "Install it, put its folder into PATH, or run the stage in its image (--docker)"
+#: The shell program of ``dist.ddp``, and its script.
+_TORCHRUN = re.compile(r"torchrun .*? (?!-)([^\s'\"]+\.py)(?: |$)")
 _PYTHON = re.compile(r"python[\d.]*")
 # Python's options without a value.
 _OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -113,7 +115,7 @@ class StageProcess:
         """Describe how a process with this exit code ended."""
         if code == _NOT_FOUND:
             return f"{describe_exit(code)}: this machine lacks a command that it calls. {_INSTALL}"
-        script = _missing_script(self._command, self._directory) if code == _USAGE else None
+        script = _missing_script(self._command, self._directory, torchrun=code != _USAGE)
         if script is None:
             return describe_exit(code)
         return (
@@ -128,9 +130,12 @@ class StageProcess:
                     _send(pid, number)
 
 
-def _missing_script(command: Sequence[str], directory: Path) -> str | None:
-    """Return the script that Python should have run, if it is missing from the directory."""
+def _missing_script(command: Sequence[str], directory: Path, *, torchrun: bool = False) -> str | None:
+    """Return the script that Python, or torchrun in a shell program, should have run and that is not there."""
     words = fill_in(command)
+    if torchrun:
+        scripts = (found[1] for word in words if (found := _TORCHRUN.match(word)))
+        return next((script for script in scripts if not (directory / script).exists()), None)
     for place, program in enumerate(words):
         if _PYTHON.fullmatch(os.path.basename(program)):
             rest = itertools.dropwhile(_OPTION.fullmatch, words[place + 1 :])
