@@ -59,8 +59,10 @@ def everything(task: dsl.PipelineTask, memory: Any) -> None:
 
 
 @since_kfp_2_15
-def test_the_component_takes_all_that_kfp_hands_on() -> None:
-    component = distributed(app(role())).component
+@pytest.mark.parametrize("publishes", [True, False])
+def test_the_component_takes_all_that_kfp_hands_on(publishes: bool) -> None:
+    options: dict[str, Any] = {"tracker_base": "/tmp/results", "results": {"loss": float}} if publishes else {}
+    component = distributed(app(role()), **options).component
     config = component["inputDefinitions"]["parameters"]["task_config"]
     assert config == {"parameterType": "TASK_CONFIG", "isOptional": True}
     handed_on = {item["field"]: item.get("applyToTask", False) for item in component["taskConfigPassthroughs"]}
@@ -71,7 +73,7 @@ def test_the_component_takes_all_that_kfp_hands_on() -> None:
         "KUBERNETES_AFFINITY": False,
         "KUBERNETES_TOLERATIONS": False,
         "KUBERNETES_NODE_SELECTOR": False,
-        "KUBERNETES_VOLUMES": True,
+        "KUBERNETES_VOLUMES": publishes,
     }
     assert set(handed_on) == {field.name for field in dsl.TaskConfigField}
 
