@@ -134,3 +134,9 @@ def test_completion_of_engines() -> None:
     completion = ShellComplete(cli, {}, "torchx-kfp", "_TORCHX_KFP_COMPLETE")
     assert [item.value for item in completion.get_completions(["rbac", "--engine"], "")] == list(ENGINES)
     assert [item.value for item in completion.get_completions(["rbac", "--engine"], "jobs")] == ["jobset"]
+
+
+def test_the_engines_are_named_if_none_is_given(inside: Call) -> None:
+    done = inside("rbac")
+    assert done.returncode == 2
+    assert "Missing option '--engine'. Give one of 'job', 'jobset', 'volcano'." in " ".join(done.stderr.split())

@@ -342,6 +342,11 @@ def test_the_lines_of_one_replica(inside: Call, call: Call, terminal: Callable[.
     assert "trainer/1 | 1\n" in inside("logs", "latest", "train").stdout
     for words, message in (
         ((*logs, "--replica", "trainer/12"), says("'trainer/12'", "'train'. Replicas", "trainer/1, trainer/2")),
+        (
+            ("logs", "latest", "trainer/1"),
+            says(" STAGE --replica trainer/1", "Its stages: other, train"),
+        ),
+        ((*logs, "--replica", "1"), says("'1'", "Did you mean 'trainer/1'?")),
         ((*logs, "--replica", "trainr/1"), says("'trainr/1'", "Did you mean 'trainer/1'?")),
         (("logs", "latest", "--replica", "trainer/1"), says("--replica", "STAGE")),
     ):

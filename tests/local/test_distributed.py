@@ -341,22 +341,29 @@ def test_settings_of_replicas_that_are_not_applied(monkeypatch):
     def pipeline():
         env = {"IP": "field:status.podIP", "PLAIN": "1"}
         app = shell(1, "true", resource=resource, mounts=[data], env=env)
-        task_from_app(app, engine=Job(priority_class="high"))
+        task_from_app(app, engine=Job(priority_class="high", logs="first", queue="gpus"))
+
+    @dsl.pipeline
+    def another():
+        task_from_app(shell(1, "true"), engine=Volcano(ttl=1000, queue="gpus"))
 
     @dsl.pipeline
     def plain():
         task_from_app(shell(1, "true"), engine="job")
 
-    for each in (pipeline, plain):
+    for each in (pipeline, another, plain):
         run(each, watch=Heard(on_event=lambda event: told.append(getattr(event, "not_applied", None))), cache=False)
     assert list(filter(None, told)) == [
         (
             "cpu, memory and accelerator limits",
             "node selectors",
             "priority classes",
+            "the engine's logs",
+            "the engine's queue",
             "the mounts of replicas (/mnt/data)",
             "the variable IP (from the pod's status.podIP)",
-        )
+        ),
+        ("the engine's queue", "the engine's ttl"),
     ]
 
 

@@ -66,6 +66,10 @@ class KnownName(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
             self.fail(f"{value!r} is not one of {', '.join(map(repr, names))}.{did_you_mean(value, names)}", param, ctx)
         return str(value)
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """Return what follows "Missing option '--name'." """
+        return f"Give one of {', '.join(map(repr, self.known()))}."
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names that begin with this text, for the shell's completion."""
         return [CompletionItem(name) for name in self.known() if name.startswith(incomplete)]

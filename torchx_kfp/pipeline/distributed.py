@@ -15,6 +15,9 @@ from typing import Any
 
 #: The word after the specification.
 _EXECUTOR_INPUT = "{{$}}"
+#: The label of Kueue's queue, and the ``ttl`` of an engine without one.
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_TTL = 86400
 #: What the launcher prints whenever the number of running replicas has changed. Lines of a replica begin with its name.
 _COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
 
@@ -45,15 +48,40 @@ def replica_roles(words: Sequence[str]) -> list[ReplicaRole]:
     Args:
         words: a command as it was compiled, with its placeholders.
     """
+    for spec, following in _specifications(words):
+        # Another program's argument may look like it.
+        with contextlib.suppress(LookupError, TypeError, AttributeError):
+            return _roles(spec, following)
+    return []
+
+
+def engine_options(words: Sequence[str]) -> list[str]:
+    """Return the options of the stage's engine that matter to the cluster only, and that the pipeline sets.
+
+    Args:
+        words: see ``replica_roles``.
+    """
+    for spec, _ in _specifications(words):
+        with contextlib.suppress(LookupError, TypeError, AttributeError):
+            manifest = spec["object"]
+            is_set = {
+                "logs": spec["logs"] != "all",
+                "queue": _QUEUE in manifest["metadata"].get("labels", {}) or "queue" in manifest["spec"],
+                "ttl": manifest["spec"]["ttlSecondsAfterFinished"] != _TTL,
+            }
+            return [option for option, there in is_set.items() if there]
+    return []
+
+
+def _specifications(words: Sequence[str]) -> Iterator[tuple[Any, Sequence[str]]]:
+    """Yield what may be a launcher's specification, with the words after it."""
     for place, (word, following) in enumerate(itertools.pairwise(words)):
         # The program that publishes results is called in the same way.
         if following == _EXECUTOR_INPUT and word.startswith("{"):
-            # Another program's argument may look like it.
-            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            with contextlib.suppress(ValueError):
                 spec = json.loads(word)
                 if {"object", "roles"} <= spec.keys():
-                    return _roles(spec, words[place + 2 :])
-    return []
+                    yield spec, words[place + 2 :]
 
 
 def replicas_in(line: str) -> tuple[int, int] | None:

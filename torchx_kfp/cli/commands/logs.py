@@ -256,6 +256,7 @@ def _unknown_replica(replica: str, stage: str, there: Collection[str]) -> Argume
     names = sorted(there, key=lambda name: (name.rpartition("/")[0], int(name.rpartition("/")[2])))
     # Another index is not a misspelling.
     near = "" if any(name.rpartition("/")[0] == replica.rpartition("/")[0] for name in names) else replica
+    near = next((name for name in names if name.rpartition("/")[2] == replica), near)
     return ArgumentError(
         f"No replica {replica!r} has printed anything in the stage {stage!r}.{did_you_mean(near, names)} Replicas that "
         f"have: {listed(names) or 'none'}."
@@ -264,7 +265,11 @@ def _unknown_replica(replica: str, stage: str, there: Collection[str]) -> Argume
 
 def _unknown(record: RunRecord, stage: str) -> ArgumentError:
     there = list(record.run.tasks_by_stage)
+    hint = did_you_mean(stage, there)
+    if re.fullmatch(r"[a-z0-9-]+/\d+", stage):
+        several = [name for name, result in record.run.ends.items() if result.replicas]
+        name = several[0] if len(several) == 1 else "STAGE"
+        hint = f" For a replica: torchx-kfp logs {record.run_id} {name} --replica {stage}."
     return ArgumentError(
-        f"There is no stage {stage!r} in the run {record.run_id}.{did_you_mean(stage, there)} "
-        f"Its stages: {listed(there) or 'none yet'}."
+        f"There is no stage {stage!r} in the run {record.run_id}.{hint} Its stages: {listed(there) or 'none yet'}."
     )

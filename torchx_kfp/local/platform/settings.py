@@ -12,7 +12,7 @@ from typing import Any
 
 from torchx_kfp.local.platform.secrets import VARIABLES
 from torchx_kfp.local.platform.volumes import VOLUMES, volume_task
-from torchx_kfp.pipeline.distributed import ReplicaRole, replica_roles
+from torchx_kfp.pipeline.distributed import ReplicaRole, engine_options, replica_roles
 from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.protocol import OF_LAUNCHERS, RUN_ID_LABEL
 
@@ -161,8 +161,10 @@ def _of_all(component: Component) -> list[str]:
         if item["fieldPath"] not in _fields() and item["name"] not in OF_LAUNCHERS
     ]
     container = component.container
-    for role in replica_roles((*container.command, *container.args)) if container is not None else ():
+    words = (*container.command, *container.args) if container is not None else ()
+    for role in replica_roles(words):
         kinds += _of_replicas(role)
+    kinds += [f"the engine's {option}" for option in engine_options(words)]
     if component.container is not None and component.container.has_lifecycle:
         kinds.append("container life cycle hooks")
     if volume_task(component):
