@@ -1,6 +1,7 @@
 """Distributed stages on this machine: each replica is a process, whatever engine the pipeline names."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from torchx_kfp.adapter.stage import application
 from torchx_kfp.engines import Job, JobSet, Volcano
 from torchx_kfp.errors import UnsupportedPipelineError
 from torchx_kfp.local import StageReplicas, check_supported, load_pipeline, run
+from torchx_kfp.local.check import check_replicas
 from torchx_kfp.local.engines.containers import choose_containers
+from torchx_kfp.pipeline.findings import Kind
 from torchx_kfp.report import read_model, render
 
 RUNNER = "import sys; from torchx_kfp.local import run; run(sys.argv[1], output_dir=sys.argv[2], grace=1)"
@@ -108,6 +111,21 @@ def test_too_many_replicas(execute_failing):
     for fact in ("'trainer'", "'4'", "from 1 to 3", "num_replicas"):
         assert fact in line
     assert stage.replicas is None
+
+
+@pytest.mark.parametrize(("n", "found"), [(1, True), (2, False), (3, False), (4, True)])
+def test_a_check_of_numbers_of_replicas(n, found):
+    @dsl.pipeline
+    def pipeline(n: int, other: int = 9):
+        task_from_app(shell(3, "true", min_replicas=2), name="train", engine="job", replicas=n)
+        with dsl.If(other < 3):
+            task_from_app(shell(3, "true"), name="perhaps", engine="job", replicas=other)
+
+    findings = check_replicas(load_pipeline(pipeline), {"n": n, "other": 9})
+    assert len(findings) == found
+    for finding in findings:
+        assert finding.kind is Kind.MAY_FAIL
+        assert re.search(says("'train'", f"{n} replicas", "'trainer'", "2 to 3", "'n'"), str(finding))
 
 
 def test_several_roles_of_which_one_decides(execute):

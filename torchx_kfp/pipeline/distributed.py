@@ -24,11 +24,18 @@ _COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
 
 @dataclass(frozen=True)
 class ReplicaRole:
-    """A role of a distributed stage. ``image`` may contain placeholders; ``pod`` is the spec of its pods."""
+    """A role of a distributed stage.
+
+    ``image`` may contain placeholders; ``pod`` is the spec of its pods. ``count`` is the number of its replicas if
+    it is known only at run time, as text with a placeholder; it must be from ``least`` to ``most``.
+    """
 
     name: str
     image: str
     pod: Mapping[str, Any]
+    count: str = ""
+    least: int = 1
+    most: int = 1
 
     @property
     def variables(self) -> list[Mapping[str, Any]]:
@@ -99,6 +106,9 @@ def _roles(spec: Any, words: Sequence[str]) -> list[ReplicaRole]:
             if "image" in role
             else pods[role["name"]]["containers"][0]["image"],
             pods[role["name"]],
+            words[role["count"]] if "count" in role else "",
+            role.get("least", 1),
+            role.get("most", 1),
         )
         for role in spec["roles"]
     ]
