@@ -133,12 +133,14 @@ class Replay:
     Attributes:
         requests: those that came, but for repetitions and logs.
         repeated: those that came more often than they were recorded, but for logs.
+        logs: how many requests for logs there were.
         problems: what is wrong with requests. None of this kind was recorded, or they lack a token.
     """
 
     def __init__(self, exchanges: Iterable[Exchange], folder: Path, token: str) -> None:
         self.requests: list[tuple[str, str, Any]] = []
         self.repeated: list[str] = []
+        self.logs = 0
         self.problems: list[str] = []
         self._answers: dict[tuple[str, str], list[Exchange]] = {}
         for each in exchanges:
@@ -195,17 +197,30 @@ class Replay:
                 if handler.headers[name] != value:
                     self.problems.append(f"{method} {path}: {name} is {handler.headers[name]!r}")
             # A log that is read again begins at its beginning: the API server knows times to the second only.
-            answers = self._answers.get((method, path.partition("&sinceTime=")[0]))
+            key = method, path.partition("&sinceTime=")[0]
+            answers = self._answers.get(key)
+            if not answers and "?fieldSelector=metadata.name%3D" in path:
+                # The reader of a log asks whether the pod is still there.
+                return self._pod(path)
             if not answers:
                 self.problems.append(f"{method} {path} with {body} is not recorded")
                 return None
-            position = self._given[method, path]
-            self._given[method, path] += 1
+            position = self._given[key]
+            self._given[key] += 1
             found = answers[min(position, len(answers) - 1)]
             if found.is_log:
-                pass
+                self.logs += 1
             elif position >= len(answers):
                 self.repeated.append(f"{method} {path}")
             else:
                 self.requests.append((method, path, body))
             return found
+
+    def _pod(self, path: str) -> Exchange:
+        """Return the part of the last list of pods that a request for one pod asks for."""
+        collection, _, name = path.partition("?fieldSelector=metadata.name%3D")
+        (key,) = [key for key in self._answers if key[1].startswith(f"{collection}?labelSelector=")]
+        answers = self._answers[key]
+        last = answers[min(self._given[key], len(answers)) - 1]
+        items = [item for item in last.answer["items"] if item["metadata"]["name"] == name]
+        return Exchange("GET", path, None, 200, {**last.answer, "items": items})

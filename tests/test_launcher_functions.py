@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime
 from collections.abc import Mapping
 from typing import Any
 
@@ -174,11 +173,13 @@ def test_variables_of_the_task_do_not_replace_those_of_the_application() -> None
         {"name": "OWN", "value": "task"},
         {"name": "TORCHX_REPLICA_ID", "value": "9"},
         {"name": "KFP_RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "MY_KFP_ID", "value": "2"},
     ]
     assert configured({"env": env})["containers"][0]["env"] == [
         {"name": "TORCHX_REPLICA_ID", "value": "0"},
         {"name": "OWN", "value": "app"},
         {"name": "EXTRA", "value": "1"},
+        {"name": "MY_KFP_ID", "value": "2"},
     ]
 
 
@@ -270,40 +271,6 @@ def test_why_an_object_has_failed(conditions: Any, message: str) -> None:
     assert launcher.why({}) == launcher.why({"status": None}) == ""
 
 
-# moment
-
-times = st.datetimes(datetime.datetime(1970, 1, 1), datetime.datetime(2100, 1, 1)).map(
-    lambda t: t.replace(microsecond=0)
-)
-fractions = st.text("0123456789", max_size=9)
-
-
-def stamp(time: datetime.datetime, fraction: str, zone: str) -> str:
-    return time.isoformat() + (f".{fraction}" if fraction else "") + zone
-
-
-@given(st.tuples(times, fractions), st.tuples(times, fractions), st.sampled_from(["Z", "+00:00"]))
-@example((datetime.datetime(2025, 1, 1), "1"), (datetime.datetime(2025, 1, 1), "09"), "Z")
-@example((datetime.datetime(2025, 1, 1), ""), (datetime.datetime(2025, 1, 1), "000000001"), "Z")
-@example((datetime.datetime(2025, 1, 1), "5"), (datetime.datetime(2025, 1, 1), "500"), "Z")
-def test_times_order_rightly(
-    one: tuple[datetime.datetime, str], other: tuple[datetime.datetime, str], zone: str
-) -> None:
-    def exact(time: datetime.datetime, fraction: str) -> tuple[datetime.datetime, int]:
-        return time, int(fraction.ljust(9, "0"))
-
-    moments = [launcher.moment(stamp(*each, zone)) for each in (one, other)]
-    assert (moments[0] < moments[1]) == (exact(*one) < exact(*other))
-    assert (moments[0] == moments[1]) == (exact(*one) == exact(*other))
-    assert moments[0] > ("", ""), "the start of a log"
-
-
-@pytest.mark.parametrize("text", ["", "Z", "unable to retrieve container logs", "2025-01-01", "2025-01-01T00:00"])
-def test_text_that_is_not_a_time(text: str) -> None:
-    with pytest.raises(ValueError, match=says(text)):
-        launcher.moment(text)
-
-
 # count, texts and environment
 
 
@@ -390,8 +357,3 @@ def test_variables_of_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert launcher.environment(role, ["$"], "3", str.upper)["INHERITED"] == "$(HOME)"
     assert launcher.environment(role, ["$"], "3", lambda text: text * 2)["ME"] == "$$3"
-
-
-@pytest.mark.parametrize(("name", "is_own"), [("KFP_RUN_ID", True), ("KFP_", True), ("MY_KFP_ID", False), ("K", False)])
-def test_variables_that_name_the_launchers_pod(name: str, is_own: bool) -> None:
-    assert launcher.own(name) is is_own

@@ -5,17 +5,15 @@ It has to send the same requests, to say and show the same, and to end in the sa
 
 from __future__ import annotations
 
-import base64
 import functools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from tests.cluster.record_launcher import WORK, app_of
 from tests.engines.filled import launched
 from tests.oldest import needs_oldest, oldest_python
 from tests.recordings import FOLDER, NAMES, Recording, Replay, read, split
+from tools import carry
 from torchx_kfp import launcher
 from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.engines import ENGINES
@@ -32,7 +31,13 @@ from torchx_kfp.engines import ENGINES
 HANGS = 120
 TOKEN = "the token of a service account"
 #: Nothing happens between two answers of a recording, so that the launcher need not wait for it.
-HASTE = "import time; sleep = time.sleep; time.sleep = lambda seconds: sleep(seconds / 25)"
+HASTE = """
+import threading, time
+sleep, monotonic, join = time.sleep, time.monotonic, threading.Thread.join
+time.sleep = lambda seconds: sleep(seconds / 25)
+time.monotonic = lambda: monotonic() * 25
+threading.Thread.join = lambda thread, seconds: join(thread, seconds / 25)
+"""
 
 
 @functools.cache
@@ -40,8 +45,7 @@ def source(form: str) -> str:
     """Return the text of the program: the module's, or what commands carry."""
     if form == "module":
         return Path(launcher.__file__).read_text(encoding="utf-8")
-    (packed,) = re.findall(r'b64decode\("([^"]+)"\)', LAUNCHER)
-    return zlib.decompress(base64.b64decode(packed), -15).decode()
+    return carry.text_of(LAUNCHER)
 
 
 class Attempt:
@@ -123,6 +127,39 @@ def test_it_does_what_was_recorded(name: str, form: str, tmp_path: Path) -> None
     assert split(attempt.log) == (recording.said, recording.shown)
     assert code == recording.code
     assert attempt.run_id.read_text() == recording.run_id
+
+
+@pytest.mark.parametrize("length", [1, 15, 19, 20, 24, 30, 31, 33, -1, -2, -5, -12])
+def test_logs_that_are_cut_off(length: int, tmp_path: Path) -> None:
+    """They seem to be complete. Reading goes on where a line is cut off; a last line without an end is one, too."""
+    recording = read("job.succeeds")
+    exchanges = []
+    for one in recording.exchanges:
+        if one.is_log:
+            text = one.answer.rstrip("\n")
+            exchanges += [replace(one, answer=text[:length]), replace(one, answer=text)]
+        else:
+            exchanges.append(one)
+    with Replay(exchanges, tmp_path / "server", TOKEN) as replay:
+        attempt = Attempt(recording, replay, tmp_path, "module", sys.executable)
+        assert attempt.process.wait(HANGS) == 0, attempt.log
+    assert not replay.problems
+    assert split(attempt.log) == (recording.said, recording.shown)
+
+
+def test_logs_that_cannot_be_read(tmp_path: Path) -> None:
+    """They do not fail the stage, which says so once, and the API server is not asked all the time."""
+    recording = read("job.succeeds")
+    exchanges = [replace(one, status=500, answer="") if one.is_log else one for one in recording.exchanges]
+    with Replay(exchanges, tmp_path / "server", TOKEN) as replay:
+        attempt = Attempt(recording, replay, tmp_path, "module", sys.executable)
+        assert attempt.process.wait(HANGS) == 0, attempt.log
+    said, shown = split(attempt.log)
+    problems = [f"torchx-kfp: trainer/{index}: its log cannot be read: 500 Internal Server Error" for index in "01"]
+    assert sorted(said) == sorted([*recording.said, *problems])
+    assert shown == {}
+    # The launcher waits 30 s for two logs, and asks every tenth of a second at most.
+    assert replay.logs <= 2 * 10 * 31
 
 
 @pytest.mark.versions

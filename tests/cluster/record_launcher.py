@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from tests.cluster.stages import RUN, Attempt, Stage, give_rights
 from tests.cluster.volcano import Volcano
 from tests.cluster.waiting import until
 from tests.recordings import CASES, CONFIG, NAMES, Exchange, Recording, split
-from torchx_kfp import launcher
 from torchx_kfp.adapter.stage.carried import LAUNCHER
 
 #: The same for all recordings, since its path is among the words that the launcher is given.
@@ -40,7 +40,9 @@ os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 """
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 _UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_METADATA = {"managedFields", "resourceVersion", "generation", "selfLink"}
+_VERSION = re.compile(r'(?<="resourceVersion": ")[0-9]+')
+_ONE_POD = "?fieldSelector=metadata.name%3D"
+_METADATA = {"managedFields", "generation", "selfLink"}
 
 
 def app_of(case: str, go: Path) -> AppDef:
@@ -79,9 +81,9 @@ def record(cluster: ControlPlane, engine: str, case: str) -> Recording:
                 attempt.says("trainer/0 | waits")
                 attempt.says("trainer/1 | waits")
                 attempt.says("2 of 2 replicas run")
-                # A last look at the object, after which nothing is new.
+                # After some more looks, nothing is new.
                 seen = len(server.requests)
-                until(lambda: len(server.requests) > seen + 3)
+                until(lambda: len(server.requests) > seen + 8)
             if case == "adopted":
                 kubelet.kill(attempt.name)
             elif case == "terminated":
@@ -113,12 +115,14 @@ def record(cluster: ControlPlane, engine: str, case: str) -> Recording:
             shown=shown,
             code=code,
             run_id=attempt.run_id,
-            # Signals end a look at the state of things in the middle.
+            # A signal may have ended a look in the middle. Readers of logs look at their pods at any time.
             exchanges=[
-                exchange(each) for each in server.requests if each.whole or each.method != "GET" or is_log(each)
+                exchange(each)
+                for each in server.requests
+                if is_log(each) or (each.whole and (_ONE_POD not in each.path or each.path.endswith(attempt.name)))
             ],
         )
-        return normalized(made, kubelet.node)
+        return normalized(made, {kubelet.node: "node-1", stage.workflow: "workflow-1"})
 
 
 def is_log(request: Request) -> bool:
@@ -140,14 +144,17 @@ def exchange(request: Request) -> Exchange:
 def pruned(found: Any) -> Any:
     """Return an object, or a list of them, without what is of no use to launchers, and long."""
     if "items" in found:
-        return {**found, "metadata": {}, "items": [pruned(item) for item in found["items"]]}
+        items = [pruned(item) for item in found["items"]]
+        for item in items:
+            del item["metadata"]["resourceVersion"]
+        return {**found, "metadata": {}, "items": items}
     if found.get("kind") == "Status":
         return found
     made = {**found, "metadata": {key: value for key, value in found["metadata"].items() if key not in _METADATA}}
     if "spec" in found:
         made["spec"] = {key: value for key, value in found["spec"].items() if key in ("nodeName", "suspend")}
     if "containerStatuses" in found.get("status", {}):
-        kept = ("phase", "reason", "message", "conditions", "containerStatuses")
+        kept = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
         made["status"] = {key: value for key, value in found["status"].items() if key in kept}
     return made
 
@@ -170,15 +177,16 @@ def without_repetitions(exchanges: list[Exchange]) -> list[Exchange]:
     return [*made, *sorted(whole.values(), key=lambda one: one.path)]
 
 
-def normalized(recording: Recording, node: str) -> Recording:
+def normalized(recording: Recording, names: Mapping[str, str]) -> Recording:
     """Return the recording with names, uids and times that do not differ from run to run."""
     fields = {**vars(recording), "exchanges": [vars(one) for one in recording.exchanges]}
-    text = json.dumps(fields).replace(node, "node-1")
-    times = sorted(set(_TIME.findall(text)), key=launcher.moment)
-    moments = sorted({launcher.moment(time) for time in times})
+    text = json.dumps(fields)
+    for name, replaced in names.items():
+        text = text.replace(name, replaced)
+    moments = sorted(set(map(moment, _TIME.findall(text))))
 
     def time_of(found: re.Match[str]) -> str:
-        second = moments.index(launcher.moment(found[0]))
+        second = moments.index(moment(found[0]))
         fraction = f".{'0' * 9}" if "." in found[0] else ""
         return f"2025-01-01T{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}{fraction}Z"
 
@@ -187,7 +195,8 @@ def normalized(recording: Recording, node: str) -> Recording:
     def uid_of(found: re.Match[str]) -> str:
         return found[0] if found[0] == RUN else f"00000000-0000-0000-0000-{uids.index(found[0]):012}"
 
-    text = _UID.sub(uid_of, _TIME.sub(time_of, text))
+    versions = sorted(set(_VERSION.findall(text)), key=int)
+    text = _UID.sub(uid_of, _TIME.sub(time_of, _VERSION.sub(lambda found: str(versions.index(found[0]) + 1), text)))
     made: list[str] = []
     for one in recording.exchanges:
         for item in one.answer.get("items", ()) if isinstance(one.answer, dict) else ():
@@ -198,6 +207,11 @@ def normalized(recording: Recording, node: str) -> Recording:
     fields = json.loads(text)
     exchanges = [Exchange(**one) for one in fields.pop("exchanges")]
     return Recording(**fields, exchanges=without_repetitions(exchanges))
+
+
+def moment(time: str) -> tuple[str, str]:
+    """Return a time so that times compare."""
+    return time[:19], time[20:-1].ljust(9, "0")
 
 
 def main(names: list[str]) -> None:
