@@ -208,7 +208,7 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     last: dict[str, deque[bytes]] = {}
     latest: deque[str] = deque(maxlen=1)
 
-    def start(position: int, index: int) -> threading.Thread:
+    def start(position: int, index: int, /) -> threading.Thread:
         role = spec["roles"][position]
         # This process has the variables of the first role.
         others = {name for name, parts in spec["roles"][0]["env"] if position and parts is None}
@@ -235,7 +235,7 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
         readers.append(threading.Thread(target=copy_lines, args=(label, child.stdout, lines, latest), daemon=True))
         return readers[-1]
 
-    def send(number: int) -> None:
+    def send(number: int, /) -> None:
         # As in a container, only the first process gets it.
         for pid in running:
             kill(pid, number)
@@ -275,8 +275,8 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
         if deadline and time.monotonic() > deadline:
             for pid in running:
                 kill(-pid, signal.SIGKILL)
-        while True:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if running else None
+        while running:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if not ended:
                 break
             pid = ended.si_pid
@@ -324,7 +324,7 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
 
 def kill(pid: int, number: int, /) -> None:
     """Send a signal to a process, or to the group -pid, if it is still there."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(OSError):
         (os.kill if pid > 0 else os.killpg)(abs(pid), number)
 
 
@@ -355,7 +355,7 @@ def show(label: str, line: bytes, /) -> None:
 class Cluster:
     """The API server, as a pod reaches it."""
 
-    def __init__(self, rights: str) -> None:
+    def __init__(self, rights: str, /) -> None:
         host = os.environ["KUBERNETES_SERVICE_HOST"]
         self.url = f"https://{f'[{host}]' if ':' in host else host}:{os.environ['KUBERNETES_SERVICE_PORT']}/"
         #: The options of ``torchx-kfp rbac``.
@@ -492,7 +492,7 @@ def state_of(spec: Any, found: Any, /) -> str:
     """Return ``succeeded``, ``failed`` or nothing."""
     value = found
     for key in spec["state"]:
-        value = value.get(key) if isinstance(value, dict) else None
+        value = (value or {}).get(key)
     states = [one["type"] for one in value if one["status"] == "True"] if isinstance(value, list) else [value]
     for name in ("succeeded", "failed"):
         if set(states) & set(spec[name]):
@@ -511,7 +511,7 @@ def why(found: Any, /) -> str:
 class Stage:
     """One attempt of a distributed stage on the cluster."""
 
-    def __init__(self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any) -> None:
+    def __init__(self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any, /) -> None:
         self.spec = spec
         self.words = words
         self.counts = counts
@@ -576,7 +576,7 @@ class Stage:
         meta = found["metadata"]
         return bool(meta["uid"] != self.uid or meta["annotations"].get("torchx-kfp/launcher") != self.pod)
 
-    def stop(self, number: int, _: object) -> None:
+    def stop(self, number: int, _: object, /) -> None:
         """Handle a signal that ends the stage: delete first, talk later."""
         self.stopped = number
         said = f"ended by signal {number}; {self.name} is deleted"
@@ -665,10 +665,10 @@ class Stage:
         path = f"{self.path('api/v1', 'pods')}?labelSelector=torchx-kfp%2Fstage%3D{self.name}"
         return self.cluster.call("GET", path)[1]["items"]
 
-    def manifest(self, owners: Any = ()) -> Any:
+    def manifest(self, owners: Any = (), /) -> Any:
         """Return the object, with everything that is known only now."""
 
-        def escape(text: str) -> str:
+        def escape(text: str, /) -> str:
             return text.replace("$", "$$")  # the kubelet would expand it
 
         spec, words = self.spec, self.words
@@ -848,7 +848,7 @@ class Stage:
 class Replica:
     """A pod of the stage, as far as it has been seen."""
 
-    def __init__(self, stage: Stage, item: Any) -> None:
+    def __init__(self, stage: Stage, item: Any, /) -> None:
         meta = item["metadata"]
         role = meta["labels"]["torchx-kfp/role"]
         self.stage = stage
