@@ -958,7 +958,7 @@ class Replica:
                 if error.code == 404 or (ended and error.code == 400):
                     return
                 problem = f"{error.code} {reason(error)}"
-            except ValueError as error:  # not a line of a log
+            except (ValueError, Failure) as error:  # not a line of a log, or nobody says whose log it is
                 problem = str(error)
             except (OSError, http.client.HTTPException):
                 pass

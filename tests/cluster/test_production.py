@@ -293,7 +293,7 @@ def shown(capfd: pytest.CaptureFixture[str], *times: str) -> list[str]:
             return ""
 
     replica = launcher.Replica.__new__(launcher.Replica)
-    replica.stage, replica.pod, replica.container, replica.label = Owner(), "p", "c", "c/0"  # type: ignore[assignment]
+    replica.stage, replica.pod, replica.container, replica.label = Owner(), "p", "c", "c/0"
     replica.ended, replica.gone, replica.lines, replica.problem = "x", False, launcher.deque(maxlen=20), ""
     replica.read()
     return [line.split()[-1] for line in capfd.readouterr().out.splitlines()]
@@ -355,3 +355,34 @@ def test_fewer_replicas_than_the_least_that_volcano_starts(
     counts = [1 for _ in golden["spec"]["roles"]]
     made = launcher.Stage(golden["spec"], [str(word) for word in golden["words"]], counts, {}).manifest()
     assert made["spec"]["minAvailable"] == len(counts)
+
+
+def test_a_log_whose_pod_cannot_be_looked_up(capfd: pytest.CaptureFixture[str]) -> None:
+    """The thread that reads it goes on; it may be known again."""
+    asked: list[str] = []
+
+    class Connection:
+        def open(self, _: str, path: str, **__: Any) -> Any:
+            asked.append(path)
+            replica.ended = "now" if len(asked) == 3 else ""
+            return io.BytesIO(b"2026-01-01T00:00:00Z line\n" if len(asked) in (1, 3) else b"")
+
+        def call(self, *_: Any) -> Any:
+            if len(asked) == 2:
+                raise launcher.Failure("no answer")
+            return 200, {"items": [{"metadata": {"uid": "u"}}]}
+
+    class Owner:
+        cluster = Connection()
+        over, looks = True, 0
+
+        def path(self, *_: Any) -> str:
+            return ""
+
+    replica = launcher.Replica.__new__(launcher.Replica)
+    replica.stage, replica.uid, replica.pod, replica.container, replica.label = Owner(), "u", "p", "c", "c/0"
+    replica.ended, replica.gone, replica.lines, replica.problem = "", False, launcher.deque(maxlen=20), ""
+    replica.read()
+    out, err = capfd.readouterr()
+    assert out == "c/0 | line\n", "once"
+    assert err.count("no answer") == 1
