@@ -146,7 +146,7 @@ class Api:
     def _open(
         self, method: str, path: str, body: Object | None, type: str, query: Mapping[str, Any], timeout: float | None
     ) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=60, context=self._context)  # type: ignore
+        connection = http.client.HTTPSConnection(self._host, self._port, timeout=60, context=self._context)
         headers = {"Content-Type": type} if body is not None else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token.read_text()}"

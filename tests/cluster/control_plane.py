@@ -269,7 +269,7 @@ def _wait(processes: Processes, api: Api, path: str) -> None:
         try:
             api.get(path)
             return
-        except Exception as error:
+        except Exception as error:  # refused, reset or not yet served: whatever it is, the last one is told
             if time.monotonic() > deadline:
                 raise AssertionError(f"{path} does not answer") from error
         time.sleep(0.05)

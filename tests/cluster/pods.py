@@ -150,7 +150,7 @@ class Pod:
             self._live()
         except _GoneError:
             pass
-        except Exception as error:
+        except Exception as error:  # of this thread: the test raises it at its end
             if not self._gone:
                 self.kubelet.errors.append(error)
         finally:

@@ -222,7 +222,7 @@ def test_a_role_that_never_ends(cluster_with: Cluster) -> None:
         pytest.skip("a Job has one role")
     (trainer,) = python(TRAIN).roles
     server = Role("server", image="any", entrypoint="python", args=["-u", "-c", SERVE])
-    engine = engines.ENGINES[cluster_with.engine](succeeds_with=["trainer"])  # type: ignore[call-arg]
+    engine = engines.ENGINES[cluster_with.engine](succeeds_with=["trainer"])
     stage = cluster_with.stage(AppDef("train", roles=[trainer, server]), engine, results={"loss": float})
     attempt = stage.start()
     assert attempt.ended() == 0, attempt.log

@@ -212,7 +212,7 @@ def test_a_first_process_that_does_not_handle_sigterm_is_killed_after_the_grace_
     assert events[-1]["object"]["status"]["phase"] == "Failed"
 
 
-def until_deleted(lines):  # type: ignore[no-untyped-def]
+def until_deleted(lines):
     for line in lines:
         yield line
         if json.loads(line)["type"] == "DELETED":

@@ -106,7 +106,7 @@ def run_schedule(
         if codes[-1] == 0:
             break
     recorded = FsspecResultTracker(str(stage.base))
-    results = {key: recorded[key] for key in recorded.keys()}  # noqa: SIM118
+    results = dict(recorded.items())
     (job,) = [one for one in namespace.list("batch/v1/jobs") if one["metadata"]["name"].startswith(f"s{number}-")]
     return job["metadata"]["name"], codes, run_ids, attempt.outputs.get("loss"), results, log
 

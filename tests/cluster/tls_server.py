@@ -57,7 +57,7 @@ class TlsServer(ThreadingHTTPServer):
                 each.shutdown(socket.SHUT_RDWR)
         self.server_close()
 
-    def finish_request(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
+    def finish_request(self, request, client_address) -> None:
         # In the thread of the request: a client that does not go on does not stop others.
         request.settimeout(60)
         with self._context.wrap_socket(request, server_side=True) as secured:
@@ -68,7 +68,7 @@ class TlsServer(ThreadingHTTPServer):
             finally:
                 self._open.discard(secured)
 
-    def handle_error(self, request, client_address) -> None:  # type: ignore[no-untyped-def]
+    def handle_error(self, request, client_address) -> None:
         # A client that has gone is not an error.
         if not isinstance(sys.exc_info()[1], (OSError, ValueError)):
             super().handle_error(request, client_address)

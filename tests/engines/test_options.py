@@ -347,19 +347,19 @@ def _component_with_a_channel(n: int = 2) -> None:
 
 def test_an_engine_is_not_shared() -> None:
     with pytest.raises(TypeError, match=says("Stages()", "'engine'", "give it to task()", "tracker_base")):
-        Stages(engine="job")  # type: ignore[call-arg]
+        Stages(engine="job")
 
 
 def test_options_of_an_engine_are_not_those_of_a_stage() -> None:
     with pytest.raises(TypeError, match=says("Stages.task()", "'logs'", "engine=engines.Job(logs='first')")):
-        Stages().task(app(role()), engine="job", logs="first")  # type: ignore[call-arg]
+        Stages().task(app(role()), engine="job", logs="first")
     with pytest.raises(TypeError, match=says("'succeeds_with'", "engine=engines.JobSet(succeeds_with='a')")):
-        component_from_app(app(role()), engine="job", succeeds_with="a")  # type: ignore[call-arg]
+        component_from_app(app(role()), engine="job", succeeds_with="a")
 
 
 def test_a_misspelled_engine() -> None:
     with pytest.raises(AttributeError, match=says("torchx_kfp.engines", "'Jobset'", "Did you mean 'JobSet'?")):
-        engines.Jobset  # type: ignore[attr-defined]  # noqa: B018
+        _ = engines.Jobset
 
 
 @pytest.mark.parametrize("option", [field.name for field in dataclasses.fields(Volcano)])

@@ -84,7 +84,7 @@ def wait(processes: Processes, api: Api, seconds: float) -> None:
         try:
             api.create(_SMALL, dryRun="All")
             return
-        except Exception as error:
+        except Exception as error:  # refused, reset or not yet served: whatever it is, the last one is told
             if time.monotonic() > deadline:
                 raise AssertionError("the webhooks of JobSet do not answer") from error
         time.sleep(0.05)
