@@ -360,6 +360,8 @@ class Cluster:
         self.url = f"https://{f'[{host}]' if ':' in host else host}:{os.environ['KUBERNETES_SERVICE_PORT']}/"
         #: The options of ``torchx-kfp rbac``.
         self.rights = rights
+        #: The signal that ends the stage.
+        self.stopped = 0
         context = ssl.create_default_context(cafile=f"{FOLDER}/ca.crt")
         # Python 3.13 rejects the authorities of many clusters otherwise: they lack key identifiers.
         context.verify_flags &= ~getattr(ssl, "VERIFY_X509_STRICT", 0)
@@ -389,6 +391,8 @@ class Cluster:
         began = time.monotonic()
         pause = 0.25
         while True:
+            if method == "POST" and self.stopped:
+                raise Failure("nothing is created after a signal")
             try:
                 with self.open(method, path, body) as answer:
                     found = json.loads(answer.read())
@@ -530,7 +534,6 @@ class Stage:
         self.object = f"{self.collection}/{self.name}"
         self.uid = ""
         self.version = ""
-        self.stopped = 0
         self.creating = False
         self.replicas: dict[str, Replica] = {}
         self.told: Any = ""
@@ -578,7 +581,7 @@ class Stage:
 
     def stop(self, number: int, _: object, /) -> None:
         """Handle a signal that ends the stage: delete first, talk later."""
-        self.stopped = number
+        self.cluster.stopped = number
         said = f"ended by signal {number}; {self.name} is deleted"
         try:
             self.delete(5)
@@ -599,7 +602,9 @@ class Stage:
                 state = state_of(self.spec, found)
                 same = notes.get("torchx-kfp/spec") == self.digest
                 ending = found["metadata"].get("deletionTimestamp")
-                if same and not ending and state != "failed":
+                # If this attempt made it, and did not get the answer, its failure is that of the attempt.
+                mine = notes.get("torchx-kfp/launcher") == self.pod
+                if same and not ending and (mine or state != "failed"):
                     adopted = self.adopt(found, notes)
                     if adopted:
                         return adopted
@@ -622,10 +627,12 @@ class Stage:
                 continue
             manifest = self.manifest(self.owners())
             self.creating = True
-            code, found = self.cluster.call("POST", self.collection, manifest)
-            self.creating = False
-            if self.stopped:
-                self.stop(self.stopped, None)
+            try:
+                code, found = self.cluster.call("POST", self.collection, manifest)
+            finally:
+                self.creating = False
+                if self.cluster.stopped:
+                    self.stop(self.cluster.stopped, None)
             if code == 404:
                 needs = f"the engine {self.spec['engine']!r} needs {self.spec['needs']}"
                 raise Failure(f"{self.collection}: {found.strip()}: {needs}")

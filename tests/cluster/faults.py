@@ -47,7 +47,8 @@ _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "Confli
 class Request:
     """A request, the fault that befell it, and the status of the answer: the client's, or 0 if there was none.
 
-    ``body`` and ``answer`` are empty unless the server keeps them; ``whole`` tells whether the answer came to its end.
+    ``arrived`` is when it came, and ``handled`` the API server's status, whether or not the client gets it. ``body``
+    and ``answer`` are empty unless the server keeps them; ``whole`` tells whether the answer came to its end.
     """
 
     number: int
@@ -58,6 +59,8 @@ class Request:
     body: bytes = b""
     answer: bytes = b""
     whole: bool = False
+    arrived: float = 0.0
+    handled: int = 0
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -116,7 +119,7 @@ class FaultyServer:
 
     def _begin(self, handler: Handler) -> Request:
         with self._lock:
-            request = Request(len(self.requests), handler.command, handler.path)
+            request = Request(len(self.requests), handler.command, handler.path, arrived=time.monotonic())
             self.requests.append(request)
             for pattern, faults in self._rules:
                 if faults and pattern.search(str(request)):
@@ -151,6 +154,7 @@ class FaultyServer:
             connection.request(request.method, request.path, body or None, headers)
             self._sockets.add(connection.sock)
             with connection.getresponse() as answer:
+                request.handled = answer.status
                 self.after(request)
                 if request.fault == "lost":
                     _cut(handler)

@@ -110,6 +110,33 @@ def test_an_old_launcher_does_not_end_the_work_of_the_next(
     assert second.ended() == 0, second.log
 
 
+def test_nothing_is_made_after_sigterm(
+    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
+) -> None:
+    """The launcher does not know whether its object was made, and would ask for it again."""
+    app, _ = waiting(tmp_path)
+    stage = through(Stage(namespace, kubelet, tmp_path, app, engine="job"), faulty)
+    faulty.inject(["lost", 503], "POST .*/jobs$")
+    faulty.after = lambda request: request.method == "POST" and kubelet.terminate(f"workflow-{stage.component}-0")
+    attempt = stage.start()
+    assert attempt.ended() == 143
+    assert faulty.count("POST .*/jobs$") == 1
+    until(lambda: not namespace.list("batch/v1/jobs"))
+
+
+def test_an_object_fails_before_its_launcher_knows_of_it(
+    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
+) -> None:
+    """It is the attempt that has failed: another object would have the same run id, and a retry that nobody wants."""
+    faulty.inject(["lost", 503, 503, 503, 503], "POST .*/jobs$")
+    stage = through(Stage(namespace, kubelet, tmp_path, python("exit(7)"), engine="job"), faulty)
+    attempt = stage.start()
+    assert attempt.ended() == 7, attempt.log
+    assert [each.handled for each in faulty.requests if each.method == "POST"][:2] == [201, 0]
+    assert sum(each.handled == 201 and each.path.endswith("/jobs") for each in faulty.requests) == 1
+    until(lambda: not namespace.list("batch/v1/jobs"))
+
+
 def test_a_replica_is_replaced_when_it_has_ended(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
     """Two pods at the same time would have the same name."""
     kubelet.longest_grace = 4
