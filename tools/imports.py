@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -33,25 +34,40 @@ class Source:
 
     def __init__(self, root: Path) -> None:
         files = {_name(file.relative_to(root)): file for file in sorted(root.rglob("*.py"))}
-        trees = {name: ast.parse(file.read_text(encoding="utf-8"), str(file)) for name, file in files.items()}
         self.modules = [name for name in files if name]
         self.packages = {name for name, file in files.items() if file.name == "__init__.py"}
-        self.docstrings = {name: ast.get_docstring(tree) or "" for name, tree in trees.items()}
-        self.imports: list[Import] = []
-        self.libraries: list[Import] = []
-        for name, tree in trees.items():
-            for found, when, line in _imports(tree):
-                self._add(Import(name, found, when, line), files)
+        self._files = files
 
-    def _add(self, it: Import, files: Mapping[str, Path]) -> None:
-        first, _, rest = it.imported.partition(".")
-        if first == PACKAGE:
-            # `from package import name` names a module or an attribute of the package.
-            while rest not in files:
-                rest = rest.rpartition(".")[0]
-            self.imports.append(it._replace(imported=rest))
-        elif first not in sys.stdlib_module_names:
-            self.libraries.append(it._replace(imported=first))
+    @functools.cached_property
+    def _trees(self) -> dict[str, ast.Module]:
+        return {name: ast.parse(file.read_text(encoding="utf-8"), str(file)) for name, file in self._files.items()}
+
+    @property
+    def docstrings(self) -> dict[str, str]:
+        return {name: ast.get_docstring(tree) or "" for name, tree in self._trees.items()}
+
+    @functools.cached_property
+    def _all(self) -> list[Import]:
+        return [Import(name, *found) for name, tree in self._trees.items() for found in _imports(tree)]
+
+    @functools.cached_property
+    def imports(self) -> list[Import]:
+        """Those of the package's own modules."""
+        found = []
+        for it in self._all:
+            first, _, rest = it.imported.partition(".")
+            if first == PACKAGE:
+                # `from package import name` names a module or an attribute of the package.
+                while rest not in self._files:
+                    rest = rest.rpartition(".")[0]
+                found.append(it._replace(imported=rest))
+        return found
+
+    @functools.cached_property
+    def libraries(self) -> list[Import]:
+        """Those of modules that are neither the package's nor Python's."""
+        first = [it._replace(imported=it.imported.partition(".")[0]) for it in self._all]
+        return [it for it in first if it.imported != PACKAGE and it.imported not in sys.stdlib_module_names]
 
     def arrows(self, package: str = "") -> dict[str, set[str]]:
         """Return the modules and packages directly inside this package, each with the others there that it imports."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas
 import pytest
 
 from tests.cli.conftest import Call
@@ -116,6 +115,8 @@ def test_more_runs_than_a_terminal_has_room_for(terminal: Callable[..., str], pr
 
 def test_stages_of_any_name(inside: Call) -> None:
     done = inside("compare", "base", f"{ONE}/evaluate/e", f"{TWO}/pre", "--format", "csv")
+    import pandas
+
     table = pandas.read_csv(io.StringIO(done.stdout), dtype=object).set_index("name")
     assert list(table.columns) == ["stage", "kind", f"{ONE}/evaluate/e", f"{TWO}/prepare"]
     assert table["stage"].isna().all()
@@ -138,6 +139,8 @@ def test_json_and_csv(inside: Call) -> None:
         ("train", "result", "optimizer"),
         ("train", "result", "seed"),
     ]
+    import pandas
+
     table = pandas.read_csv(
         io.StringIO(inside("compare", "base", ONE, TWO, "--format", "csv").stdout), index_col=["stage", "kind", "name"]
     )

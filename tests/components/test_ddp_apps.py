@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from torchx import specs
 
-pytest.importorskip("sklearn", reason="the training needs the extra `ddp`")
-
 from components.ddp import component as apps
 from tests.components.stages import run_app
+from tests.modules import needs
 from torchx_kfp.tracking import FsspecResultTracker
+
+pytestmark = needs("sklearn", "the training needs the extra `ddp`")
 
 
 @pytest.mark.torch

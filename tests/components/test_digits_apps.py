@@ -5,20 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
-pytest.importorskip("sklearn", reason="the digits applications need the extra `examples`")
-
-import joblib
-import numpy as np
-
 from components.digits import component as apps
-from components.digits.prepare import folder_beside
 from tests.components.stages import REPOSITORY, run_app
 from tests.facts import says
+from tests.modules import needs
 from torchx_kfp.tracking import FsspecResultTracker
+
+pytestmark = needs("sklearn", "the digits applications need the extra `examples`")
+
+
+def _load(uri: str) -> dict[str, Any]:
+    import numpy
+
+    with fsspec.open(uri, "rb") as file:
+        return dict(numpy.load(file))
 
 
 def _stage(app: apps.specs.AppDef, tracker_base: str, run_id: str = "", **parents: str | tuple[str, ...]) -> dict:
@@ -29,14 +34,17 @@ def _stage(app: apps.specs.AppDef, tracker_base: str, run_id: str = "", **parent
     return FsspecResultTracker(tracker_base)[run_id or f"run/{app.name}/1"]
 
 
-def _story(tracker_base: str, artifacts: str) -> None:
-    """Run all applications, one after the other."""
-    prepared = _stage(apps.prepare(artifacts), tracker_base)
+@pytest.mark.s3
+def test_one_after_the_other(s3_base: str) -> None:
+    import joblib
+
+    bucket, tracker_base = s3_base.rpartition("/")[0], s3_base
+    prepared = _stage(apps.prepare(f"{bucket}/artifacts/"), tracker_base)
     parts = {name: prepared.pop(f"{name}_size") for name in ("train", "valid", "test")}
     assert sum(parts.values()) == 1797
     assert parts["train"] > parts["valid"] > 300
-    with fsspec.open(prepared["data"], "rb") as file:
-        data = dict(np.load(file))
+    assert prepared["data"] == f"{bucket}/artifacts/run/prepare/1/digits.npz"
+    data = _load(prepared["data"])
     assert {name: len(data[f"y_{name}"]) for name in parts} == parts
     assert {name: data[f"x_{name}"].shape for name in parts} == {name: (size, 64) for name, size in parts.items()}
 
@@ -63,25 +71,11 @@ def _story(tracker_base: str, artifacts: str) -> None:
     assert _stage(apps.deploy(above), tracker_base, **both) == {**record, "threshold": above, "deployed": False}
 
 
-def test_on_a_local_directory(tmp_path: Path) -> None:
-    _story(str(tmp_path / "tracker"), "")
-    model = tmp_path / "tracker-artifacts" / "run" / "train" / "1" / "model.joblib"
-    assert model.is_file()
-
-
-@pytest.mark.s3
-def test_on_s3(s3_base: str) -> None:
-    bucket = s3_base.rpartition("/")[0]
-    _story(s3_base, f"{bucket}/artifacts/")
-    filesystem, _ = fsspec.core.url_to_fs(bucket)
-    assert filesystem.isfile(f"{bucket}/artifacts/run/prepare/1/digits.npz")
-
-
 def test_data_depends_on_the_seed_alone(tmp_path: Path) -> None:
     def labels(base: str, seed: int) -> list[int]:
         prepared = _stage(apps.prepare(seed=seed), str(tmp_path / base))
-        with fsspec.open(prepared["data"], "rb") as file:
-            return list(np.load(file)["y_test"])
+        assert prepared["data"] == f"file://{tmp_path / base}-artifacts/run/prepare/1/digits.npz"
+        return list(_load(prepared["data"])["y_test"])
 
     first = labels("a", 0)
     assert labels("b", 0) == first
@@ -90,11 +84,15 @@ def test_data_depends_on_the_seed_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tracker_base", ["s3://bucket", "s3://bucket/", "/"])
 def test_no_folder_beside_the_tracker_base(tracker_base: str) -> None:
+    from components.digits.prepare import folder_beside
+
     with pytest.raises(SystemExit, match=says(tracker_base, "--artifacts")):
         folder_beside(tracker_base, "--artifacts")
 
 
 def test_folder_beside_the_tracker_base() -> None:
+    from components.digits.prepare import folder_beside
+
     assert folder_beside("s3://bucket/results/", "--artifacts") == "s3://bucket/results-artifacts"
     assert folder_beside("file:///results", "--artifacts") == "file:///results-artifacts"
     assert folder_beside("demo-results/tracker", "--artifacts") == "demo-results/tracker-artifacts"

@@ -5,12 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import docker
 import fsspec
 import pytest
-import sklearn
 from kfp import compiler, dsl
 from kfp.local import config
 
@@ -79,7 +79,7 @@ def test_the_hosts_python_runs_in_a_container(kfp_docker_runner: KfpDockerRunner
     found = json.loads((results / "found").read_text())
     assert found == {
         "version": list(sys.version_info[:3]),
-        "sklearn": sklearn.__version__,
+        "sklearn": metadata.version("scikit-learn"),
         "fsspec": fsspec.__version__,
         "torchx_kfp": torchx_kfp.__file__,
         "in_container": True,

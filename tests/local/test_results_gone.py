@@ -68,7 +68,8 @@ def test_a_stage_whose_results_are_gone_runs_again(base: str) -> None:
     assert FsspecResultTracker(base)[str(record.run_id)] == {"value": 1}
 
 
-def test_what_a_changed_stage_reads_is_made_anew(base: str) -> None:
+def test_what_a_changed_stage_reads_is_made_anew(tmp_path: Path) -> None:
+    base = str(tmp_path / "base")
     attempt(pipeline_with(), base)
     collect(base)
     changed = attempt(pipeline_with(last=f"{READ}; print('changed')"), base)
@@ -76,7 +77,8 @@ def test_what_a_changed_stage_reads_is_made_anew(base: str) -> None:
     assert states(changed) == {"record-0": "succeeded", "read": "succeeded"}
 
 
-def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(base: str, tmp_path: Path) -> None:
+def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(tmp_path: Path) -> None:
+    base = str(tmp_path / "base")
     fails = f"import os, sys; {READ}; sys.exit(not os.path.exists('mended'))"
     failed = attempt(pipeline_with(last=fails), base)
     assert states(failed) == {"record-0": "succeeded", "read": "failed"}

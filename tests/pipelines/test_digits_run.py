@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 from pipelines.trials import HYPERPARAMETERS
+from tests.modules import needs
 from tests.pipelines import regenerate
 from torchx_kfp.tracking import FsspecResultTracker
+
+pytestmark = needs("sklearn", "the digits applications need the extra `examples`")
 
 _RUN = """
 import json, sys
@@ -41,14 +44,17 @@ class Story:
     run_ids: dict[str, str]
     #: The paths and metadata of KFP's artifacts.
     artifacts: dict[str, dict[str, Any]]
+    states: dict[str, str]
+    folder: Path
 
     @property
     def trials(self) -> dict[str, dict[str, Any]]:
         return {self.run_ids[name]: results for name, results in self.results.items() if name.startswith("trials/")}
 
 
-def _run(path: Path, folder: Path, tracker_base: Path, **arguments: object) -> Story:
+def _run(folder: Path, **arguments: object) -> Story:
     """Run the compiled pipeline in this folder."""
+    path, tracker_base = regenerate.REPOSITORY / "pipelines" / "digits.py", folder / "tracker"
     compiled = folder / "compiled.yaml"
     compiled.write_text(regenerate.compile_text(path), encoding="utf-8")
     done = subprocess.run(
@@ -67,26 +73,22 @@ def _run(path: Path, folder: Path, tracker_base: Path, **arguments: object) -> S
     )
     assert done.returncode == 0, done.stderr
     stages, artifacts = json.loads(done.stdout)
-    stages = {name: run_id for name, (state, run_id) in stages.items() if state != "skipped"}
-    tracker = FsspecResultTracker(str(tracker_base))
-    return Story({name: tracker[run_id] for name, run_id in stages.items() if run_id}, stages, artifacts)
-
-
-pytest.importorskip("sklearn", reason="the digits applications need the extra `examples`")
+    run_ids = {name: run_id for name, (state, run_id) in stages.items() if state != "skipped"}
+    results = FsspecResultTracker(str(tracker_base))
+    return Story(
+        {name: results[run_id] for name, run_id in run_ids.items() if run_id},
+        run_ids,
+        artifacts,
+        {name: state for name, (state, _) in stages.items()},
+        folder,
+    )
 
 
 @pytest.fixture(scope="module")
-def digits() -> Path:
-    return regenerate.REPOSITORY / "pipelines" / "digits.py"
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    return _run(tmp_path_factory.mktemp("digits"))
 
 
-@pytest.fixture(scope="module")
-def story(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    folder = tmp_path_factory.mktemp("digits")
-    return _run(digits, folder, folder / "tracker")
-
-
-@pytest.mark.lowest
 def test_every_stage_has_run(story: Story) -> None:
     trials = {f"trials/train[{index}]" for index in range(4)}
     assert set(story.results) == {"prepare", *trials, "select", "evaluate", "deploy"}
@@ -94,7 +96,6 @@ def test_every_stage_has_run(story: Story) -> None:
     assert story.results["prepare"]["train_size"] > story.results["prepare"]["test_size"] > 300
 
 
-@pytest.mark.lowest
 def test_trials_have_the_hyperparameters_of_the_pipeline(story: Story) -> None:
     ran = [
         {"C": trial["C"], "gamma": trial["gamma"]}
@@ -104,7 +105,6 @@ def test_trials_have_the_hyperparameters_of_the_pipeline(story: Story) -> None:
     assert ran == HYPERPARAMETERS
 
 
-@pytest.mark.lowest
 def test_select_names_the_best_of_the_trials(story: Story) -> None:
     selected = story.results["select"]
     best = story.trials[selected["best"]]
@@ -116,13 +116,11 @@ def test_select_names_the_best_of_the_trials(story: Story) -> None:
     assert selected["accuracy"] > 0.9
 
 
-@pytest.mark.lowest
 def test_evaluate_measures_the_selected_model(story: Story) -> None:
     assert story.results["evaluate"]["model"] == story.results["select"]["model"]
     assert 0.9 < story.results["evaluate"]["test_accuracy"] <= 1
 
 
-@pytest.mark.lowest
 def test_kfp_shows_metrics_models_and_the_confusion_matrix(story: Story) -> None:
     for name in (f"trials/train[{index}]" for index in range(4)):
         artifacts, results = story.artifacts[name], story.results[name]
@@ -140,7 +138,6 @@ def test_kfp_shows_metrics_models_and_the_confusion_matrix(story: Story) -> None
     assert report.count("\n| **") == 10
 
 
-@pytest.mark.lowest
 def test_deploys_what_is_good_enough(story: Story) -> None:
     assert story.results["deploy"] == {
         "deployed": True,
@@ -150,7 +147,6 @@ def test_deploys_what_is_good_enough(story: Story) -> None:
     }
 
 
-@pytest.mark.lowest
 def test_tracker_holds_results_and_nothing_else(story: Story, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = Path(story.results["select"]["model"].removeprefix("file://"))
     tracker_base = Path(str(model).partition("-artifacts/")[0])
@@ -159,14 +155,12 @@ def test_tracker_holds_results_and_nothing_else(story: Story, tmp_path_factory: 
     assert {file for file in files if not file.startswith(".torchx_kfp/")} == set(story.run_ids.values())
 
 
-def test_does_not_deploy_below_the_threshold(digits: Path, tmp_path: Path) -> None:
-    tracker_base = tmp_path / "tracker"
-    models = tmp_path / "models"
-    story = _run(digits, tmp_path, tracker_base, threshold=1.01, artifacts=str(models), seed=1)
-    assert "deploy" not in story.run_ids
-    assert "keep" in story.run_ids
-    assert story.results["select"]["accuracy"] == max(trial["accuracy"] for trial in story.trials.values())
-    for trial in story.trials.values():
-        assert trial["model"].startswith(f"file://{models}/")
-    (log,) = (tmp_path / "logs").rglob("keep-0/log.txt")
+def test_does_not_deploy_below_the_threshold(story: Story) -> None:
+    again = _run(story.folder, threshold=1.01)
+    assert again.states["deploy"] == "skipped"
+    assert again.states.pop("keep") == "succeeded"
+    # All the others have run with the same arguments.
+    assert {state for name, state in again.states.items() if name != "deploy"} == {"cached"}
+    assert again.results == {name: results for name, results in story.results.items() if name != "deploy"}
+    (log,) = (story.folder / "logs").rglob("keep-0/log.txt")
     assert log.read_text() == "Not good enough to be deployed.\n"

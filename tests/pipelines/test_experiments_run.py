@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.events import finished_stages
+from tests.modules import needs
 from tests.pipelines import regenerate
 
-pytest.importorskip("sklearn", reason="the digits applications need the extra `examples`")
-pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
-from mlflow import MlflowClient
+pytestmark = [
+    needs("sklearn", "the digits applications need the extra `examples`"),
+    needs("mlflow", "the extra `dev` has MLflow"),
+]
 
 DOCUMENTATION = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"
 
@@ -39,6 +41,8 @@ def test_results_are_metrics_of_runs(mlflow_server: str, shown: dict[str, str], 
     assert done.returncode == 0, done.stderr
     stages = finished_stages(done.stdout)
     results = {stage["run_id"]: stage["results"] for stage in stages}
+
+    from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=mlflow_server)
     experiment = client.get_experiment_by_name("digits")

@@ -145,7 +145,6 @@ RANKS = [{"TORCHELASTIC_RUN_ID": "none", "RANK": str(rank), "LOCAL_RANK": str(ra
 
 
 @pytest.mark.s3
-@pytest.mark.lowest
 def test_requests(s3_server: S3Server, s3_base: str, tmp_path: Path) -> None:
     def requests(**parents: str) -> list[str]:
         run_id = f"p1/use/{len(parents)}"
