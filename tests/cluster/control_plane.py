@@ -230,6 +230,8 @@ def _start_programs(processes: Processes, data: Path) -> str:
     _write_kubeconfig(folder, url)
     api = ControlPlane(folder, url).api
     _wait(processes, api, "/readyz")
+    # Before the garbage collector starts, which looks for new kinds every 30 s.
+    _install(processes, api)
     processes.start(
         "kube-controller-manager",
         kubeconfig=folder / "kubeconfig",
@@ -243,7 +245,6 @@ def _start_programs(processes: Processes, data: Path) -> str:
         concurrent_gc_syncs=4,
         profiling=False,
     )
-    _install(processes, api)
     program = find_jobset(processes.programs)
     if program:
         jobset.start(processes, api, program, ports[4])

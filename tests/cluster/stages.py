@@ -26,6 +26,12 @@ NODE = (
 )
 #: Only one pipeline can be defined at a time.
 _COMPILES = threading.Lock()
+#: Where the objects of an engine are.
+COLLECTIONS = {
+    "job": "batch/v1/jobs",
+    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+    "volcano": "batch.volcano.sh/v1alpha1/jobs",
+}
 RUN = "8f2f3b1e-51e7-4b62-ae0c-601f7270d2b4"
 
 

@@ -17,17 +17,12 @@ from torchx.specs import AppDef, Role
 from tests.cluster.api import Object
 from tests.cluster.kubelet import Kubelet
 from tests.cluster.namespaces import Namespace
-from tests.cluster.stages import FAIL, RUN, TRAIN, Stage, give_rights, python, replicas, waiting
+from tests.cluster.stages import COLLECTIONS, FAIL, RUN, TRAIN, Stage, give_rights, python, replicas, waiting
 from tests.cluster.waiting import until
 from torchx_kfp import engines
 
 #: A service account that may do nothing else.
 ACCOUNT = "launcher"
-_COLLECTIONS = {
-    "job": "batch/v1/jobs",
-    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
-    "volcano": "batch.volcano.sh/v1alpha1/jobs",
-}
 
 
 @dataclass
@@ -46,7 +41,7 @@ class Cluster:
 
     @property
     def objects(self) -> list[Object]:
-        return self.namespace.list(_COLLECTIONS[self.engine])
+        return self.namespace.list(COLLECTIONS[self.engine])
 
     @property
     def failed(self) -> bool:

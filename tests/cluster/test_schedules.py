@@ -1,164 +1,180 @@
-"""Whatever dies when: schedules of killed launchers and of faults of the API server, one after the other.
+"""Whatever dies when: schedules of what happens to launchers, replicas and the API server, several at the same time.
 
 ``TORCHX_KFP_SCHEDULES=200 make test-cluster ARGS="-n0 -s --timeout=3600 tests/cluster/test_schedules.py"`` tries that
-many, and prints figures.
+many, and prints figures. Schedules that fail are printed; put one into ``FOUND`` to try it again.
 """
 
-import itertools
+from __future__ import annotations
+
 import os
+import statistics
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from torchx.specs import AppDef, Role
 
+from tests.cluster.api import Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.faults import Fault, FaultyServer, Lines, Request
+from tests.cluster.faults import Lines
+from tests.cluster.history import History
 from tests.cluster.kubelet import Kubelet
+from tests.cluster.manifests import container, headless_service, job, jobset, pod, volcano_job
 from tests.cluster.namespaces import Namespace
-from tests.cluster.stages import Stage
-from torchx_kfp.tracking import FsspecResultTracker
+from tests.cluster.schedules import Blow, Life, Schedule, Trial, check, end, prepare, run
+from tests.cluster.stages import COLLECTIONS, give_rights
 
-#: A shell's program, since many are started. Replica 0 records the result: one file below the tracker base.
-RECORD = """
-echo "replica $TORCHX_REPLICA_ID"
-[ "$TORCHX_REPLICA_ID" != 0 ] || {
-    mkdir -p "$TORCHX_TRACKER_BASE/${TORCHX_JOB_ID%/*}"
-    printf '{"loss": 0.25}' >"$TORCHX_TRACKER_BASE/$TORCHX_JOB_ID"
+#: Objects that belong to nobody's stage, by their collections.
+DECOYS = {
+    "batch/v1/jobs": job("decoy", container("true"), replicas=2, suspend=True),
+    "jobset.x-k8s.io/v1alpha2/jobsets": jobset("decoy", ("trainer", container("true"), 2), suspend=True),
+    "batch.volcano.sh/v1alpha1/jobs": volcano_job("decoy", ("trainer", container("true"), 2), schedulerName="nobody"),
+    "pods": pod("decoy", container("true"), schedulerName="nobody"),
+    "services": headless_service("decoy-service", "decoy"),
 }
-sleep 0.5
-"""
-#: The numbers of stages.
-numbers = itertools.count()
-#: What was tried, and what came of it.
-figures: Counter[str] = Counter()
 #: How many schedules run at the same time.
 TOGETHER = 6
+#: What befalls launchers that have to be replaced.
+BLOWS = ["kill", "kill", "term", "cut off"]
+#: What befalls requests.
+FAULTS = [*[None] * 12, "cut", "lost", "half", 500, 503, 429, 401, 0.3, Lines(1)]
+#: Schedules that once found a defect, and are tried each time.
+FOUND: Sequence[Schedule] = ()
 
 
-@dataclass(frozen=True)
-class Life:
-    """One attempt: faults of its first requests, and the request at which it is killed, if it is.
-
-    It is killed before the API server gets the request, or after the API server has handled it. With its node, its pod
-    is gone, too.
-    """
-
-    faults: Sequence[Fault]
-    killed_at: int | None = None
-    when: Literal["before", "after"] = "before"
-    with_node: bool = False
-
-
-faults = st.lists(
-    st.sampled_from([None, None, None, None, None, "cut", "lost", "half", 500, 503, 429, 401, 0.3, Lines(1)]),
-    max_size=12,
-)
-killed = st.builds(Life, faults, st.integers(0, 14), st.sampled_from(["before", "after"]), st.booleans())
-schedules = st.builds(lambda lives, last: (*lives, Life(last)), st.lists(killed, min_size=1, max_size=3), faults)
+def draw(random: Random) -> Schedule:
+    """Return any schedule."""
+    # No restarts of a Job: it waits 10 s before each.
+    engine = random.choice(["job", "job", "jobset", "jobset", "volcano"])
+    # A run is terminated in the end, or has time to succeed.
+    ends = [draw_life(random, ["term"])] if random.random() < 0.2 else [draw_life(random, []) for _ in range(3)]
+    return Schedule(
+        engine,
+        restarts=0 if engine == "job" else random.randint(0, 1),
+        failing=random.choice([*[(0, 0)] * 5, (0, 1), (1, 0), (1, 1), (0, 2)]),
+        seconds=random.choice([0, 0.5, 2]),
+        back=random.randint(0, 8),
+        lives=(*(draw_life(random, BLOWS) for _ in range(random.choice([0, 1, 1, 2, 3]))), *ends),
+    )
 
 
-def follow(namespace: Namespace, seen: dict[str, set[str]], ends: threading.Event) -> None:
-    """Take note of all Jobs and pods that there ever are, by the stage."""
-    while not ends.wait(0.05):
-        for resource in ("batch/v1/jobs", "pods"):
-            for found in namespace.list(resource):
-                name = found["metadata"].get("labels", {}).get("torchx-kfp/stage")
-                if name:
-                    seen.setdefault(f"{resource} {name}", set()).add(found["metadata"]["uid"])
+def draw_life(random: Random, kinds: Sequence[str]) -> Life:
+    """Return a life with blows of these kinds."""
+    blows = [
+        Blow(random.randint(0, 16), random.choice(["before", "after"]), random.choice(kinds))
+        for _ in range(random.choice([1, 1, 2]) if kinds else 0)
+    ]
+    faults = random.choices(FAULTS, k=random.randint(0, 12))
+    return Life(tuple(faults), tuple(blows), with_node=random.random() < 0.5)
 
 
-def run_schedule(
-    cluster: ControlPlane, namespace: Namespace, kubelet: Kubelet, folder: Path, number: int, lives: Sequence[Life]
-) -> tuple[str, list[int], list[str], str | None, object, str]:
-    """Run the attempts of a stage; return the name of its object, and what came of it."""
-    app = AppDef("train", [Role("trainer", image="any", entrypoint="sh", args=["-c", RECORD], num_replicas=2)])
-    stage = Stage(namespace, kubelet, folder, app, name=f"s{number}", engine="job", results={"loss": float})
-    codes, run_ids, log = [], [], ""
-    for life in lives:
-        with FaultyServer(cluster) as server:
-            stage.environ["KUBERNETES_SERVICE_PORT"] = server.url.rpartition(":")[2]
-            server.inject(life.faults)
-            name = f"workflow-{stage.component}-{stage.attempts}"
+class Tally:
+    """What was tried, and what came of it."""
 
-            def at(when: str, request: Request, life: Life = life, name: str = name) -> None:
-                if request.number == life.killed_at and when == life.when:
-                    kubelet.kill(name)
-                    if when == "before":
-                        request.fault = "cut"
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        #: Seconds from SIGTERM to the arrival of the DELETE.
+        self.seconds: list[float] = []
 
-            server.before = lambda request, at=at: at("before", request)
-            server.after = lambda request, at=at: at("after", request)
-            attempt = stage.start(node=f"w{number}(0).train(0).executor({{}})")
-            codes.append(attempt.ended())
-            if life.with_node:
-                namespace.api.delete(namespace.path("pods", name), gracePeriodSeconds=0)
-            if "run_id" in attempt.outputs:
-                run_ids.append(attempt.run_id)
-            log += f"--- {codes[-1]}, {[f'{each} {each.fault}' for each in server.requests]}\n{attempt.log}"
-        if codes[-1] == 0:
-            break
-    recorded = FsspecResultTracker(str(stage.base))
-    results = dict(recorded.items())
-    (job,) = [one for one in namespace.list("batch/v1/jobs") if one["metadata"]["name"].startswith(f"s{number}-")]
-    return job["metadata"]["name"], codes, run_ids, attempt.outputs.get("loss"), results, log
+    def add(self, trial: Trial) -> None:
+        codes = [each.code for each in trial.launchers]
+        logs = [each.attempt.log for each in trial.launchers]
+        self.counts.update(
+            {
+                "schedules": 1,
+                "attempts": len(codes),
+                "launchers killed": codes.count(137),
+                "SIGTERMs": sum(each.terminated > 0 for each in trial.launchers),
+                "nodes cut off": sum(each.cut_off.is_set() for each in trial.launchers),
+                "starts of replicas that failed": trial.failing,
+                "objects": len(trial.objects),
+                "DELETEs given up": sum("is not deleted" in log for log in logs),
+                "stages that succeeded": codes[-1:].count(0),
+            }
+        )
+        self.seconds += [each.deletes[0].arrived - each.terminated for each in trial.launchers if each.deletes]
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        if not self.seconds:
+            return told
+        ordered = sorted(self.seconds)
+        return (
+            f"{told}\nfrom SIGTERM to the arrival of the DELETE: median {statistics.median(ordered):.3f} s, "
+            f"p95 {ordered[int(0.95 * (len(ordered) - 1))]:.3f} s, maximum {ordered[-1]:.3f} s (of {len(ordered)})"
+        )
 
 
-def try_schedules(
-    cluster: ControlPlane, namespace: Namespace, kubelet: Kubelet, folder: Path, drawn: Sequence[Sequence[Life]]
-) -> None:
-    """Try schedules at the same time, and assert what holds for each."""
-    seen: dict[str, set[str]] = {}
-    ends = threading.Event()
-    follower = threading.Thread(target=follow, args=(namespace, seen, ends))
-    follower.start()
-    try:
-        with ThreadPoolExecutor(len(drawn)) as pool:
-            started = []
-            for lives in drawn:
-                number = next(numbers)
-                started.append(
-                    pool.submit(run_schedule, cluster, namespace, kubelet, folder / str(number), number, lives)
-                )
-            outcomes = [each.result() for each in started]
-    finally:
-        ends.set()
-        follower.join()
-    for name, codes, run_ids, published, results, log in outcomes:
-        assert codes[-1] == 0, log
-        assert set(codes[:-1]) <= {137}, log
-        assert len(seen[f"batch/v1/jobs {name}"]) == 1, f"one object, whatever dies when\n{log}"
-        assert len(seen[f"pods {name}"]) == 2, f"each replica runs once\n{log}"
-        assert results == {run_ids[-1]: {"loss": 0.25}}, f"recorded once, under the run id of the stage\n{log}"
-        assert published == "0.25", log
-        figures.update(schedules=1, attempts=len(codes), killed=codes.count(137), objects=1, results=1)
+class Trials:
+    """Tries schedules beside each other."""
+
+    def __init__(self, cluster: ControlPlane, kubelet: Kubelet, history: History, folder: Path) -> None:
+        self.tally = Tally()
+        self.problems: list[str] = []
+        self._pool = ThreadPoolExecutor(TOGETHER)
+        self._slots = threading.Semaphore(TOGETHER)
+        self._lock = threading.Lock()
+        self._count = 0
+        self._cluster = cluster
+        self._prepare = lambda number, schedule: prepare(kubelet, history, folder / str(number), f"s{number}", schedule)
+
+    def start(self, schedule: Schedule) -> None:
+        """Start to try a schedule once there is room for it."""
+        self._slots.acquire()
+        self._pool.submit(self._run, self._count, schedule)
+        self._count += 1
+
+    def end(self) -> None:
+        """Wait until all have been tried."""
+        self._pool.shutdown()
+
+    def _run(self, number: int, schedule: Schedule) -> None:
+        trial = None
+        try:
+            trial = self._prepare(number, schedule)
+            run(trial, self._cluster)
+            with self._lock:
+                self.tally.add(trial)
+            check(trial)
+            self.tally.counts["results"] += trial.launchers[-1].code == 0
+            end(trial)
+        except BaseException:
+            self.problems.append(f"{schedule}\n{trial.log if trial else ''}{traceback.format_exc()}")
+        finally:
+            self._slots.release()
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("jobset_controller", "volcano")
 def test_one_object_and_one_result_whatever_dies_when(
     cluster: ControlPlane, namespace: Namespace, kubelet: Kubelet, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "stages"
-    folder.mkdir()
+    for engine in COLLECTIONS:
+        give_rights(namespace, engine, f"{engine}-launcher")
+    decoys = {each: namespace.create(manifest) for each, manifest in DECOYS.items()}
 
-    @settings(
-        max_examples=int(os.environ.get("TORCHX_KFP_SCHEDULES", "12")) // TOGETHER,
-        deadline=None,
-        # A schedule that fails is not made smaller: each try takes seconds.
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )
-    @given(st.lists(schedules, min_size=TOGETHER, max_size=TOGETHER))
-    def attempt(drawn: list[tuple[Life, ...]]) -> None:
-        try_schedules(cluster, namespace, kubelet, folder, drawn)
+    with closing(History(namespace, list(DECOYS))) as history:
+        trials = Trials(cluster, kubelet, history, tmp_path)
+        for found in FOUND:
+            trials.start(found)
+        random = Random()
+        for _ in range(int(os.environ.get("TORCHX_KFP_SCHEDULES", "12"))):
+            trials.start(draw(random))
+        trials.end()
+    print(f"\n{trials.tally}")
+    if trials.problems:
+        pytest.fail("\n".join(trials.problems), pytrace=False)
+    for collection, decoy in decoys.items():
+        found = namespace.api.get(namespace.path(collection, decoy["metadata"]["name"]))
+        assert _untouched(found) == _untouched(decoy)
 
-    attempt()
-    print("\n" + ", ".join(f"{count} {name}" for name, count in figures.items()))
+
+def _untouched(found: Object) -> Object:
+    """Return what only its owner changes."""
+    names = ("uid", "labels", "ownerReferences", "deletionTimestamp")
+    return {**{name: found["metadata"].get(name) for name in names}, "spec": found["spec"]}
