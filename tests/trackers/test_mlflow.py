@@ -27,11 +27,12 @@ from tests.tracking.trackers import run_application
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Point
+from torchx_kfp.tracking.backends import mlflow_values
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from torchx_kfp.tracking.backends import mlflow, mlflow_values
+    from torchx_kfp.tracking.backends import mlflow
 
 pytestmark = needs("mlflow", "the extra `dev` has MLflow")
 
@@ -41,8 +42,7 @@ RUN = "run/train/pod-1"
 @pytest.fixture(scope="module", autouse=True)
 def _loaded() -> None:
     """Load MLflow when the first test runs: it takes seconds."""
-    for name in ("mlflow", "mlflow_values"):
-        globals()[name] = importlib.import_module(f"torchx_kfp.tracking.backends.{name}")
+    globals()["mlflow"] = importlib.import_module("torchx_kfp.tracking.backends.mlflow")
 
 
 @pytest.fixture
