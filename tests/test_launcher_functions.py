@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import email
+import io
+import sys
+import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -271,6 +276,61 @@ def test_why_an_object_has_failed(conditions: Any, message: str) -> None:
     assert launcher.why({}) == launcher.why({"status": None}) == ""
 
 
+# The first failure, and the API server's warnings
+
+
+def ended_at(second: int, code: int, **metadata: str) -> Any:
+    """Return what is added to a pod that has ended."""
+    state = {"terminated": {"finishedAt": f"2026-01-01T00:00:0{second}Z", "exitCode": code}}
+    return metadata, {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ([ended_at(1, 7), ended_at(2, 143, deletionTimestamp="t")], 7),
+        # The engine has ended the others within the second of the first failure.
+        ([ended_at(1, 143, deletionTimestamp="t"), ended_at(1, 7)], 7),
+        # A pod that is evicted fails first, although somebody has deleted it.
+        ([ended_at(1, 143, deletionTimestamp="t"), ended_at(2, 7)], 143),
+        # One that has failed may be deleted before it is gone.
+        ([ended_at(1, 7), ended_at(1, 143, deletionTimestamp="t"), ended_at(1, 7, deletionTimestamp="t")], 7),
+    ],
+)
+def test_which_replica_has_failed_first(ends: list[Any], code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    stage = launcher.Stage.__new__(launcher.Stage)
+    stage.name = "train-1"
+    stage.spec = {"index": "index", "logs": "none", "roles": [{"name": "trainer"}]}
+    stage.replicas = {}
+    for number, (added, status) in enumerate(ends):
+        metadata = {"uid": f"{number}", "name": f"p{number}", "labels": {"torchx-kfp/role": "trainer"}, **added}
+        pod = {"metadata": {**metadata, "annotations": {"index": f"{number}"}}, "spec": {}, "status": status}
+        replica = stage.replicas[f"{number}"] = launcher.Replica(stage, pod)
+        replica.lines.append(b"line")
+        replica.update(pod)
+        replica.update({**pod, "metadata": {**metadata, "deletionTimestamp": "later"}})
+    assert stage.explain("") == code
+
+
+def test_warnings_of_the_api_server_are_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """If the engine's version is deprecated, each answer has one, twice a second."""
+
+    class Answer(io.BytesIO):
+        status = 200
+        headers = email.message_from_string('Warning: 299 - "v1alpha2 is deprecated"\nWarning: 299 - "other"\n\n')
+
+    cluster = launcher.Cluster.__new__(launcher.Cluster)
+    cluster.allowed, cluster.warned = set(), set()
+    cluster.open = lambda *_: Answer(b"{}")  # type: ignore[method-assign]
+    for _ in range(3):
+        assert cluster.call("GET", "x") == (200, {})
+    said = capfd.readouterr().err.splitlines()
+    assert sorted(said) == [
+        'torchx-kfp: the API server warns: 299 - "other"',
+        'torchx-kfp: the API server warns: 299 - "v1alpha2 is deprecated"',
+    ]
+
+
 # count, texts and environment
 
 
@@ -325,6 +385,28 @@ def test_last_lines_under_torchrun(prefix: bytes) -> None:
     own = [prefix + b"one\n", prefix + b"  two\n"]
     assert launcher.last_lines([*own, b"box\n", prefix + b"\n", b"box\n"], 8) == own
     assert launcher.last_lines([*own, b"box\n"], 1) == own[1:]
+
+
+def test_last_lines_while_a_thread_adds_more() -> None:
+    """A process that a replica has left in another session may go on to write."""
+    lines = deque([b"line\n"] * 100, maxlen=100)
+    ends = threading.Event()
+
+    def add() -> None:
+        while not ends.is_set():
+            lines.append(b"line\n")
+
+    thread = threading.Thread(target=add)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(2000):
+            assert launcher.last_lines(lines, 8) == [b"line\n"] * 8
+    finally:
+        ends.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize("lines", [[], [b"a\n", b"[INFO]: b\n"], [b"[0]: \n", b"a [0]:b\n"]])

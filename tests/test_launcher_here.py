@@ -27,11 +27,25 @@ HANGS = 120
 #: The module with another time for replicas to end after SIGTERM.
 IMPATIENT = "import sys; from torchx_kfp import launcher; launcher.GRACE = 0.2; launcher.main(*sys.argv[1:])"
 
+#: The module on a machine that lets it start two threads, as the limit of processes in a container may.
+FEW_THREADS = """
+import itertools, sys, threading
+from torchx_kfp import launcher
+start, started = threading.Thread.start, itertools.count()
+def start_one(thread):
+    if next(started) == 2:
+        raise RuntimeError("can't start new thread")
+    start(thread)
+threading.Thread.start = start_one
+launcher.main(*sys.argv[1:])
+"""
+
 PROGRAMS = {
     "carried": [sys.executable, "-c", LAUNCHER],
     "oldest": [oldest_python() or "", "-c", LAUNCHER],
     "module": [sys.executable, "-m", "torchx_kfp.launcher"],
     "impatient": [sys.executable, "-c", IMPATIENT],
+    "few-threads": [sys.executable, "-c", FEW_THREADS],
 }
 either_way = pytest.mark.parametrize("program", ["carried", "module", pytest.param("oldest", marks=needs_oldest)])
 
@@ -408,6 +422,19 @@ def test_more_replicas_than_the_machine_can_start(tmp_path: Path) -> None:
     assert (process.returncode, process.stdout) == (1, b"")
     (message,) = said(process)
     assert re.search(says(" of 100 replicas", "Too many open files", "replicas=N"), message)
+    wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
+
+
+@pytest.mark.parametrize("replicas", [3, 2], ids=["at first", "again"])
+def test_threads_that_the_machine_cannot_start(tmp_path: Path, replicas: int) -> None:
+    """Replicas that nobody would read and follow are ended."""
+    fails = "[ $TORCHX_REPLICA_ID != 1 ] || exit 3; " if replicas == 2 else ""
+    script = f"echo $$ >>{tmp_path}/pids; {fails}exec sleep 300"
+    process = launch(shell("train", replicas, script, restarts=1), program="few-threads")
+    assert process.returncode == 1
+    assert re.search(
+        says(f"{replicas} of {replicas} replicas", "can't start new thread", "replicas=N"), said(process)[-1]
+    )
     wait_for(lambda: not any(map(alive, map(int, (tmp_path / "pids").read_text().split()))))
 
 

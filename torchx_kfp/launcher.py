@@ -132,7 +132,8 @@ def tally(labels: Sequence[str], total: int, done: int, /) -> str:
 
 def last_lines(lines: Sequence[bytes], most: int, /) -> Sequence[bytes]:
     """Return the last lines of a replica; under ``torchrun --tee``, those of its processes (``[trainer0]:text``)."""
-    return ([line for line in lines if re.match(rb"\[[^]\s]*\d\]:.*\S", line)] or list(lines))[-most:]
+    lines = list(lines)  # a thread may still add to them
+    return ([line for line in lines if re.match(rb"\[[^]\s]*\d\]:.*\S", line)] or lines)[-most:]
 
 
 # On this machine
@@ -244,72 +245,73 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
         for position, replicas in enumerate(counts):
             for index in range(replicas):
                 start(position, index)
-    except OSError as error:
+        # Not earlier: a process should not be forked while threads hold locks.
+        for reader in readers:
+            reader.start()
+        total = len(running)
+        needed = {key for key in running.values() if spec["roles"][key[0]]["name"] in spec["success"]}
+        code: int | None = None
+        stopped = False
+        first = ""
+        deadline = 0.0
+        say(f"{total} of {total} replicas run")
+        told = f"{total} of {total} replicas run"
+        while running:
+            caught = signal.sigtimedwait(SIGNALS, 0.5)
+            labels = [f"{spec['roles'][position]['name']}/{index}" for position, index in running.values()]
+            text = tally(labels, total, total - len(running))
+            if caught is None and code is None and told != text:
+                told = text
+                say(text)
+            if caught and caught.si_signo != signal.SIGCHLD:
+                send(caught.si_signo)
+                if caught.si_signo in ENDING:
+                    stopped = True
+                    code = 128 + caught.si_signo if code is None else code
+            if deadline and time.monotonic() > deadline:
+                for pid in running:
+                    kill(-pid, signal.SIGKILL)
+            while running:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if not ended:
+                    break
+                pid = ended.si_pid
+                if pid in running:
+                    # What it has left running would keep its output open. Its number is not free before waitpid.
+                    kill(-pid, signal.SIGKILL)
+                status = os.waitpid(pid, 0)[1]
+                if pid not in running:
+                    continue
+                position, index = running.pop(pid)
+                if code is not None:
+                    continue
+                role = spec["roles"][position]
+                failed = 128 + status % 128 if status % 128 else status // 256
+                if not failed:
+                    needed.discard((position, index))
+                    if needed:
+                        continue
+                    if running:
+                        say("the stage has succeeded; ending the other replicas")
+                else:
+                    label = f"{role['name']}/{index}"
+                    how = f"{label} failed with exit code {failed}"
+                    if again[position] < role.get("restarts", 0):
+                        again[position] += 1
+                        say(f"{how}; starting it again ({again[position]} of {role['restarts']})")
+                        start(position, index).start()
+                        continue
+                    first = label
+                    say(f"{how}; ending the others" if running else how)
+                code = failed
+                send(signal.SIGTERM)
+                deadline = time.monotonic() + GRACE
+    except (OSError, RuntimeError) as error:  # of a process or a thread
+        started = f"{len(running)} of {sum(counts)} replicas could be started on this machine"
+        raise Failure(f"{started}: {error}; the stage's replicas=N can reduce their number") from None
+    finally:
         for pid in running:
             kill(-pid, signal.SIGKILL)
-        started = f"{len(running)} of {sum(counts)} replicas could be started on this machine"
-        raise Failure(f"only {started}: {error}; the stage's replicas=N can reduce their number") from None
-    # Not earlier: a process should not be forked while threads hold locks.
-    for reader in readers:
-        reader.start()
-    total = len(running)
-    needed = {key for key in running.values() if spec["roles"][key[0]]["name"] in spec["success"]}
-    code: int | None = None
-    stopped = False
-    first = ""
-    deadline = 0.0
-    say(f"{total} of {total} replicas run")
-    told = f"{total} of {total} replicas run"
-    while running:
-        caught = signal.sigtimedwait(SIGNALS, 0.5)
-        labels = [f"{spec['roles'][position]['name']}/{index}" for position, index in running.values()]
-        text = tally(labels, total, total - len(running))
-        if caught is None and code is None and told != text:
-            told = text
-            say(text)
-        if caught and caught.si_signo != signal.SIGCHLD:
-            send(caught.si_signo)
-            if caught.si_signo in ENDING:
-                stopped = True
-                code = 128 + caught.si_signo if code is None else code
-        if deadline and time.monotonic() > deadline:
-            for pid in running:
-                kill(-pid, signal.SIGKILL)
-        while running:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if not ended:
-                break
-            pid = ended.si_pid
-            if pid in running:
-                # What it has left running would keep its output open. Its number is not free before waitpid.
-                kill(-pid, signal.SIGKILL)
-            status = os.waitpid(pid, 0)[1]
-            if pid not in running:
-                continue
-            position, index = running.pop(pid)
-            if code is not None:
-                continue
-            role = spec["roles"][position]
-            failed = 128 + status % 128 if status % 128 else status // 256
-            if not failed:
-                needed.discard((position, index))
-                if needed:
-                    continue
-                if running:
-                    say("the stage has succeeded; ending the other replicas")
-            else:
-                label = f"{role['name']}/{index}"
-                how = f"{label} failed with exit code {failed}"
-                if again[position] < role.get("restarts", 0):
-                    again[position] += 1
-                    say(f"{how}; starting it again ({again[position]} of {role['restarts']})")
-                    start(position, index).start()
-                    continue
-                first = label
-                say(f"{how}; ending the others" if running else how)
-            code = failed
-            send(signal.SIGTERM)
-            deadline = time.monotonic() + GRACE
     patience = time.monotonic() + 2
     for reader in readers:
         reader.join(max(0.0, patience - time.monotonic()))
@@ -369,6 +371,9 @@ class Cluster:
         self.opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
+        #: The requests that were allowed, and the warnings that were said.
+        self.allowed: set[tuple[str, str]] = set()
+        self.warned: set[str] = set()
 
     def open(self, method: str, path: str, body: Any = None, /, timeout: float = 30) -> Any:
         """Send one request. The token is read each time, because it is replaced now and then."""
@@ -386,7 +391,8 @@ class Cluster:
     def call(self, method: str, path: str, body: Any = None, /, patience: float = PATIENCE) -> tuple[int, Any]:
         """Send a request until it is answered; return the status and the answer.
 
-        Servers that are away, busy or changing tokens are asked again. 404 and 409 are answers; others end the stage.
+        Servers that are away, busy or changing tokens are asked again, and so are those that refuse what they have
+        allowed before: authorizers have bad moments, too. 404 and 409 are answers; others end the stage.
         """
         began = time.monotonic()
         pause = 0.25
@@ -396,14 +402,17 @@ class Cluster:
             try:
                 with self.open(method, path, body) as answer:
                     found = json.loads(answer.read())
-                    for warning in answer.headers.get_all("Warning") or ():
+                    for warning in set(answer.headers.get_all("Warning") or ()) - self.warned:
+                        self.warned.add(warning)  # of a version that is deprecated, each answer has one
                         say("the API server warns:", warning)
+                    self.allowed.add((method, path))
                     return answer.status, found
             except urllib.error.HTTPError as error:
                 code, problem = error.code, reason(error)
                 if code in (404, 409):
+                    self.allowed.add((method, path))
                     return code, problem
-                if code not in (401, 408, 429) and code < 500:
+                if code not in (401, 408, 429) and code < 500 and (code != 403 or (method, path) not in self.allowed):
                     hint = ""
                     if code == 403 and 'User "' in problem and " cannot " in problem:
                         hint = f"; an administrator can grant it: torchx-kfp rbac {self.rights} | kubectl apply -f -"
@@ -504,6 +513,16 @@ def state_of(spec: Any, found: Any, /) -> str:
     return ""
 
 
+def notes_of(found: Any, /) -> Any:
+    """Return the annotations of an object."""
+    return found["metadata"].get("annotations") or {}
+
+
+def launcher_of(found: Any, /) -> Any:
+    """Return the pod of the attempt that follows an object."""
+    return notes_of(found).get("torchx-kfp/launcher")
+
+
 def why(found: Any, /) -> str:
     """Return the message of the condition that ended the object, if it has one."""
     for one in (found.get("status") or {}).get("conditions") or ():
@@ -532,8 +551,8 @@ class Stage:
         self.pod = os.environ.get("KFP_POD_NAME", "")
         self.collection = self.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
-        self.uid = ""
-        self.version = ""
+        #: The object that this attempt may delete, as it was seen last.
+        self.seen: Any = None
         self.creating = False
         self.replicas: dict[str, Replica] = {}
         self.told: Any = ""
@@ -559,53 +578,59 @@ class Stage:
 
     # Making and ending the object
 
+    def find(self, patience: float = PATIENCE, /) -> Any:
+        """Return the object of this name, or None."""
+        code, found = self.cluster.call("GET", self.object, None, patience)
+        return None if code == 404 else found
+
+    def look(self, patience: float = PATIENCE, /) -> Any:
+        """Return the object of this name, or None; forget the one that was seen if another attempt follows it now."""
+        found = self.find(patience)
+        before = self.seen and (self.seen["metadata"]["uid"], launcher_of(self.seen))
+        mine = found and (launcher_of(found) == self.pod or (found["metadata"]["uid"], launcher_of(found)) == before)
+        self.seen = found if mine else None
+        return found
+
     def delete(self, patience: float = PATIENCE, /) -> None:
-        """Delete the object, unless another attempt follows it by now.
+        """Delete the object that was seen, unless another attempt follows it by now.
 
         Kubernetes takes its pods first, so that it is gone only when they are.
         """
-        while True:
-            known = {"uid": self.uid, "resourceVersion": self.version} if self.uid else {}
+        while self.seen:
+            known = {key: self.seen["metadata"][key] for key in ("uid", "resourceVersion")}
             body = {"propagationPolicy": "Foreground", "preconditions": known}
             if self.cluster.call("DELETE", self.object, body, patience=patience)[0] != 409:
                 return
-            code, found = self.cluster.call("GET", self.object, None, patience)
-            if code == 404 or self.is_lost(found):
-                return
-            self.version = found["metadata"]["resourceVersion"]
-
-    def is_lost(self, found: Any, /) -> bool:
-        """Tell whether this is not the object that this attempt follows: it was made again, or adopted."""
-        meta = found["metadata"]
-        return bool(meta["uid"] != self.uid or meta["annotations"].get("torchx-kfp/launcher") != self.pod)
+            self.look(patience)
 
     def stop(self, number: int, _: object, /) -> None:
         """Handle a signal that ends the stage: delete first, talk later."""
         self.cluster.stopped = number
-        said = f"ended by signal {number}; {self.name} is deleted"
+        if self.creating:
+            return  # the object is deleted when the API server has answered
         try:
+            if not self.seen:
+                self.look(5)  # this attempt may have made it without getting the answer
             self.delete(5)
+            said = f"; {self.name} is deleted" * bool(self.seen)
         except Failure as failure:
-            said = f"ended by signal {number}, but {self.name} is not deleted: {failure}"
-        say(said)
-        # An object whose creation is under way is deleted when the API server has answered.
-        if not self.creating:
-            leave(128 + number)
+            said = f", but {self.name} is not deleted: {failure}"
+        say(f"ended by signal {number}{said}")
+        leave(128 + number)
 
     def make(self) -> Any:
         """Create the object, or adopt the one that an earlier attempt has made."""
         said = ""
         while True:
-            code, found = self.cluster.call("GET", self.object)
-            if code != 404:
-                notes = found["metadata"].get("annotations") or {}
+            owners = self.owners()
+            found = self.seen = self.find()
+            if found:
                 state = state_of(self.spec, found)
-                same = notes.get("torchx-kfp/spec") == self.digest
+                same = notes_of(found).get("torchx-kfp/spec") == self.digest
                 ending = found["metadata"].get("deletionTimestamp")
                 # If this attempt made it, and did not get the answer, its failure is that of the attempt.
-                mine = notes.get("torchx-kfp/launcher") == self.pod
-                if same and not ending and (mine or state != "failed"):
-                    adopted = self.adopt(found, notes)
+                if same and not ending and (state != "failed" or launcher_of(found) == self.pod):
+                    adopted = self.adopt(found, owners)
                     if adopted:
                         return adopted
                     continue
@@ -614,9 +639,7 @@ class Stage:
                     say(f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods")
                     said = what
                 if not ending:
-                    known = {key: found["metadata"][key] for key in ("uid", "resourceVersion")}
-                    body = {"propagationPolicy": "Foreground", "preconditions": known}
-                    self.cluster.call("DELETE", self.object, body)
+                    self.delete()
                 time.sleep(0.5)
                 continue
             if any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods()):
@@ -625,10 +648,11 @@ class Stage:
                     said = "pods"
                 time.sleep(0.5)
                 continue
-            manifest = self.manifest(self.owners())
+            manifest = self.manifest(owners)
             self.creating = True
             try:
                 code, found = self.cluster.call("POST", self.collection, manifest)
+                self.seen = found if code not in (404, 409) else None
             finally:
                 self.creating = False
                 if self.cluster.stopped:
@@ -640,21 +664,23 @@ class Stage:
                 say(f"created {found['kind']} {self.namespace}/{self.name}")
                 return found
 
-    def adopt(self, found: Any, notes: Mapping[str, str], /) -> Any:
-        """Say that this attempt follows the object now, and go on with its run id; None if it is gone."""
+    def adopt(self, found: Any, owners: Any, /) -> Any:
+        """Say that this attempt follows the object now, and go on with its run id; None if the object has changed."""
         mine = {"torchx-kfp/launcher": self.pod}
-        body = {"metadata": {"uid": found["metadata"]["uid"], "ownerReferences": self.owners(), "annotations": mine}}
-        code, found = self.cluster.call("PATCH", self.object, body)
+        version = found["metadata"]["resourceVersion"]
+        body = {"metadata": {"resourceVersion": version, "ownerReferences": owners, "annotations": mine}}
+        code, adopted = self.cluster.call("PATCH", self.object, body)
         if code in (404, 409):
             return None
-        self.run_id = notes.get("torchx-kfp/run-id", "")
+        self.seen = adopted
+        self.run_id = notes_of(found).get("torchx-kfp/run-id", "")
         if self.run_id and "run_id" in self.outputs:
             with open(self.outputs["run_id"]["outputFile"], "w") as file:
                 file.write(self.run_id)
-        if notes.get("torchx-kfp/launcher") != self.pod:
+        if launcher_of(found) != self.pod:
             known = f", run id {self.run_id}" * bool(self.run_id)
             say(f"following {found['kind']} {self.namespace}/{self.name} of an earlier attempt{known}")
-        return found
+        return adopted
 
     def owners(self) -> Any:
         """Return the Workflow that owns this pod, or the pod itself, as the owner of the object."""
@@ -665,7 +691,9 @@ class Stage:
                 if owner["kind"] == "Workflow":
                     return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}]
             return [{"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}]
-        return []
+        # A node that was cut off and is back: this process has outlived its pod.
+        self.seen = None
+        raise Failure(f"the pod {self.pod} of this attempt is gone: {self.name} is left to the next attempt")
 
     def list_pods(self) -> Any:
         """Return the pods of the stage's replicas, also of earlier attempts."""
@@ -726,13 +754,32 @@ class Stage:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self.stop)
         try:
-            found = self.follow(self.make())
-        except Failure:
-            if self.uid:  # nobody would follow it
+            return self.finish(self.follow(self.make()))
+        except Exception:
+            if self.seen:  # nobody would follow it
                 with contextlib.suppress(Failure):
                     self.delete(5)
                     say(f"{self.name} is deleted")
             raise
+
+    def follow(self, found: Any, /) -> Any:
+        """Follow the object, and return it when it has ended."""
+        self.accompany(found)
+        while True:
+            items = self.list_pods()
+            self.watch(items, bool((found.get("spec") or {}).get("suspend")))
+            if state_of(self.spec, found):
+                return found
+            # A list of 1,000 pods has several megabytes.
+            time.sleep(0.5 + len(items) / 100)
+            found = self.look()
+            if not found:
+                raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
+            if not self.seen:
+                raise Failure(f"another attempt of this stage follows {self.name} now")
+
+    def finish(self, found: Any, /) -> int:
+        """Let the logs be read to their ends; return the exit code of the stage that has ended."""
         self.over = True
         deadline = time.monotonic() + 30
         for replica in self.replicas.values():
@@ -748,26 +795,6 @@ class Stage:
             say(f"{self.name} is not deleted: {failure}")
         return code
 
-    def follow(self, found: Any, /) -> Any:
-        """Follow the object, and return it when it has ended."""
-        self.uid = found["metadata"]["uid"]
-        self.accompany(found)
-        while True:
-            self.version = found["metadata"]["resourceVersion"]
-            items = self.list_pods()
-            self.watch(items, bool((found.get("spec") or {}).get("suspend")))
-            if state_of(self.spec, found):
-                return found
-            # A list of 1,000 pods has several megabytes.
-            time.sleep(0.5 + len(items) / 100)
-            code, found = self.cluster.call("GET", self.object)
-            if code == 404 or self.is_lost(found):
-                gone = code == 404 or found["metadata"]["uid"] != self.uid
-                self.uid = ""  # it is not this attempt's to delete
-                if gone:
-                    raise Failure(f"{self.name} was deleted, but not by this stage: its replicas had not ended")
-                raise Failure(f"another attempt of this stage follows {self.name} now")
-
     def accompany(self, found: Any, /) -> None:
         """Create what the object owns, such as the service that gives its pods names."""
         owner = {key: found[key] for key in ("apiVersion", "kind")}
@@ -776,17 +803,19 @@ class Stage:
             self.manifest()
         for api, plural, one in self.companions:
             one["metadata"]["ownerReferences"] = [owner]
-            code = self.cluster.call("POST", self.path(api, plural), one)[0]
             path = f"{self.path(api, plural)}/{self.name}"
-            while code == 409:
-                # It is that of this object, or of an earlier one.
+            while self.cluster.call("POST", self.path(api, plural), one)[0] == 409:
+                # It is that of this object, or of an earlier one. The garbage collector may be about to delete that:
+                # it would do so even if it had another owner by then.
                 code, there = self.cluster.call("GET", path)
-                if code != 404 and not there["metadata"].get("deletionTimestamp"):
+                owners = code != 404 and there["metadata"].get("ownerReferences")
+                if owners and owner["uid"] in [each["uid"] for each in owners]:
+                    break
+                if code != 404 and not owners:
                     body = {"metadata": {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}}
-                    code = self.cluster.call("PATCH", path, body)[0]
+                    self.cluster.call("PATCH", path, body)
                 else:
                     time.sleep(0.5)
-                    code = self.cluster.call("POST", self.path(api, plural), one)[0]
 
     def watch(self, items: Any, suspended: bool, /) -> None:
         """Take note of the pods, start to read the logs of new ones, and say what keeps others from running."""
@@ -833,7 +862,8 @@ class Stage:
         if not failed:
             say(f"{self.name} failed{message}")
             return 1
-        first = min(failed, key=lambda one: (one.ended, one.gone, one.label))
+        # Times are whole seconds: the engine may have ended others in that of the first failure.
+        first = min(failed, key=lambda one: (one.ended, one.gone, one.deleted, one.label))
         lines = list(first.lines)
         if not lines and not first.gone:
             try:
@@ -873,6 +903,7 @@ class Replica:
         self.code = 0
         self.why = ""
         self.gone = False
+        self.deleted = False
         self.runs = False
         #: What keeps it from running: a reason and a message, or nothing.
         self.waiting: tuple[str, ...] = ()
@@ -884,7 +915,10 @@ class Replica:
         self.node = item["spec"].get("nodeName", "")
         states = [one["state"] for one in status.get("containerStatuses") or () if one["name"] == self.container]
         state = states[0] if states else {}
-        self.runs = "running" in state and "deletionTimestamp" not in item["metadata"]
+        deleted = "deletionTimestamp" in item["metadata"]
+        if not self.ended:
+            self.deleted = deleted
+        self.runs = "running" in state and not deleted
         self.waiting = ()
         conditions = [
             one for one in status.get("conditions") or () if one["type"] == "PodScheduled" and one["status"] == "False"

@@ -186,6 +186,30 @@ time.sleep(1000)
     assert "about to fail" in attempt.log.splitlines()[-1]
 
 
+def test_replicas_that_end_well_because_the_object_is_deleted(
+    engine: str, namespace: Namespace, kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """They have not done their work, although their engine may say so."""
+    program = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("waits")
+time.sleep(1000)
+"""
+    attempt = Stage(namespace, kubelet, tmp_path, python(program), engine=engine).start()
+    for index in (0, 1):
+        attempt.says(f"trainer/{index} | waits")
+    resource = {
+        "job": "batch/v1/jobs",
+        "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+        "volcano": "batch.volcano.sh/v1alpha1/jobs",
+    }[engine]
+    name = namespace.list(resource)[0]["metadata"]["name"]
+    namespace.api.delete(namespace.path(resource, name), {"propagationPolicy": "Foreground"})
+    assert attempt.ended() == 1, attempt.log
+    assert f"{name} was deleted, but not by this stage" in attempt.log
+
+
 @pytest.mark.usefixtures("jobset_controller")
 def test_the_last_failure_of_a_replica_counts(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
     program = """
@@ -226,10 +250,24 @@ def test_a_launcher_that_gives_up_leaves_nothing(
     namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path
 ) -> None:
     app, _ = waiting(tmp_path)
-    faulty.inject([None] * 4 + [403], "GET .*/pods\\?")
+    faulty.inject([None] * 4 + [400], "GET .*/pods\\?")
     attempt = through(Stage(namespace, kubelet, tmp_path, app, engine="job"), faulty).start()
     assert attempt.ended() == 1
     until(lambda: not replicas(namespace))
+
+
+@pytest.mark.parametrize("requests", ["GET .*/pods\\?label", "GET .*/jobs/"])
+def test_a_right_that_is_denied_for_a_moment(
+    namespace: Namespace, kubelet: Kubelet, faulty: FaultyServer, tmp_path: Path, requests: str
+) -> None:
+    """A training of days must not end with it: authorizers that ask others refuse when they get no answer."""
+    app, go = waiting(tmp_path)
+    attempt = through(Stage(namespace, kubelet, tmp_path, app, engine="job"), faulty).start()
+    attempt.says("trainer/1 | waits")
+    faulty.inject([403, 403], requests)
+    until(lambda: sum(request.status == 403 for request in faulty.requests) == 2)
+    go.touch()
+    assert attempt.ended() == 0, attempt.log
 
 
 def test_a_quota_for_services(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
