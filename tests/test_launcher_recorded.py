@@ -112,7 +112,14 @@ def test_it_does_what_was_recorded(name: str, form: str, tmp_path: Path) -> None
         try:
             if name.endswith("terminated"):
                 # Repeated looks find nothing new, until the signal comes.
-                attempt.wait_for(lambda: replay.requests == expected[:-1] and split(attempt.log)[1] == recording.shown)
+                # The first one tells that all answers have arrived.
+                attempt.wait_for(
+                    lambda: (
+                        replay.requests == expected[:-1]
+                        and replay.repeated
+                        and split(attempt.log)[1] == recording.shown
+                    )
+                )
                 attempt.process.send_signal(signal.SIGTERM)
             code = attempt.process.wait(HANGS)
         finally:
