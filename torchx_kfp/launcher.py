@@ -16,7 +16,9 @@ On the cluster, there is exactly one object at any time, whatever dies when. Its
 stage, which is the same in all attempts, and Kubernetes accepts a name only once. An attempt adopts the object if it
 runs or has succeeded; if it has failed, or was made from another SPEC, the attempt deletes it, waits until it is gone
 with its pods, and makes a new one. The run id of the object is that of the attempt that made it, so that results of a
-failed one are never those of the next.
+failed one are never those of the next. An annotation names the attempt that follows the object, and a process whose pod
+is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes only what it
+follows, or what it has seen of an earlier one.
 
 Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
 object is the first thing that the handler does. The object's owner is the run's Workflow: if the launcher's pod is lost

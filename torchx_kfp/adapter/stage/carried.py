@@ -3,7 +3,7 @@
 #: The SHA-256 of the texts of the modules from which the programs were made.
 SOURCES = {
     "PUBLISHER": "87b4116797cc2e368e1d202b6d9794f3784c3e8f6216586a96be18c8a50a7d23",
-    "LAUNCHER": "f684d1dc7d718aac40ec403ba14ce964d5c245c41ddfe5b28d998dd961458c9d",
+    "LAUNCHER": "d42ec525a6ffdbc6f15d7ba0999ca0f2d326f53374120a4551501a0eee8e01cb",
 }
 
 #: ``torchx_kfp.publisher``.
