@@ -139,9 +139,10 @@ class Launcher:
         sent = [each for each in self.server.requests if each.method == "DELETE"]
         return [each for each in sent if each.arrived >= self.terminated > 0]
 
-    def knew(self, request: Request) -> bool:
-        """Tell whether it knew its object before a request: it had asked something else since it got the object."""
-        for each in self.server.requests[: request.number - 1]:
+    @property
+    def knew(self) -> bool:
+        """Whether it knew its object when it got SIGTERM: it had asked something else since it got the object."""
+        for each in self.server.requests[: self.deletes[0].number - 1]:
             path = self._trial.collection
             made = each.method == "POST" and each.path == path
             adopted = each.method == "PATCH" and each.path.startswith(f"{path}/")
@@ -328,30 +329,47 @@ def check_deletions(trial: Trial) -> None:
     One that gets SIGTERM before it knows what there is deletes what it finds.
     """
     for events in trial.objects.values():
-        deletion = next((each for each in events if "deletionTimestamp" in each.object["metadata"]), events[-1])
-        if deletion.type != "DELETED" and "deletionTimestamp" not in deletion.object["metadata"]:
-            continue
-        if state_of(deletion.object) == "failed":
-            continue
-        by = [
-            each.name
-            for each in trial.launchers
-            for request in each.deletes
-            if request.handled == 200 and (_follower(deletion.object) == each.name or not each.knew(request))
-        ]
-        assert by, "an object that has not failed is deleted"
+        deletion = deletion_of(events)
+        if deletion and state_of(deletion.object) != "failed":
+            assert deleters(trial, deletion), "an object that has not failed is deleted"
 
 
 def check_runs(trial: Trial) -> None:
     """Each object is a run of its own, and runs each replica once, unless its engine restarts it."""
-    runs = [events[0].object["metadata"]["annotations"]["torchx-kfp/run-id"] for events in trial.objects.values()]
-    assert len(set(runs)) == len(runs), "objects have runs of their own"
-    pods = {each.uid: each.object for each in trial.events if each.collection == "pods"}
-    for run_id, events in zip(runs, trial.objects.values(), strict=True):
-        of_run = [pod for pod in pods.values() if _run_id(pod) == run_id]
-        assert len(of_run) <= 2 * (1 + trial.schedule.restarts)
+    run_ids = []
+    for events in trial.objects.values():
+        run_id = events[0].object["metadata"]["annotations"]["torchx-kfp/run-id"]
+        deletion = deletion_of(events)
+        # Controllers may replace pods of an object before they know that it is deleted.
+        pods = {
+            each.uid
+            for each in trial.events
+            if each.collection == "pods" and _run_id(each.object) == run_id and each.type == "ADDED"
+            if each.version > events[0].version and (not deletion or each.version < deletion.version)
+        }
+        # A launcher that does not know yet that it has made an object makes it again if another one deletes it.
+        failed = deletion and state_of(deletion.object) == "failed"
+        if not deletion or failed or _follower(deletion.object) in deleters(trial, deletion):
+            run_ids.append(run_id)
+            assert len(pods) <= 2 * (1 + trial.schedule.restarts)
         if state_of(events[-1].object) == "succeeded":
-            assert len(of_run) >= 2
+            assert len(pods) >= 2
+    assert len(set(run_ids)) == len(run_ids), "objects have runs of their own"
+
+
+def deletion_of(events: Sequence[Event]) -> Event | None:
+    """Return the event with which the deletion of an object began."""
+    return next((each for each in events if each.type == "DELETED" or _is_ending(each.object)), None)
+
+
+def deleters(trial: Trial, deletion: Event) -> list[str]:
+    """Return the launchers that may have deleted an object after SIGTERM: it was theirs, or they knew of none."""
+    return [
+        each.name
+        for each in trial.launchers
+        if any(request.handled == 200 for request in each.deletes)
+        if _follower(deletion.object) == each.name or not each.knew
+    ]
 
 
 def check_result(trial: Trial, launcher: Launcher) -> None:
@@ -387,6 +405,10 @@ def state_of(found: Object) -> str:
     if {"Complete", "Completed"} & {*states}:
         return "succeeded"
     return "failed" if {"Failed", "Aborted"} & {*states} else ""
+
+
+def _is_ending(found: Object) -> bool:
+    return "deletionTimestamp" in found["metadata"]
 
 
 def _follower(found: Object) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import REPOSITORY
-from tests.cluster.manifests import container, job
+from tests.cluster.history import History
+from tests.cluster.manifests import config_map, container, job
 from tests.cluster.namespaces import Namespace
 from tests.cluster.waiting import until
 from tests.facts import says
@@ -85,3 +87,20 @@ def test_without_the_programs_tests_are_skipped_or_fail(require: str, outcome: s
     assert f"{tmp_path} has no etcd, kube-apiserver, kube-controller-manager: " in run.stdout
     assert ".ci/with-cluster" in run.stdout
     assert run.returncode == (0 if require == "0" else 1)
+
+
+def test_a_history_misses_nothing(namespace: Namespace) -> None:
+    namespace.create(config_map("one-is-there"))
+    with closing(History(namespace, ["configmaps"])) as history:
+        namespace.create(config_map("one-is-made"))
+        path = namespace.path("configmaps", "one-is-made")
+        namespace.api.patch(path, {"data": {"a": "b"}})
+        namespace.api.delete(path)
+        again = namespace.create(config_map("one-is-made"))
+        history.wait_for("configmaps", int(again["metadata"]["resourceVersion"]))
+        types = ["ADDED", "ADDED", "MODIFIED", "DELETED", "ADDED"]
+        assert [each.type for each in history.events("one-")] == types
+        assert sorted(history.left("one-")) == ["one-is-made", "one-is-there"]
+        assert history.last("one-is-made")["metadata"]["uid"] == again["metadata"]["uid"]
+        history.forget("one-")
+        assert not history.left("one-")
