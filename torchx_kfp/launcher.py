@@ -400,7 +400,7 @@ class Cluster:
         pause = 0.25
         while True:
             if method == "POST" and self.stopped:
-                raise Failure("nothing is created after a signal")
+                raise Failure("stopped")  # nothing is created then
             try:
                 with self.open(method, path, body) as answer:
                     found = json.loads(answer.read())
@@ -637,34 +637,38 @@ class Stage:
                         return adopted
                     continue
                 what = "is being deleted" if ending else "has failed" if same else "was made from another specification"
-                if what != said:
-                    say(f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods")
-                    said = what
-                if not ending:
-                    self.delete()
-                time.sleep(0.5)
+                what = f"{self.name} of an earlier attempt {what}; waiting until it is gone with its pods"
+            elif any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods()):
+                ending, what = True, "waiting until the pods of an earlier attempt are gone"
+            else:
+                made = self.create(owners)
+                if made:
+                    return made
                 continue
-            if any(pod["status"].get("phase") in ("Pending", "Running") for pod in self.list_pods()):
-                if said != "pods":
-                    say("waiting until the pods of an earlier attempt are gone")
-                    said = "pods"
-                time.sleep(0.5)
-                continue
-            manifest = self.manifest(owners)
-            self.creating = True
-            try:
-                code, found = self.cluster.call("POST", self.collection, manifest)
-                self.seen = found if code not in (404, 409) else None
-            finally:
-                self.creating = False
-                if self.cluster.stopped:
-                    self.stop(self.cluster.stopped, None)
-            if code == 404:
-                needs = f"the engine {self.spec['engine']!r} needs {self.spec['needs']}"
-                raise Failure(f"{self.collection}: {found.strip()}: {needs}")
-            if code != 409:
-                say(f"created {found['kind']} {self.namespace}/{self.name}")
-                return found
+            if what != said:
+                say(what)
+                said = what
+            if not ending:
+                self.delete()
+            time.sleep(0.5)
+
+    def create(self, owners: Any, /) -> Any:
+        """Create the object; return it, or None if there is one."""
+        manifest = self.manifest(owners)
+        self.creating = True
+        try:
+            code, found = self.cluster.call("POST", self.collection, manifest)
+            self.seen = found if code not in (404, 409) else None
+        finally:
+            self.creating = False
+            if self.cluster.stopped:
+                self.stop(self.cluster.stopped, None)
+        if code == 404:
+            needs = f"the engine {self.spec['engine']!r} needs {self.spec['needs']}"
+            raise Failure(f"{self.collection}: {found.strip()}: {needs}")
+        if self.seen:
+            say(f"created {found['kind']} {self.namespace}/{self.name}")
+        return self.seen
 
     def adopt(self, found: Any, owners: Any, /) -> Any:
         """Say that this attempt follows the object now, and go on with its run id; None if the object has changed."""
@@ -695,7 +699,7 @@ class Stage:
             return [{"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}]
         # A node that was cut off and is back: this process has outlived its pod.
         self.seen = None
-        raise Failure(f"the pod {self.pod} of this attempt is gone: {self.name} is left to the next attempt")
+        raise Failure(f"the pod {self.pod} is gone")
 
     def list_pods(self) -> Any:
         """Return the pods of the stage's replicas, also of earlier attempts."""
