@@ -140,15 +140,11 @@ class Launcher:
         return [each for each in sent if each.arrived >= self.terminated > 0]
 
     @property
-    def knew(self) -> bool:
-        """Whether it knew its object when it got SIGTERM: it had asked something else since it got the object."""
-        for each in self.server.requests[: self.deletes[0].number - 1]:
-            path = self._trial.collection
-            made = each.method == "POST" and each.path == path
-            adopted = each.method == "PATCH" and each.path.startswith(f"{path}/")
-            if (made or adopted) and each.status in (200, 201) and each.whole:
-                return True
-        return False
+    def saw(self) -> bool:
+        """Whether it saw its object before SIGTERM: it had asked something else since it got the object."""
+        before = [each for each in self.server.requests if each.arrived <= self.terminated]
+        objects = [each for each in before[:-1] if each.path.startswith(self._trial.collection)]
+        return any(each.status in (200, 201) and each.whole for each in objects)
 
     def _at(self, when: str, request: Request) -> None:
         if (when, request.number) == ("before", self._trial.schedule.back):
@@ -259,7 +255,7 @@ def run(trial: Trial, cluster: ControlPlane) -> None:
 def check(trial: Trial) -> None:
     """Assert what holds whatever dies when."""
     last = trial.launchers[-1]
-    if last.code in (1, 7) or (last.code == 143 and "is not deleted" not in last.attempt.log):
+    if last.code in (1, 7) or (last.code == 143 and last.saw and "is not deleted" not in last.attempt.log):
         wait_until_nothing_is_left(trial)
     catch_up(trial)
     check_codes(trial)
@@ -289,9 +285,8 @@ def wait_until_nothing_is_left(trial: Trial) -> None:
 
 def check_codes(trial: Trial) -> None:
     """A launcher ends with what has befallen it, or with what its object came to."""
-    cut_off = any(each.cut_off.is_set() for each in trial.launchers)
     for each in trial.launchers:
-        befallen = {137: "kill" in each.blows, 143: each.terminated > 0, 1: cut_off}
+        befallen = {137: "kill" in each.blows, 143: each.terminated > 0, 1: each.cut_off.is_set()}
         if befallen.get(each.code or 0):
             continue
         followed = [
@@ -324,37 +319,31 @@ def check_times(trial: Trial) -> None:
 
 
 def check_deletions(trial: Trial) -> None:
-    """Objects are deleted because they have failed, or after a SIGTERM: by the launcher that follows them then.
-
-    One that gets SIGTERM before it knows what there is deletes what it finds.
-    """
+    """An object is deleted because it has failed, or after SIGTERM: by the attempt that follows it, or a later one."""
+    names = [each.name for each in trial.launchers]
     for events in trial.objects.values():
         deletion = deletion_of(events)
         if deletion and state_of(deletion.object) != "failed":
-            assert deleters(trial, deletion), "an object that has not failed is deleted"
+            deleters = [each.name for each in trial.launchers if any(one.handled == 200 for one in each.deletes)]
+            assert {*deleters} & {*names[names.index(_follower(deletion.object)) :]}, "an object that has not failed is deleted"
 
 
 def check_runs(trial: Trial) -> None:
     """Each object is a run of its own, and runs each replica once, unless its engine restarts it."""
-    run_ids = []
+    runs: dict[str, set[str]] = {_run_id(events[0].object): set() for events in trial.objects.values()}
+    assert len(runs) == len(trial.objects)
+    endings = {_run_id(events[0].object): deletion_of(events) for events in trial.objects.values()}
+    for event in trial.events:
+        if event.collection == "pods" and event.type == "ADDED":
+            run_id = _run_id_of_pod(event.object)
+            ending = endings[run_id]
+            # Controllers may replace pods of an object before they know that it is deleted.
+            if not ending or event.version < ending.version:
+                runs[run_id].add(event.uid)
     for events in trial.objects.values():
-        run_id = events[0].object["metadata"]["annotations"]["torchx-kfp/run-id"]
-        deletion = deletion_of(events)
-        # Controllers may replace pods of an object before they know that it is deleted.
-        pods = {
-            each.uid
-            for each in trial.events
-            if each.collection == "pods" and _run_id(each.object) == run_id and each.type == "ADDED"
-            if each.version > events[0].version and (not deletion or each.version < deletion.version)
-        }
-        # A launcher that does not know yet that it has made an object makes it again if another one deletes it.
-        failed = deletion and state_of(deletion.object) == "failed"
-        if not deletion or failed or _follower(deletion.object) in deleters(trial, deletion):
-            run_ids.append(run_id)
-            assert len(pods) <= 2 * (1 + trial.schedule.restarts)
-        if state_of(events[-1].object) == "succeeded":
-            assert len(pods) >= 2
-    assert len(set(run_ids)) == len(run_ids), "objects have runs of their own"
+        pods = runs[_run_id(events[0].object)]
+        assert len(pods) <= 2 * (1 + trial.schedule.restarts)
+        assert len(pods) >= 2 or state_of(events[-1].object) != "succeeded"
 
 
 def deletion_of(events: Sequence[Event]) -> Event | None:
@@ -362,24 +351,10 @@ def deletion_of(events: Sequence[Event]) -> Event | None:
     return next((each for each in events if each.type == "DELETED" or _is_ending(each.object)), None)
 
 
-def deleters(trial: Trial, deletion: Event) -> list[str]:
-    """Return the launchers that may have deleted an object after SIGTERM: it was theirs, or they knew of none."""
-    return [
-        each.name
-        for each in trial.launchers
-        if any(request.handled == 200 for request in each.deletes)
-        if _follower(deletion.object) == each.name or not each.knew
-    ]
-
-
 def check_result(trial: Trial, launcher: Launcher) -> None:
     """What is published is what the last start of replica 0 has recorded, in the object that has succeeded."""
     run_id = launcher.attempt.run_id
-    (made,) = [
-        events[-1].object
-        for events in trial.objects.values()
-        if events[-1].object["metadata"]["annotations"]["torchx-kfp/run-id"] == run_id
-    ]
+    (made,) = [events[-1].object for events in trial.objects.values() if _run_id(events[-1].object) == run_id]
     assert state_of(made) == "succeeded"
     starts = {int(file.parent.name[2:]): file.parent for file in trial.stage.folder.glob("0-*/run_id")}
     number = max(number for number, start in starts.items() if (start / "run_id").read_text().strip() == run_id)
@@ -419,5 +394,9 @@ def _index(pod: Object) -> str:
     return next(pod["metadata"]["annotations"][name] for name in _INDEXES if name in pod["metadata"]["annotations"])
 
 
-def _run_id(pod: Object) -> str:
+def _run_id(found: Object) -> str:
+    return str(found["metadata"]["annotations"]["torchx-kfp/run-id"])
+
+
+def _run_id_of_pod(pod: Object) -> str:
     return next(each["value"] for each in pod["spec"]["containers"][0]["env"] if each["name"] == "TORCHX_JOB_ID")
