@@ -321,11 +321,12 @@ def check_times(trial: Trial) -> None:
 def check_deletions(trial: Trial) -> None:
     """An object is deleted because it has failed, or after SIGTERM: by the attempt that follows it, or a later one."""
     names = [each.name for each in trial.launchers]
+    deleters = {each.name for each in trial.launchers if any(one.handled == 200 for one in each.deletes)}
     for events in trial.objects.values():
         deletion = deletion_of(events)
         if deletion and state_of(deletion.object) != "failed":
-            deleters = [each.name for each in trial.launchers if any(one.handled == 200 for one in each.deletes)]
-            assert {*deleters} & {*names[names.index(_follower(deletion.object)) :]}, "an object that has not failed is deleted"
+            entitled = names[names.index(_follower(deletion.object)) :]
+            assert deleters & {*entitled}, "an object that has not failed is deleted"
 
 
 def check_runs(trial: Trial) -> None:
