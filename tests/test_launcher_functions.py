@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import email
+import http.client
 import io
+import socket
 import sys
 import threading
+import urllib.request
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -218,6 +221,45 @@ def test_volumes_of_the_task_win(mounts: list[dict[str, str]], volumes: list[dic
             **{one[key]: one for one in have},
             **{one[key]: one for one in added},
         }
+
+
+# pieces
+
+
+def answered(*chunks: bytes, ends: bool) -> Iterator[bytes]:
+    """Return the pieces of a real answer in these chunks; its connection breaks after them, unless it ends."""
+    said = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    said += b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n" * ends
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}") as stream:
+            yield from launcher.pieces(stream)
+        thread.join()
+
+
+def test_the_pieces_of_an_answer() -> None:
+    assert list(answered(b"a\nb", b"c\n", b"\nd", ends=True)) == [b"a\n", b"bc\n", b"\n", b"d"]
+    long = b"x" * 200_000
+    found = list(answered(b"a\n" + long, b"y\nb\n", ends=True))
+    assert (found[0], found[-1], b"".join(found)) == (b"a\n", b"b\n", b"a\n" + long + b"y\nb\n")
+    assert max(map(len, found)) < 1 << 17
+
+
+@pytest.mark.parametrize(("chunks", "whole"), [([b"a\nb\n"], [b"a\n", b"b\n"]), ([b"a\n", b"b"], [b"a\n"]), ([], [])])
+def test_a_connection_that_breaks_between_chunks_is_not_the_end(chunks: list[bytes], whole: list[bytes]) -> None:
+    found = []
+    with pytest.raises(http.client.IncompleteRead):  # noqa: PT012
+        for piece in answered(*chunks, ends=False):
+            found.append(piece)
+    assert found == whole
 
 
 # state_of and why

@@ -300,7 +300,9 @@ def test_no_signal_is_lost_while_replicas_are_started(
 
 
 def test_restarts_of_all_replicas(tmp_path: Path) -> None:
-    script = f"echo $$ >>{tmp_path}/$TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 0 ] && exec sleep 300; exit 6"
+    script = f"echo $$ >>{tmp_path}/$TORCHX_REPLICA_ID; [ $TORCHX_REPLICA_ID = 0 ] && exec sleep 300;"
+    # It fails when both have started.
+    script += f"until [ $(wc -l <{tmp_path}/0) = $(wc -l <{tmp_path}/1) ]; do sleep 0.05; done; exit 6"
     process = launch(shell("train", 2, script), restarts=2)
     assert process.returncode == 6
     assert [len((tmp_path / index).read_text().split()) for index in ("0", "1")] == [3, 3]

@@ -47,7 +47,7 @@ from collections import Counter, deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any, NoReturn
 
 #: Where a pod finds its token, the cluster's certificate and its namespace.
@@ -444,6 +444,24 @@ def reason(error: urllib.error.HTTPError, /) -> str:
         return str(json.loads(text)["message"])
     except (ValueError, LookupError, TypeError):
         return text.strip()[:1000] or error.reason
+
+
+def pieces(stream: Any, /) -> Iterator[bytes]:
+    """Yield the lines of an answer, long ones in pieces of at least 64 KiB.
+
+    Its own ``readline`` takes a connection that breaks between two chunks for the end of the answer.
+    """
+    rest = b""
+    while True:
+        data = stream.read1(1 << 16)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+        if rest and (not data or len(rest) >= 1 << 16):
+            yield rest
+            rest = b""
+        if not data:
+            return
 
 
 def fill(node: Any, values: Mapping[str, Any], config: Any, /) -> Any:
@@ -977,7 +995,7 @@ class Replica:
                     again = sum(recent.values(), Counter())
                     begins = True
                     shown = True
-                    for piece in iter(lambda: stream.readline(1 << 16), b""):
+                    for piece in pieces(stream):
                         whole = piece.endswith(b"\n")
                         if not whole and len(piece) < 1 << 16 and not ended:
                             break  # the connection has broken: the line is read again

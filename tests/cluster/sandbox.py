@@ -9,6 +9,7 @@ Only the standard library, and nothing of the tests: it starts in 20 ms.
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 
@@ -56,8 +57,10 @@ def set_up(specification):
         mount(source, target, None, BIND | RECURSIVE)
 
 
-def run(specification):
+def run(specification, alive):
     libc.prctl(END_WITH_PARENT, signal.SIGKILL)
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(NOT_STARTED)  # its parent had ended before
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
     mount("proc", "/proc", "proc")
@@ -72,10 +75,13 @@ def main():
         separate()
         set_up(specification)
         first = []
+        # It ends with this process: the first process of a namespace does not see its parent.
+        alive, held = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGTERM) for pid in first])
         first.append(os.fork())
         if first == [0]:
-            run(specification)
+            os.close(held)
+            run(specification, alive)
     except BaseException as error:
         with open(specification["error"], "w") as file:
             file.write(str(error))
