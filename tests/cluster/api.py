@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import ssl
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,17 +78,34 @@ class Api:
         if pair:
             self._context.load_cert_chain(*pair)
         self._resources: dict[str, dict[str, Object]] = {}
+        #: Connections that wait for their next request: a handshake costs more than most requests.
+        self._idle: deque[http.client.HTTPSConnection] = deque()
+
+    def __del__(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
     def send(
         self, method: str, path: str, body: Object | None = None, type: str = "application/json", /, **query: Any
     ) -> Any:
         """Return what the server answers, as an object or as text; raise `ApiError` if it refuses."""
-        connection, answer = self._open(method, path, body, type, query, timeout=60)
+        connection = self._idle.pop() if self._idle else None
+        try:
+            connection, answer = self._open(method, path, body, type, query, connection)
+        except (http.client.RemoteDisconnected, ConnectionError):
+            if connection is None:
+                raise
+            # It had ended while it waited.
+            connection, answer = self._open(method, path, body, type, query)
         try:
             text = answer.read().decode()
-        finally:
-            answer.close()
+        except BaseException:
             connection.close()
+            raise
+        if answer.will_close:
+            connection.close()
+        else:
+            self._idle.append(connection)
         if answer.status >= 400:
             raise ApiError(method, path, answer.status, text)
         return json.loads(text) if answer.headers.get_content_type() == "application/json" else text
@@ -109,7 +127,9 @@ class Api:
 
     def stream(self, path: str, **query: Any) -> Stream:
         """Return an answer that goes on."""
-        connection, answer = self._open("GET", path, None, "", query, timeout=None)
+        connection, answer = self._open("GET", path, None, "", query)
+        if connection.sock:
+            connection.sock.settimeout(None)
         if answer.status >= 400:
             text = answer.read().decode()
             answer.close()
@@ -144,9 +164,17 @@ class Api:
         return f"{root}/{f'namespaces/{namespace}/' if resource['namespaced'] else ''}{resource['name']}"
 
     def _open(
-        self, method: str, path: str, body: Object | None, type: str, query: Mapping[str, Any], timeout: float | None
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        type: str,
+        query: Mapping[str, Any],
+        connection: http.client.HTTPSConnection | None = None,
     ) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPSConnection(self._host, self._port, timeout=60, context=self._context)
+        connection = connection or http.client.HTTPSConnection(
+            self._host, self._port, timeout=60, context=self._context
+        )
         headers = {"Content-Type": type} if body is not None else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token.read_text()}"
@@ -159,8 +187,6 @@ class Api:
                 headers,
             )
             answer = connection.getresponse()
-            if connection.sock:
-                connection.sock.settimeout(timeout)
         except BaseException:
             connection.close()
             raise

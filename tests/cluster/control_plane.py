@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -52,7 +53,7 @@ class ControlPlane:
     def authority(self) -> Authority:
         return Authority(self.folder)
 
-    @property
+    @functools.cached_property
     def api(self) -> Api:
         """A client of the administrator."""
         return Api(self.url, self.authority.file, (self.folder / "admin.crt", self.folder / "admin.key"))

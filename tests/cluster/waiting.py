@@ -11,8 +11,9 @@ Value = TypeVar("Value")
 
 def until(look: Callable[[], Value], seconds: float = 60) -> Value:
     """Return what the function returns once it is true."""
-    deadline = time.monotonic() + seconds
+    deadline, pause = time.monotonic() + seconds, 0.02
     while not (value := look()):
         assert time.monotonic() < deadline, f"still {value!r} after {seconds} s"
-        time.sleep(0.03)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.2)
     return value

@@ -99,7 +99,9 @@ def test_replicas_continue_a_training_that_was_killed_with_the_same_result(torch
     done = local.run(pipeline, arguments, output_dir=tmp_path / "logs", watch=Watch())
     done.raise_for_failure()
     train, report = done.stages
-    lines = train.last_lines(epochs + 10)
+    assert train.log_file is not None
+    # Not the last lines: torchrun complains about its rendezvous if the replica that has it is the first to end.
+    lines = train.log_file.read_text().splitlines()
     assert f"train/0 | [0]:Continuing after epoch {len(before) - 2}, from {checkpoint}" in lines
     after = EPOCH.findall("\n".join(lines))
     # The epoch whose state was not saved is repeated, with the same result.
