@@ -43,10 +43,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture
-def namespace(cluster: ControlPlane) -> Iterator[Namespace]:
+def namespace(cluster: ControlPlane) -> Namespace:
     """A new namespace in which ``pipeline-runner`` may do what KFP lets it do."""
-    with new_namespace(cluster) as created:
-        yield created
+    return new_namespace(cluster)
 
 
 @pytest.fixture

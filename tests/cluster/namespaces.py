@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -96,27 +95,19 @@ def _token_request() -> Object:
     return {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
 
 
-@contextlib.contextmanager
-def new_namespace(cluster: ControlPlane, name: str = "") -> Iterator[Namespace]:
-    """Create a namespace; its deletion begins when the block ends, and nobody waits for it."""
+def new_namespace(cluster: ControlPlane, name: str = "") -> Namespace:
+    """Create a namespace. It stays: to delete all that is in it costs the API server more than a test does."""
     api = cluster.api
     name = name or f"test-{uuid.uuid4().hex[:10]}"
     namespace = Namespace(name, cluster, api)
     api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    try:
-        # A controller would make this one in a moment, and until then pods are refused.
-        for account in ("default", PIPELINE_RUNNER):
-            with contextlib.suppress(ApiError):
-                namespace.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}})
-        namespace.create(yaml.safe_load(ROLE.read_text()))
-        bind(namespace, PIPELINE_RUNNER)
-        yield namespace
-    finally:
-        api.delete(f"/api/v1/namespaces/{name}")
-        for pod in namespace.list("pods"):
-            # There is no kubelet any more that would say that they have ended.
-            with contextlib.suppress(ApiError):
-                api.delete(namespace.path("pods", pod["metadata"]["name"]), gracePeriodSeconds=0)
+    # A controller would make this one in a moment, and until then pods are refused.
+    for account in ("default", PIPELINE_RUNNER):
+        with contextlib.suppress(ApiError):
+            namespace.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}})
+    namespace.create(yaml.safe_load(ROLE.read_text()))
+    bind(namespace, PIPELINE_RUNNER)
+    return namespace
 
 
 def bind(namespace: Namespace, role: str, account: str = PIPELINE_RUNNER) -> None:

@@ -59,7 +59,7 @@ def record(cluster: ControlPlane, engine: str, case: str) -> Recording:
     (shims / "python3").write_text(_SHIM.format(python=sys.executable, folder=shims))
     (shims / "python3").chmod(0o755)
     with contextlib.ExitStack() as stack:
-        namespace = stack.enter_context(new_namespace(cluster, f"recorded-{engine}-{case}"))
+        namespace = new_namespace(cluster, f"recorded-{engine}-{case}")
         kubelet = Kubelet(namespace, folder / "kubelet", folder)
         kubelet.start()
         stack.callback(kubelet.end)
