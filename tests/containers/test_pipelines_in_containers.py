@@ -18,8 +18,6 @@ from torchx_kfp import local, task_from_app
 from torchx_kfp.local import Watch
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.versions
-
 #: The images to use in these tests, by those of the pipelines.
 IMAGES = {
     "busybox:1.36": BUSYBOX_IMAGE,
@@ -110,8 +108,13 @@ def compiled(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     ("name", "arguments", "stages"),
     [
-        ("hello", {}, ["first", "second"]),
-        ("hello", {"message": "'\"`id` $(id) $$HOME \\n %s {{x}} ${HOME}\n\tGrüße ☃"}, ["first", "second"]),
+        pytest.param("hello", {}, ["first", "second"], marks=pytest.mark.versions),
+        pytest.param(
+            "hello",
+            {"message": "'\"`id` $(id) $$HOME \\n %s {{x}} ${HOME}\n\tGrüße ☃"},
+            ["first", "second"],
+            marks=pytest.mark.versions,
+        ),
         ("digits", {"seed": 1}, ["deploy", "evaluate", "prepare", "select", "train", "train", "train", "train"]),
     ],
     ids=["hello", "hello, a hostile message", "digits"],
@@ -145,6 +148,7 @@ def hostile(tracker_base: str):
     task_from_app(AppDef("words", roles=[role]), tracker_base=tracker_base)
 
 
+@pytest.mark.versions
 def test_hostile_arguments_reach_an_application_in_a_container(in_containers: Run, tmp_path: Path) -> None:
     compiler.Compiler().compile(hostile, str(tmp_path / "hostile.yaml"))
     (tmp_path / "run").mkdir()

@@ -1,6 +1,6 @@
 """The digits pipeline as processes of this machine: the records of its stages are consistent.
 
-With the newest versions, the pipeline runs in containers: see ``tests/containers/test_pipelines_in_containers.py``.
+It also runs in containers: see ``tests/containers/test_pipelines_in_containers.py``.
 """
 
 from __future__ import annotations

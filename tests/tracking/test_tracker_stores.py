@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import hypothesis
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import strategies as st
 
 from tests.facts import says
 from tests.s3 import S3Server
 from torchx_kfp.errors import KeyRefusedError, MissingCredentialsError, TrackerBaseError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.stores.disk import DiskStore
+from torchx_kfp.tracking.stores.store import open_store
 
 
 @pytest.mark.parametrize(
@@ -38,6 +43,27 @@ from torchx_kfp.tracking import FsspecResultTracker
 def test_bases_that_are_refused(base: Any, message: str) -> None:
     with pytest.raises(TrackerBaseError, match=message):
         FsspecResultTracker(base)
+
+
+#: Bases of all forms: paths, URLs of files, and what looks like one of them.
+FORMS = ["file://", "file:", "local://", "/", "~", ".", "..", "a", "é", " ", "%20", "*", "[", "?", "#"]
+BASES = st.builds("".join, st.lists(st.sampled_from(FORMS)))
+
+
+@hypothesis.given(base=BASES)
+@hypothesis.example(base=".")
+@hypothesis.example(base="./~")
+@hypothesis.example(base="~/a/")
+@hypothesis.example(base="file:///~/a//")
+def test_a_directory_is_that_of_fsspec(base: str) -> None:
+    try:
+        store = open_store(base)
+    except TrackerBaseError:
+        return
+    filesystem, path = fsspec.core.url_to_fs(base)
+    assert isinstance(filesystem, LocalFileSystem) == isinstance(store, DiskStore)
+    if isinstance(store, DiskStore):
+        assert store.folder == (path.rstrip("/") or "/")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,17 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     assert not {name for name in loaded if name not in ALLOWED and not name.startswith(packages)}
 
 
+def test_a_directory_does_without_fsspec(image: Path, tmp_path: Path) -> None:
+    """Its import takes longer than everything else that a small application does."""
+    code = """
+from torchx_kfp.tracking import current_run
+current_run().put(loss=0.5)
+print("fsspec" in sys.modules, current_run().results())
+"""
+    environ = {"TORCHX_TRACKER_BASE": str(tmp_path), "TORCHX_JOB_ID": "p1/train/e1"}
+    assert run(image, code, environ) == "False {'loss': 0.5}\n"
+
+
 def test_the_installed_environment_loads_nothing_else_either() -> None:
     """kfp and torchx are not loaded, even if they are installed."""
     code = """

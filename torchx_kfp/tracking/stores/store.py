@@ -7,15 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from fsspec.implementations.local import LocalFileSystem
-
 from torchx_kfp.errors import TrackerBaseError
 from torchx_kfp.extras import install_line
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.calls import PATIENCE
 from torchx_kfp.tracking.stores.disk import DiskStore
 from torchx_kfp.tracking.stores.keys import File
-from torchx_kfp.tracking.stores.objects import FsspecStore, open_filesystem
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -80,6 +77,14 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
         )
     if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not patience >= 0:
         raise ValueError(f"patience must be a number of seconds, 0 or more. Got: {patience!r}.")
+    folder = _local_folder(base)
+    if folder is not None:
+        return DiskStore(base, folder, patience)
+    # Most of the time that an application takes to start would be the import of fsspec.
+    from fsspec.implementations.local import LocalFileSystem
+
+    from torchx_kfp.tracking.stores.objects import FsspecStore, open_filesystem
+
     try:
         filesystem, path = open_filesystem(base)
     except ImportError as error:
@@ -94,6 +99,16 @@ def open_store(tracker_base: str | os.PathLike[str], patience: float = PATIENCE)
     if isinstance(filesystem, LocalFileSystem):
         return DiskStore(base, path, patience)
     return FsspecStore(base, filesystem, path, patience)
+
+
+def _local_folder(base: str) -> str | None:
+    """Return the absolute path of a directory, as fsspec has it, or None for a URL other than ``file:///...``."""
+    path = base[len("file://") :] if base.startswith("file:///") else base
+    if ":" in path:
+        return None
+    if path.startswith("~"):
+        return os.path.expanduser(path)
+    return path if path.startswith("/") else f"{os.getcwd()}/{'' if path == '.' else path.removeprefix('./')}"
 
 
 def check_tracker_base(tracker_base: str | os.PathLike[str]) -> str:
