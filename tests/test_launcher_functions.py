@@ -337,6 +337,9 @@ def ended_at(second: int, code: int, **metadata: str) -> Any:
         ([ended_at(1, 143, deletionTimestamp="t"), ended_at(2, 7)], 143),
         # One that has failed may be deleted before it is gone.
         ([ended_at(1, 7), ended_at(1, 143, deletionTimestamp="t"), ended_at(1, 7, deletionTimestamp="t")], 7),
+        # A pod that is lost is missed later than the engine has ended the others.
+        ([ended_at(1, 143, deletionTimestamp="t"), None], 1),
+        ([ended_at(1, 7), ended_at(1, 143, deletionTimestamp="t"), None], 7),
     ],
 )
 def test_which_replica_has_failed_first(ends: list[Any], code: int, capfd: pytest.CaptureFixture[str]) -> None:
@@ -344,13 +347,17 @@ def test_which_replica_has_failed_first(ends: list[Any], code: int, capfd: pytes
     stage.name = "train-1"
     stage.spec = {"index": "index", "logs": "none", "roles": [{"name": "trainer"}]}
     stage.replicas = {}
-    for number, (added, status) in enumerate(ends):
+    for number, end in enumerate(ends):
+        added, status = end or ({}, {})
         metadata = {"uid": f"{number}", "name": f"p{number}", "labels": {"torchx-kfp/role": "trainer"}, **added}
         pod = {"metadata": {**metadata, "annotations": {"index": f"{number}"}}, "spec": {}, "status": status}
         replica = stage.replicas[f"{number}"] = launcher.Replica(stage, pod)
         replica.lines.append(b"line")
         replica.update(pod)
-        replica.update({**pod, "metadata": {**metadata, "deletionTimestamp": "later"}})
+        if end:
+            replica.update({**pod, "metadata": {**metadata, "deletionTimestamp": "later"}})
+        else:
+            replica.gone, replica.ended = True, "2026-01-01T00:00:02Z"
     assert stage.explain("") == code
 
 

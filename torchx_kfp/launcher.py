@@ -886,8 +886,10 @@ class Stage:
         if not failed:
             say(f"{self.name} failed{message}")
             return 1
-        # Times are whole seconds: the engine may have ended others in that of the first failure.
-        first = min(failed, key=lambda one: (one.ended, one.gone, one.deleted, one.label))
+        # Times are whole seconds: the engine may have ended others in that of the first failure. That of a pod that is
+        # gone is when it was missed: the engine may have ended others before.
+        lost = any(one.gone and not one.deleted for one in failed)
+        first = min(failed, key=lambda one: (lost and one.deleted, one.ended, one.deleted, one.gone, one.label))
         lines = list(first.lines)
         if not lines and not first.gone:
             try:

@@ -92,7 +92,7 @@ class Api:
         connection = self._idle.pop() if self._idle else None
         try:
             connection, answer = self._open(method, path, body, type, query, connection)
-        except (http.client.RemoteDisconnected, ConnectionError):
+        except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLError):
             if connection is None:
                 raise
             # It had ended while it waited.
