@@ -36,8 +36,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the number of workers for ``-n auto``: tests wait for processes, so two CPUs have work for six."""
-    return max(6, len(os.sched_getaffinity(0)))
+    """Return the number of workers for ``-n auto``: tests wait for processes, so two CPUs have work for four."""
+    return max(4, len(os.sched_getaffinity(0)))
 
 
 #: Folders and files of tests that wait: for servers, containers, trainings, time limits.

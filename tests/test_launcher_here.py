@@ -154,16 +154,19 @@ def test_each_replica_gets_its_variables_and_words(program: str) -> None:
 
 
 @either_way
-def test_the_first_failure_ends_the_others(program: str) -> None:
-    code = """
-    import os, signal, sys, time
+def test_the_first_failure_ends_the_others(program: str, tmp_path: Path) -> None:
+    code = f"""
+    import os, pathlib, signal, sys, time
     def end(*_):
         print("asked to end")
         sys.exit(9)
     signal.signal(signal.SIGTERM, end)
     print("ready")
+    folder = pathlib.Path({str(tmp_path)!r})
+    (folder / os.environ["TORCHX_REPLICA_ID"]).touch()
     if os.environ["TORCHX_REPLICA_ID"] == "1":
-        time.sleep(0.5)
+        while len(list(folder.iterdir())) < 3:
+            time.sleep(0.05)
         print("I fail")
         sys.exit(3)
     time.sleep(300)

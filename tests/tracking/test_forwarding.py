@@ -185,9 +185,11 @@ def test_a_tracker_that_takes_long_to_fail_is_left_alone_for_a_while(tmp_path: P
 import time
 from torchx_kfp.tracking import current_run
 run = current_run()
+started = time.monotonic()
 run.put(error="a", seconds=0.3)
+took = time.monotonic() - started
 run.put(early=1)
-time.sleep(3)
+time.sleep(10 * took)
 run.put(late=1)
 """
     run_application(code, stage(tmp_path, "failing"), packages)
