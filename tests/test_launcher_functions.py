@@ -255,10 +255,9 @@ def test_the_pieces_of_an_answer() -> None:
 
 @pytest.mark.parametrize(("chunks", "whole"), [([b"a\nb\n"], [b"a\n", b"b\n"]), ([b"a\n", b"b"], [b"a\n"]), ([], [])])
 def test_a_connection_that_breaks_between_chunks_is_not_the_end(chunks: list[bytes], whole: list[bytes]) -> None:
-    found = []
-    with pytest.raises(http.client.IncompleteRead):  # noqa: PT012
-        for piece in answered(*chunks, ends=False):
-            found.append(piece)
+    found: list[bytes] = []
+    with pytest.raises(http.client.IncompleteRead):
+        found.extend(answered(*chunks, ends=False))
     assert found == whole
 
 

@@ -779,8 +779,8 @@ class Stage:
             signal.signal(number, self.stop)
         try:
             return self.finish(self.follow(self.make()))
-        except Exception:
-            if self.seen:  # nobody would follow it
+        except Exception:  # whatever it is, nobody would follow the object
+            if self.seen:
                 with contextlib.suppress(Failure):
                     self.delete(5)
                     say(f"{self.name} is deleted")

@@ -26,6 +26,7 @@ from pathlib import Path
 from tests.cluster.api import Api
 from tests.cluster.certificates import Authority, write_key_pair
 from tests.cluster.jobset import controller as jobset
+from tests.cluster.waiting import until_it_answers
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
@@ -265,16 +266,7 @@ def _install(processes: Processes, api: Api) -> None:
 
 
 def _wait(processes: Processes, api: Api, path: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        processes.check()
-        try:
-            api.get(path)
-            return
-        except Exception as error:  # refused, reset or not yet served: whatever it is, the last one is told
-            if time.monotonic() > deadline:
-                raise AssertionError(f"{path} does not answer") from error
-        time.sleep(0.05)
+    until_it_answers(lambda: api.get(path), processes.check, path, PATIENCE)
 
 
 def _free_ports(number: int) -> list[int]:

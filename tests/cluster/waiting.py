@@ -9,6 +9,20 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
+def until_it_answers(ask: Callable[[], object], check: Callable[[], None], what: str, seconds: float) -> None:
+    """Ask until there is an answer; ``check`` raises if there will never be one."""
+    deadline = time.monotonic() + seconds
+    while True:
+        check()
+        try:
+            ask()
+            return
+        except Exception as error:  # refused, reset or not yet served: whatever it is, the last one is told
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what} does not answer") from error
+        time.sleep(0.05)
+
+
 def until(look: Callable[[], Value], seconds: float = 60) -> Value:
     """Return what the function returns once it is true."""
     deadline, pause = time.monotonic() + seconds, 0.02

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.api import Api, Object
+from tests.cluster.waiting import until_it_answers
 
 if TYPE_CHECKING:
     from tests.cluster.control_plane import Processes
@@ -78,16 +78,7 @@ def start(processes: Processes, api: Api, program: Path, port: int) -> None:
 
 def wait(processes: Processes, api: Api, seconds: float) -> None:
     """Wait until the webhooks answer."""
-    deadline = time.monotonic() + seconds
-    while True:
-        processes.check()
-        try:
-            api.create(_SMALL, dryRun="All")
-            return
-        except Exception as error:  # refused, reset or not yet served: whatever it is, the last one is told
-            if time.monotonic() > deadline:
-                raise AssertionError("the webhooks of JobSet do not answer") from error
-        time.sleep(0.05)
+    until_it_answers(lambda: api.create(_SMALL, dryRun="All"), processes.check, "JobSet's webhook", seconds)
 
 
 def _webhook(url: str, resource: str, operations: list[str], authority: Path) -> Object:

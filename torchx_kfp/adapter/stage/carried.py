@@ -3,7 +3,7 @@
 #: The SHA-256 of the texts of the modules from which the programs were made.
 SOURCES = {
     "PUBLISHER": "87b4116797cc2e368e1d202b6d9794f3784c3e8f6216586a96be18c8a50a7d23",
-    "LAUNCHER": "c062bfe94a5a12613e3f3a0814f96c608f69ac2c1dd87ad896b376d29aa0818c",
+    "LAUNCHER": "3149ad6508312e7c48af65e0f7f0103361f6c423ee4d63ae7bdfacea03e64191",
 }
 
 #: ``torchx_kfp.publisher``.
