@@ -7,6 +7,8 @@ DEMO ?= demo-results
 export PYTHON
 bin := $(VENV)/bin
 sources := torchx_kfp components pipelines tests benchmarks tools docs
+# Collecting all tests takes longer than running most of these.
+marked = $(shell grep -rlE 'mark\.(versions|lowest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-containers test-cluster test-torch test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
@@ -35,10 +37,10 @@ test-torch: $(VENV)/.ready ## run the tests that train with PyTorch; installs it
 	VENV=$(VENV) .ci/with-torch $(bin)/python -m pytest -m torch $(ARGS)
 
 test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
-	.venv-lowest/bin/python -m pytest -n 2 -m "(versions or lowest) and not docker" $(ARGS)
+	.venv-lowest/bin/python -m pytest -n 2 -m "(versions or lowest) and not docker" $(or $(ARGS),$(marked))
 
 test-newest: .venv-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
-	.venv-newest/bin/python -m pytest -n 2 -m "versions and not s3" $(ARGS)
+	.venv-newest/bin/python -m pytest -n 2 -m "versions and not s3" $(or $(ARGS),$(marked))
 
 ci: ## run everything that CI runs
 	bash .ci/run
@@ -85,5 +87,5 @@ $(VENV)/.ready: pyproject.toml .ci/venv
 	@touch $@
 
 .venv-lowest/.ready .venv-newest/.ready: .venv-%/.ready: pyproject.toml .ci/venv
-	@.ci/venv .venv-$* $*
+	@VENV=$(VENV) .ci/venv .venv-$* $*
 	@touch $@

@@ -60,11 +60,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     waiting = [folder / each for each in _WAITING]
     counts = Counter(item.path for item in items)
 
-    def rank(item: pytest.Item) -> tuple[bool, int, Path]:
-        path = item.path
+    def rank(path: Path) -> tuple[bool, int, Path]:
         return not any(path.is_relative_to(each) for each in waiting), -counts[path], path
 
-    items.sort(key=rank)
+    ranks = {path: place for place, path in enumerate(sorted(counts, key=rank))}
+    items.sort(key=lambda item: ranks[item.path])
 
 
 @pytest.fixture(scope="session")
