@@ -959,7 +959,9 @@ class Replica:
         if "terminated" in state:
             self.end(state["terminated"].get("finishedAt"), state["terminated"]["exitCode"], state["terminated"])
         elif status.get("phase") == "Failed":
-            self.end(None, 1, status)  # evicted before its container ended
+            # It was evicted, or its node is lost: only newer causes are in a condition.
+            causes = [one for one in status.get("conditions") or () if one["type"] == "DisruptionTarget"]
+            self.end(None, 1, {**causes[0], **status} if causes else status)
         if self.follows and not self.reader and (self.runs or "terminated" in state):
             self.reader = threading.Thread(target=self.read, daemon=True)
             self.reader.start()

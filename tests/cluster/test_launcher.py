@@ -117,10 +117,14 @@ def test_a_node_is_lost(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) 
     app, _ = waiting(tmp_path)
     attempt = Stage(namespace, kubelet, tmp_path, app, engine="job").start()
     attempt.says("trainer/1 | waits")
-    lost = next(pod for pod in replicas(namespace) if "-1-" in pod["metadata"]["name"])
-    namespace.api.delete(namespace.path("pods", lost["metadata"]["name"]), gracePeriodSeconds=0)
+    lost = next(name for pod in replicas(namespace) if "-1-" in (name := pod["metadata"]["name"]))
+    kubelet.lose_pod(lost)
+    kubelet.fail_lost(lost)
+    attempt.says(
+        f"trainer/1 failed with exit code 1 (DeletionByPodGC: PodGC: node no longer exists); it was the pod {lost}"
+    )
+    namespace.api.delete(namespace.path("pods", lost), gracePeriodSeconds=0)
     assert attempt.ended() == 1
-    assert f"trainer/1: its pod {lost['metadata']['name']} is gone" in attempt.log
     until(lambda: not jobs(namespace) and not replicas(namespace))
 
 
