@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+REPOSITORY = Path(__file__).parent.parent
+
 
 @dataclass(frozen=True)
 class S3Server:
@@ -35,8 +37,8 @@ class S3Server:
 def running(log: Path) -> Iterator[S3Server]:
     """Start a server on a free port, which writes its requests to the log; it ends with the block."""
     with log.open("w") as output:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        command = [sys.executable, "-m", "tests.s3_server"]
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=REPOSITORY)
     try:
         deadline = time.monotonic() + 60
         while not (found := re.search(r"Running on (http://[\d.]+:\d+)", log.read_text())):
