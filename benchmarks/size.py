@@ -4,8 +4,8 @@
 
 There are three chains of 300 stages, each with one read and one result: tracked stages that carry the program that
 publishes, tracked stages whose image has torchx-kfp, and components of KFP's SDK that pass on the result by value,
-without a tracker. ``torchx_kfp.backend.workflow`` is the model of the workflow. Exits with 1 if a stage takes more than
-2,400 bytes.
+without a tracker. ``torchx_kfp.semantics.workflow`` is the model of the workflow. Exits with 1 if a stage takes more
+than 2,400 bytes.
 """
 
 import functools
@@ -19,7 +19,7 @@ from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
 from torchx_kfp import task_from_app
-from torchx_kfp.backend.workflow import LIMIT, measure
+from torchx_kfp.semantics.workflow import LIMIT, measure
 
 STAGES = 300
 GOAL = 2_400

@@ -12,7 +12,7 @@ from kfp import dsl
 from tests.adapter.apps import compile_pipeline, make_app
 from torchx_kfp import task_from_app
 from torchx_kfp.adapter.stage.carried import PUBLISHER
-from torchx_kfp.backend.workflow import LEVEL_LIMIT, LIMIT, Size, describe, measure
+from torchx_kfp.semantics.workflow import LEVEL_LIMIT, LIMIT, Size, describe, measure
 
 RECORDED = Path(__file__).parent / "recorded" / "pipeline.yaml"
 

@@ -23,8 +23,8 @@ from torchx_kfp.adapter.stage import command, stage_input
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.adapter.values import escapes as text
-from torchx_kfp.backend import rewriting as product
 from torchx_kfp.errors import AppDefError
+from torchx_kfp.semantics import rewriting as product
 
 
 def stage_container(tmp: Path, compiled: str, name: str = "train", **environ: str) -> Container:

@@ -1,1 +1,1 @@
-"""Models of what KFP's backend, Argo and the kubelet do with a compiled pipeline."""
+"""Runs on a KFP host: submitted through its API, and read from it as the events that local runs have."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.backend import checks as backend
 from torchx_kfp.local.engines.containers import NO_CONTAINERS, Containers
 from torchx_kfp.local.platform import settings, volumes
 from torchx_kfp.local.platform.secrets import GivenKeys, missing_variables
@@ -21,6 +20,7 @@ from torchx_kfp.pipeline.load import reading
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
 from torchx_kfp.pipeline.values import TYPE_NAMES
 from torchx_kfp.pipeline.walk import Place, walk
+from torchx_kfp.semantics import checks as backend
 from torchx_kfp.text import joined
 
 _ON_KFP = "Run the pipeline on KFP"

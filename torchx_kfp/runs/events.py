@@ -28,19 +28,21 @@ VERSION = 1
 class RunStarted:
     """The first event of a run, and the first of each time that it is resumed.
 
-    ``not_applied`` lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of
-    all parameters, and ``differs`` lists, in sentences, where KFP's backend would behave differently. ``time`` is in
-    seconds since the epoch, here and below.
+    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
+    lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of all parameters,
+    and ``differs`` lists, in sentences, where KFP's backend would behave differently. ``time`` is in seconds since the
+    epoch, here and below.
     """
 
     pipeline: str
     run_id: str
-    folder: Path
+    folder: Path | None = None
     not_applied: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     resumed: bool = False
     time: float = field(default_factory=time.time)
     differs: tuple[str, ...] = ()
+    link: str = ""
 
 
 @dataclass(frozen=True)

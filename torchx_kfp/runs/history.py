@@ -142,7 +142,7 @@ class RunReader:
 
     def _relocated(self, event: Event) -> Event:
         """Return the event with the log's current path: the folder may have been moved, even to another machine."""
-        if isinstance(event, RunStarted):
+        if isinstance(event, RunStarted) and event.folder is not None:
             self._recorded.add(event.folder)
         elif isinstance(event, StageStarted):
             event = dataclasses.replace(event, log_file=self._place_now(event.log_file))

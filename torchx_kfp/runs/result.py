@@ -104,18 +104,22 @@ class StageResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run. ``stages`` are in the order of the pipeline and, in loops, of the iterations."""
+    """The result of a run. ``stages`` are in the order of the pipeline and, in loops, of the iterations.
+
+    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI.
+    """
 
     pipeline: str
     run_id: str
     state: State
-    folder: Path
+    folder: Path | None
     duration: float
     stages: tuple[StageResult, ...]
     outputs: Mapping[str, Any] = field(default_factory=dict)
     artifacts: Mapping[str, Artifact | list[Artifact]] = field(default_factory=dict)
     #: Why the run failed although no stage did, such as ``the time limit of 60 s is over``.
     reason: str = ""
+    link: str = ""
 
     def __post_init__(self) -> None:
         """Make a name that does not exist an error which suggests one that does."""
@@ -186,7 +190,7 @@ def describe_failure(result: RunResult) -> str:
             lines += [f"    {line}" for line in tail]
     if failed[_QUOTED:]:
         names = listed((stage.name for stage in failed[_QUOTED:]), _NAMED)
-        lines.append(f"Also failed: {names}. Their logs are in {result.folder}.")
+        lines.append(f"Also failed: {names}. Their logs are in {result.folder or result.link}.")
     ended = [stage.name for stage in result.stages if stage.state is State.CANCELED]
     if ended:
         lines.append(f"Ended because of that: {listed(ended, _NAMED)}.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torchx_kfp.pipeline.names import indices_of, without_indices
 from torchx_kfp.pipeline.spec import Pipeline
@@ -380,7 +379,8 @@ class RunState:
             pipeline=self.first.pipeline if self.first else "",
             run_id=self.run_id,
             state=self.state,
-            folder=self.started.folder if self.started else Path(),
+            folder=self.started.folder if self.started else None,
+            link=self.started.link if self.started else "",
             duration=self.duration(),
             stages=tuple(stage.result for stage in self.stages),
             outputs=finished.outputs if finished else {},

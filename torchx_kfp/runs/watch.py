@@ -79,7 +79,8 @@ class Lines(Watch):
 def messages(event: Event, *, verbose: bool = False) -> list[str]:
     """Return lines about an event; if ``verbose``, also about starts of stages, and their inputs and outputs."""
     if isinstance(event, RunStarted):
-        lines = [f"Run {event.run_id}: logs and outputs are in {event.folder}"]
+        where = f"logs and outputs are in {event.folder}" if event.folder is not None else event.link
+        lines = [f"Run {event.run_id}: {where}"]
         if event.not_applied:
             lines.append(f"Not applied on this machine: {', '.join(event.not_applied)}.")
         return lines + [f"On KFP: {text}" for text in event.differs]

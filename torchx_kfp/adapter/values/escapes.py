@@ -4,16 +4,16 @@ Between the compiled pipeline and the application's ``argv``, a word passes thro
 in ``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
 ``{{...}}``, evaluates ``{{=...}}``, and quotes unprintable characters in a way that is not JSON. The kubelet turns
 ``$$`` into ``$``, expands ``$(NAME)`` and mangles a character after ``$`` that is not ASCII
-(``torchx_kfp.backend.rewriting``). In words that contain any of this, such characters are replaced by octal escapes for
-``printf %b``, a builtin of every ``sh``.
+(``torchx_kfp.semantics.rewriting``). In words that contain any of this, such characters are replaced by octal escapes
+for ``printf %b``, a builtin of every ``sh``.
 """
 
 from __future__ import annotations
 
 import re
 
-from torchx_kfp.backend.rewriting import REWRITTEN_AFTER_DOLLAR
 from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.semantics.rewriting import REWRITTEN_AFTER_DOLLAR
 
 #: The bytes that Linux accepts in one argument (MAX_ARG_STRLEN is 128 KiB with the final NUL).
 LONGEST_WORD = 128 * 1024 - 1

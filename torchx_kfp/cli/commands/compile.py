@@ -50,7 +50,7 @@ def compile_command(target: str, output: str, strict: bool) -> None:
 
 
 def _say_size(text: str) -> None:
-    from torchx_kfp.backend.workflow import describe, measure
+    from torchx_kfp.semantics.workflow import describe, measure
 
     for remark in describe(measure(text)):
         print_message(remark)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from torchx_kfp.cli.display.printing import print_message, show_results, this_command
 from torchx_kfp.cli.display.watch import for_stderr
@@ -39,28 +40,29 @@ def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_
             result = run.result()
             _end(result, as_json=as_json)
             print_message(_interruption(result, ending))
-            if not quiet:
+            if not quiet and result.folder is not None:
                 print_message(f"Logs and outputs are in {result.folder}")
-                print_message(_way_on(result))
+                print_message(_way_on(result.folder))
         raise
     _end(result, as_json=as_json)
     if not quiet:
         took = f"{result.state}, {duration(result.duration)}"
-        print_message(f"Run {result.run_id} ({took}): logs and outputs are in {result.folder}")
+        place = result.link if result.folder is None else f"logs and outputs are in {result.folder}"
+        print_message(f"Run {result.run_id} ({took}): {place}")
     if not as_json:
         recorded = [stage for stage in result.stages if stage.results and stage.run_id]
         # The run's folder has the run ids of the results that cached stages took.
         has_cached = any(str(stage.run_id).partition("/")[0] != result.run_id for stage in recorded)
-        place = output_dir_words(result.folder) if has_cached else ()
+        words = output_dir_words(result.folder) if has_cached and result.folder is not None else ()
         for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
-            print_message(f"See the results again: {this_command('results', base, result.run_id, *place)}")
+            print_message(f"See the results again: {this_command('results', base, result.run_id, *words)}")
     if result.state is State.FAILED:
-        hint = "" if quiet else f"\n{_way_on(result)}"
+        hint = "" if quiet or result.folder is None else f"\n{_way_on(result.folder)}"
         raise StageFailedError(for_stderr(describe_failure(result)) + hint)
 
 
-def _way_on(result: RunResult) -> str:
-    command = this_command(*resume_words(result.folder))
+def _way_on(folder: Path) -> str:
+    command = this_command(*resume_words(folder))
     return (
         f"To resume it, with the pipeline that is in the run's folder: {command}\n"
         "If you change the pipeline itself, run it again: unchanged stages come from the cache."

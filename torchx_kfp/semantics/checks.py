@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchx_kfp.backend.distributed import of_launcher
-from torchx_kfp.backend.rewriting import find_change, large_character, variables_of
 from torchx_kfp.pipeline.conditions import compares_types, verify_condition
 from torchx_kfp.pipeline.findings import Finding, Kind
 from torchx_kfp.pipeline.placeholders import Facts, unknown_placeholders
 from torchx_kfp.pipeline.resources import read_limits
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Task
 from torchx_kfp.pipeline.walk import Place
+from torchx_kfp.semantics.distributed import of_launcher
+from torchx_kfp.semantics.rewriting import find_change, large_character, variables_of
 from torchx_kfp.text import joined
 
 #: The part of a stage's memory limit that KFP's launcher needs, in bytes.

@@ -1,0 +1,1 @@
+"""Models of what KFP's backend, Argo and the kubelet do with a compiled pipeline."""
