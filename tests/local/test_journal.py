@@ -81,7 +81,7 @@ def test_the_pipeline_can_be_loaded_again(execute, tmp_path, suffix):
     compiler.Compiler().compile(small, str(path))
     for way in (path, small, load_pipeline(path)):
         result = execute(way)
-        again = load_pipeline(read_run(result.folder).pipeline_file)
+        again = read_run(result.folder).load()
         assert again == load_pipeline(way)
         assert execute(again).outputs == result.outputs
 

@@ -134,5 +134,5 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=says("is not the folder of a run", "events.jsonl is missing")):
         read_model(tmp_path)
     (tmp_path / "events.jsonl").write_text("")
-    with pytest.raises(ArgumentError, match=says("has not started yet", "events.jsonl has no event")):
+    with pytest.raises(ArgumentError, match=says("has not started yet", "nothing has happened")):
         read_model(tmp_path)

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.engines.mounts import Mount, parse_mount
 from torchx_kfp.pipeline.conditions import LONGEST
-from torchx_kfp.runs.history import RunRecord
+from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.text import did_you_mean, did_you_mean_path, shown
 
 #: Seconds from asking a stage to end (SIGTERM) to killing it (SIGKILL).

@@ -38,8 +38,9 @@ from torchx_kfp.pipeline.names import make_run_name
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.runs import OUTPUT_DIR
 from torchx_kfp.runs.events import Event, RunFinished, RunStarted
-from torchx_kfp.runs.history import RunRecord, read_run
+from torchx_kfp.runs.history import read_run
 from torchx_kfp.runs.journal import Journal
+from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.result import RunResult
 from torchx_kfp.runs.state import RunState, outline
 from torchx_kfp.runs.vocabulary import State
@@ -151,7 +152,7 @@ def resume(
         record = read_run(path)
         if record.state is State.SUCCEEDED:
             raise ArgumentError(f"The run {record.run_id} has succeeded: there is nothing left to do in it.")
-        loaded = load_pipeline(record.pipeline_file)
+        loaded = record.load()
         chosen = RunOptions.of_record(record).resumed(options)
         containers = choose_containers(loaded, chosen.docker, chosen.mounts, chosen.named)
         found = check_supported(loaded, containers)

@@ -102,13 +102,13 @@ class ArtifactViews:
 
     Args:
         place: the page's folder.
-        runs: the folder of all runs. Files elsewhere are linked but not shown: people share the page, and must not
-            thereby share a private file just because a stage has named it as its artifact.
+        runs: the folder of all runs; None for a run on a host. Files elsewhere are linked but not shown: people share
+            the page, and must not thereby share a private file just because a stage has named it as its artifact.
     """
 
-    def __init__(self, place: Path, runs: Path) -> None:
+    def __init__(self, place: Path, runs: Path | None) -> None:
         self._place = place
-        self._runs = runs.resolve()
+        self._runs = runs.resolve() if runs is not None else None
 
     def of(self, made: Mapping[str, Artifact | list[Artifact]]) -> list[ArtifactView]:
         """Return the views of a stage's artifacts."""
@@ -176,7 +176,7 @@ class ArtifactViews:
             path = Path(artifact.path).resolve()
             if not path.is_file():
                 return None, "It no longer exists."
-            if not path.is_relative_to(self._runs):
+            if self._runs is None or not path.is_relative_to(self._runs):
                 return None, "It is outside the folder of runs and therefore not shown."
             if path.stat().st_size > MOST_BYTES:
                 return None, f"It is larger than {MOST_BYTES // 1_000_000} MB and therefore not shown."

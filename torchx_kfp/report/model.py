@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.report.input_names import Names, input_names, named
 from torchx_kfp.runs.events import RunFinished
 from torchx_kfp.runs.history import read_run
-from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE
+from torchx_kfp.runs.journal import PIPELINE_FILE
+from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.state import Attempt, Session, StageState, outline
 from torchx_kfp.runs.vocabulary import State
@@ -40,14 +42,16 @@ class StageView:
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as its folder shows it at the time ``now``. Times are in seconds since the epoch.
+    """A run as its record shows it at the time ``now``. Times are in seconds since the epoch.
 
-    ``sessions`` are the periods in which a runner worked on the run; each resume begins another one. ``unreadable``
-    are sentences about damaged parts of the record.
+    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``sessions`` are
+    the periods in which a runner worked on the run; each resume begins another one. ``unreadable`` are sentences about
+    damaged parts of the record.
     """
 
     run_id: str
-    folder: Path
+    folder: Path | None
+    link: str
     pipeline: str
     state: State
     now: float
@@ -109,11 +113,19 @@ def read_model(folder: Path, now: float | None = None) -> RunView:
     Raises:
         ArgumentError: the folder is not that of a run, or the run has no event yet.
     """
-    spec = _spec(folder / PIPELINE_FILE)
-    record = read_run(folder, outline(spec) if spec is not None else None)
-    run = record.run
+    spec = _spec(partial(load_pipeline, folder / PIPELINE_FILE))
+    return view(read_run(folder, outline(spec) if spec is not None else None), now)
+
+
+def view(record: RunRecord, now: float | None = None) -> RunView:
+    """Return the recorded run, as far as it has come. ``now`` is the current time.
+
+    Raises:
+        ArgumentError: the run has no event yet.
+    """
+    run, spec = record.run, _spec(record.load)
     if run.first is None:
-        raise ArgumentError(f"The run in {str(folder)!r} has not started yet: its {EVENTS_FILE} has no event.")
+        raise ArgumentError(f"The run {record.run_id} has not started yet: nothing has happened in it.")
     now = time.time() if now is None else now
     sessions = list(run.sessions)
     if run.state is State.RUNNING:
@@ -121,7 +133,8 @@ def read_model(folder: Path, now: float | None = None) -> RunView:
     names = input_names(spec) if spec is not None else {}
     return RunView(
         run_id=run.run_id,
-        folder=folder,
+        folder=record.folder,
+        link=record.link,
         pipeline=run.first.pipeline,
         state=run.state,
         now=now,
@@ -150,9 +163,9 @@ def _view(stage: StageState, names: Names) -> StageView:
     )
 
 
-def _spec(path: Path) -> Pipeline | None:
+def _spec(load: Callable[[], Pipeline]) -> Pipeline | None:
     try:
-        return load_pipeline(path)
+        return load()
     except PipelineFileError:
         return None
 

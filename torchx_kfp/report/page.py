@@ -101,6 +101,8 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "unreadable": [*run.unreadable, *tracked.problems],
         "lineage": [(pair, found) for pair, found in by_task(reads).items()],
         "links": links,
-        "folder": links.file(run.folder, str(run.folder)),
-        "resume": "" if run.state in _DONE else shlex.join(["torchx-kfp", *resume_words(run.folder)]),
+        "home": links.home(),
+        "resume": shlex.join(["torchx-kfp", *resume_words(run.folder)])
+        if run.folder and run.state not in _DONE
+        else "",
     }

@@ -89,7 +89,8 @@ class Links:
     """Anchors of stages, and relative links from the report's folder."""
 
     def __init__(self, run: RunView, place: Path) -> None:
-        self._files = ArtifactViews(place, run.folder.parent)
+        self._run = run
+        self._files = ArtifactViews(place, run.folder.parent if run.folder is not None else None)
         numbers: dict[str, int] = {}
         self.sections = {stage.path: numbers.setdefault(stage.path, len(numbers)) for stage in run.stages}
         self.anchors = {stage.name: f"s{number}" for number, stage in enumerate(run.stages)}
@@ -97,9 +98,15 @@ class Links:
     def section(self, path: str) -> str:
         return f"t{self.sections[path]}" if path in self.sections else ""
 
-    def file(self, path: Path, label: str) -> Link:
-        """Return a link to a local file; it cannot be opened if the file does not exist."""
-        return self._files.file(path, label)
+    def home(self) -> Link:
+        """Return a link to the run's folder, or to its page in KFP's UI."""
+        run = self._run
+        return Link(run.link, run.link) if run.folder is None else self._files.file(run.folder, str(run.folder))
+
+    def log(self, stage: StageView) -> Link | None:
+        """Return a link to a stage's log. That of a run on a host is read into a file which does not last."""
+        path = stage.result.log_file
+        return None if path is None or self._run.folder is None else self._files.file(path, path.name)
 
     def artifacts(self, made: Mapping[str, Artifact | list[Artifact]]) -> list[ArtifactView]:
         """Return the views of a stage's artifacts."""
@@ -129,7 +136,7 @@ def failures(run: RunView, links: Links) -> list[Failure]:
         Failure(
             stage,
             links.anchors[stage.name],
-            _log(stage, links),
+            links.log(stage),
             _last_lines(stage, LINES if number < FULL_LOGS else FEWER_LINES),
         )
         for number, stage in enumerate(failed)
@@ -168,12 +175,8 @@ def _entry(stage: StageView, reads: list[Read], readers: list[StageView], links:
         reads=[Reading(name, found[:_MOST_LINKS], max(0, len(found) - _MOST_LINKS)) for name, found in by_name.items()],
         read_by=[Link(reader.name, f"#{links.anchors[reader.name]}") for reader in readers[:_MOST_LINKS]],
         read_by_more=max(0, len(readers) - _MOST_LINKS),
-        log=_log(stage, links),
+        log=links.log(stage),
     )
-
-
-def _log(stage: StageView, links: Links) -> Link | None:
-    return links.file(stage.result.log_file, stage.result.log_file.name) if stage.result.log_file else None
 
 
 def _section(path: str, entries: list[Entry], links: Links) -> Section:

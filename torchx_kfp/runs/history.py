@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torchx_kfp.errors import ArgumentError, UnknownRunError
+from torchx_kfp.pipeline.load import load_pipeline
 from torchx_kfp.pipeline.names import LATEST, fitting
 from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarted, decode
 from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
+from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.state import RunState
-from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import did_you_mean, did_you_mean_path, listed
 
 
@@ -53,40 +53,6 @@ class EventReader:
         self.corrupt += self._suspects
         self._suspects.clear()
         return event
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run as its folder records it. ``created`` is in seconds since the epoch; ``options`` are those of ``run``."""
-
-    folder: Path
-    run_id: str
-    pipeline: str
-    created: float
-    events: tuple[Event, ...] = field(repr=False)
-    #: The state that results from the events.
-    run: RunState = field(repr=False)
-    #: Whether the process that runs it is alive.
-    is_running: bool
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    #: Sentences about parts of the record that could not be read.
-    corrupt: tuple[str, ...] = ()
-
-    @property
-    def pipeline_file(self) -> Path:
-        """The compiled pipeline, for ``load_pipeline``."""
-        return self.folder / PIPELINE_FILE
-
-    @property
-    def state(self) -> State:
-        """The run's state: running, succeeded, failed, canceled, or interrupted if its process was killed."""
-        return self.run.state
-
-    @property
-    def duration(self) -> float:
-        """The seconds for which a runner has worked on the run, up to now."""
-        return self.run.duration(time.time())
 
 
 class RunReader:
@@ -129,6 +95,7 @@ class RunReader:
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)
         return RunRecord(
             folder=self.folder,
+            load=partial(load_pipeline, self.folder / PIPELINE_FILE),
             run_id=str(self._request.get("run_id") or self.folder.name),
             pipeline=str(self._request.get("pipeline") or (first.pipeline if first else "")),
             created=_created(self.folder, self._request),

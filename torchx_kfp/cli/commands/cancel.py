@@ -17,7 +17,7 @@ from torchx_kfp.errors import ArgumentError, LocalRunError
 from torchx_kfp.text import listed
 
 if TYPE_CHECKING:
-    from torchx_kfp.runs.history import RunRecord
+    from torchx_kfp.runs.record import RunRecord
 
 #: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
 _BEYOND_GRACE = 30.0

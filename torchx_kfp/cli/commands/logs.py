@@ -18,7 +18,7 @@ from torchx_kfp.text import clean_line, did_you_mean, listed
 
 if TYPE_CHECKING:
     from torchx_kfp.local import StageStarted
-    from torchx_kfp.runs.history import RunRecord
+    from torchx_kfp.runs.record import RunRecord
 
 _CHUNK = 1 << 16
 # The beginning of a replica's line in the output of a distributed stage.
@@ -239,14 +239,14 @@ class _Printer:
 
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Return whether the pipeline has this stage, although it has not had an event yet."""
-    from torchx_kfp.local import State, load_pipeline
+    from torchx_kfp.local import State
     from torchx_kfp.pipeline.names import without_indices
     from torchx_kfp.pipeline.walk import walk
 
     if record.state in (State.SUCCEEDED, State.FAILED):
         return False  # every stage has had an event
     try:
-        planned = {place.name for place in walk(load_pipeline(record.pipeline_file)) if place.is_stage}
+        planned = {place.name for place in walk(record.load()) if place.is_stage}
     except PipelineFileError:
         return False
     return without_indices(stage) in planned

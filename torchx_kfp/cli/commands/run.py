@@ -141,7 +141,7 @@ def run_command(
     """
     from torchx_kfp.cli.display.summary import summarize
     from torchx_kfp.cli.pipeline_files import load_target, split_words
-    from torchx_kfp.local import load_pipeline, parse_arguments, resume, run
+    from torchx_kfp.local import parse_arguments, resume, run
     from torchx_kfp.local.platform.secrets import parse_given
     from torchx_kfp.runs.history import find_run, read_run
 
@@ -163,7 +163,7 @@ def run_command(
         started_with["--directory"] = directory
         _refuse_with_resume({**started_with, "--docker": stages, "--mount": mounts})
         folder = find_run(output_dir or OUTPUT_DIR, resumed)
-        pipeline = load_pipeline(read_run(folder).pipeline_file)
+        pipeline = read_run(folder).load()
         start = partial(resume, folder, secrets=given, config_maps=given_maps, **limits)
     elif target is None:
         raise click.UsageError("Missing argument 'FILE[:NAME]|YAML', or --resume RUN.")

@@ -14,7 +14,7 @@ from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration
 
 if TYPE_CHECKING:
-    from torchx_kfp.runs.history import RunRecord
+    from torchx_kfp.runs.record import RunRecord
 
 
 @click.command("runs")
@@ -86,5 +86,5 @@ def _as_json(record: RunRecord) -> dict[str, Any]:
         "done": _done(record),
         "failed": _failed(record),
         "running": record.run.active,
-        "folder": str(record.folder.absolute()),
+        **({"link": record.link} if record.folder is None else {"folder": str(record.folder.absolute())}),
     }
