@@ -28,6 +28,7 @@ _MODULES = {
     "compile": "compile",
     "check": "check",
     "run": "run",
+    "watch": "watch",
     "runs": "runs",
     "logs": "logs",
     "cancel": "cancel",

@@ -32,6 +32,26 @@ parameter_option: Decorator = click.option(
 )
 
 
+def view_options(command: Any) -> Any:
+    """Add ``--quiet``, ``--verbose`` and ``--json``: how a command shows a run in progress."""
+    for option in (
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table."
+        ),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line."
+        ),
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            help="Show only the final table, the command that shows its results again, and errors.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def format_option(*forms: str, text: str = "The format of the output.") -> Decorator:
     """Add ``--format``, whose value is the argument ``form``; the first of the forms is the default."""
     return click.option("--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help=text)

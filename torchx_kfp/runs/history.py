@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VE
 from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.text import did_you_mean, did_you_mean_path, listed
+
+#: Seconds between two looks at a run that goes on.
+_INTERVAL = 0.1
 
 
 class EventReader:
@@ -90,6 +94,21 @@ class RunReader:
                 self._run.lose()
             self._last = self._record(alive)
         return self._last
+
+    def follow(self) -> Iterator[RunRecord]:
+        """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended."""
+        last = None
+        while True:
+            record = self.read()
+            if record is not last:
+                last = record
+                yield record
+            if not record.is_running:
+                return
+            time.sleep(_INTERVAL)
+
+    def fetch(self, stages: Collection[str]) -> None:
+        """Do nothing: the log files are those that the stages write."""
 
     def _record(self, alive: bool) -> RunRecord:
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages, parameter_option
+from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages, parameter_option, view_options
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
-    from torchx_kfp.cli.display.watch import Shown
     from torchx_kfp.local import Pipeline, RunResult
     from torchx_kfp.local.options import ResumeKeywords
 
@@ -102,14 +100,7 @@ if TYPE_CHECKING:
     help="Mount the file or folder SRC in all containers: at the path DST, or at its own; with :ro they cannot write "
     "to it. May be given several times.",
 )
-@click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    help="Show only the final table, the command that shows its results again, and errors.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Print the start, inputs and outputs of each stage, line by line.")
-@click.option("--json", "as_json", is_flag=True, help="Print each event as one line of JSON, instead of the table.")
+@view_options
 def run_command(
     target: str,
     words: tuple[str, ...],
@@ -140,13 +131,13 @@ def run_command(
     In a terminal, a live view shows the stages while they run. Otherwise the lines that they print are shown.
     """
     from torchx_kfp.cli.display.summary import summarize
+    from torchx_kfp.cli.display.views import view_of
     from torchx_kfp.cli.pipeline_files import load_target, split_words
     from torchx_kfp.local import parse_arguments, resume, run
     from torchx_kfp.local.platform.secrets import parse_given
     from torchx_kfp.runs.history import find_run, read_run
+    from torchx_kfp.runs.state import RunState, outline
 
-    if quiet and verbose:
-        raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     given = parse_given(secrets, "--secret")
     given_maps = parse_given(config_maps, "--config-map")
     # None leaves an option as it is: a new run has the default, a resumed one keeps its value.
@@ -187,34 +178,13 @@ def run_command(
             config_maps=given_maps,
             **limits,
         )
-    watch = _watch(pipeline, quiet=quiet, verbose=verbose, as_json=as_json)
+    watch = view_of(RunState(outline(pipeline)), quiet=quiet, verbose=verbose, as_json=as_json)
 
     def follow() -> RunResult:
         with watch.shown():
             return start(watch=watch)
 
     summarize(follow, watch.run, quiet=quiet, as_json=as_json)
-
-
-def _watch(pipeline: Pipeline, *, quiet: bool, verbose: bool, as_json: bool) -> Shown:
-    """Return the watch that these options, and the terminal, ask for."""
-    from torchx_kfp.cli.display.printing import is_capable, wants_colors
-    from torchx_kfp.cli.display.watch import Json, Shown, ShownLines
-    from torchx_kfp.runs.state import RunState, outline
-    from torchx_kfp.runs.watch import Terminal
-
-    run = RunState(outline(pipeline))
-    watch: Shown
-    if quiet:
-        watch = Shown(run)
-    elif not (verbose or as_json) and is_capable(sys.stderr):
-        from torchx_kfp.cli.display.live import LiveView, size_of_stderr
-
-        is_utf8 = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
-        watch = LiveView(run, Terminal(sys.stderr), size_of_stderr, colors=wants_colors(), ascii_only=not is_utf8)
-    else:
-        watch = ShownLines(run, verbose=verbose)
-    return Json(watch) if as_json else watch
 
 
 def _refuse_with_resume(given: Mapping[str, Any]) -> None:

@@ -21,8 +21,8 @@ from torchx_kfp.text import counted, duration, listed
 _ROWS = 10
 
 
-def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_json: bool) -> None:
-    """Run a pipeline and print a summary of its result.
+def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_json: bool) -> RunResult:
+    """Run a pipeline, print a summary of its result, and return that.
 
     Args:
         start: runs the pipeline.
@@ -59,6 +59,7 @@ def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_
     if result.state is State.FAILED:
         hint = "" if quiet or result.folder is None else f"\n{_way_on(result.folder)}"
         raise StageFailedError(for_stderr(describe_failure(result)) + hint)
+    return result
 
 
 def _way_on(folder: Path) -> str:
