@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from kfp import compiler, dsl
 from torchx.specs import AppDef, Role
 
+from tests.documents import documents
 from torchx_kfp import task_from_app
 
 #: Words that KFP, Argo or the kubelet would change.
@@ -58,9 +58,9 @@ def compile_pipeline(function: Callable[..., Any], name: str = "pipeline") -> st
 
 def load(compiled: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the pipeline spec and the platform's executors."""
-    documents = [*yaml.safe_load_all(compiled), {}]
-    platform = documents[1].get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
-    return documents[0], platform
+    spec, platforms = [*documents(compiled), {}][:2]
+    platform = platforms.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
+    return spec, platform
 
 
 def unresolved_inputs(spec: dict[str, Any]) -> list[str]:

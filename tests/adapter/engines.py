@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
+from tests.documents import documents
 
 
 class EngineFailure(Exception):
@@ -129,7 +129,7 @@ class Container:
 
 def containers(compiled: str) -> dict[str, dict[str, object]]:
     """Return the containers of a compiled pipeline by the names of their executors."""
-    spec = next(iter(yaml.safe_load_all(compiled)))
+    spec = documents(compiled)[0]
     return {
         name.removeprefix("exec-"): executor["container"]
         for name, executor in spec["deploymentSpec"]["executors"].items()
@@ -143,7 +143,7 @@ def container_of(compiled: str, name: str, **known: Mapping[str, str]) -> Contai
 
 def constants(compiled: str) -> dict[str, dict[str, str]]:
     """Return the inputs of each task of a compiled pipeline that are constant text."""
-    spec = next(iter(yaml.safe_load_all(compiled)))
+    spec = documents(compiled)[0]
     tasks = {
         name: task
         for component in (spec["root"], *spec["components"].values())

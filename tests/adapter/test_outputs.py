@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kfp import components, dsl
 from kfp.local import config
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, load, make_app
 from tests.adapter.engines import container_of, containers
+from tests.documents import documents
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
 from torchx_kfp.adapter.stage.carried import PUBLISHER
@@ -468,7 +468,7 @@ def test_publish_results_needs_a_pipeline() -> None:
 
 def test_the_compiled_file_is_yaml_that_kfp_reads_back() -> None:
     compiled = stage(results=RESULTS, artifacts=ARTIFACTS, ui_metadata=UI)
-    (document, *_) = yaml.safe_load_all(compiled)
+    (document, *_) = documents(compiled)
     command = document["deploymentSpec"]["executors"]["exec-train"]["container"]["command"]
     assert PUBLISHER in command
     assert "{{$}}" in command

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 import torchx_kfp
 from tests.cli.conftest import PROGRAM, Call
+from tests.documents import documents
 from torchx_kfp.tracking import FsspecResultTracker
 
 
@@ -36,7 +36,7 @@ def test_version(call: Call) -> None:
 def test_compile_to_stdout_and_to_a_file(call: Call, project: Path) -> None:
     printed = call("compile", "pipelines.py:two")
     assert printed.returncode == 0, printed.stderr
-    assert next(iter(yaml.safe_load_all(printed.stdout)))["pipelineInfo"]["name"] == "two"
+    assert documents(printed.stdout)[0]["pipelineInfo"]["name"] == "two"
     written = call("compile", "pipelines.py:two", "-o", "two.yaml")
     assert (written.stdout, written.stderr) == ("", "Compiled pipelines.py:two to two.yaml.\n")
     assert (project / "two.yaml").read_text() == printed.stdout

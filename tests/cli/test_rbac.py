@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.shell_completion import ShellComplete
 
 from tests.cli.conftest import Call
+from tests.documents import documents
 from torchx_kfp.cli import cli
 from torchx_kfp.engines import ENGINES
 
@@ -18,7 +18,7 @@ STOCK = Path(__file__).resolve().parents[1] / "cluster" / "pipeline-runner-role.
 
 def rules(text: str) -> list[tuple[str, str, str]]:
     """Return what a Role allows, as (group, resource, verb)."""
-    role: Any = next(iter(yaml.safe_load_all(text)))
+    role: Any = documents(text)[0]
     return [
         (group, resource, verb)
         for rule in role["rules"]
@@ -74,7 +74,7 @@ subjects:
 def test_a_profile_of_multi_user_kubeflow(inside: Call) -> None:
     """Names of digits stay text."""
     done = inside("rbac", "--engine=volcano", "--service-account", "default-editor", "--namespace", "123")
-    role, binding = yaml.safe_load_all(done.stdout)
+    role, binding = documents(done.stdout)
     assert role["metadata"] == {"name": "torchx-kfp-volcano", "namespace": "123"}
     assert binding["metadata"] == {"name": "torchx-kfp-volcano-default-editor", "namespace": "123"}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "default-editor", "namespace": "123"}]

@@ -10,6 +10,7 @@ from kfp import dsl, kubernetes
 from torchx.specs import Resource, VolumeMount
 
 from tests.adapter.apps import compile_pipeline, load, make_app
+from tests.documents import documents
 from tests.engines.apps import app, distributed, role
 from tests.engines.filled import Launched
 from torchx_kfp import task_from_app
@@ -197,7 +198,7 @@ def test_an_older_kfps_file_is_read_by_any(tmp_path: Any) -> None:
     def pipeline() -> None:
         task_from_app(app(role()), engine="job").set_memory_limit("1G")
 
-    spec, *rest = yaml.safe_load_all(compile_pipeline(pipeline))
+    spec, *rest = documents(compile_pipeline(pipeline))
     for component in spec["components"].values():
         component.pop("taskConfigPassthroughs", None)
         component.pop("inputDefinitions", None)

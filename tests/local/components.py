@@ -5,8 +5,9 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import yaml
 from kfp import compiler, dsl
+
+from tests.documents import documents
 
 WRITE = 'printf %s "$1" > "$2"'
 
@@ -72,4 +73,4 @@ def ir(folder: Path) -> list[dict[str, Any]]:
 
     path = folder / "small.yaml"
     compiler.Compiler().compile(pipeline, str(path))
-    return list(yaml.safe_load_all(path.read_text()))
+    return documents(path.read_text())

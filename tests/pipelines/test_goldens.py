@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kfp import components, dsl
 from torchx.components import dist
 
+from tests.documents import documents
 from tests.pipelines import regenerate
 
 pytestmark = pytest.mark.versions
@@ -81,7 +81,7 @@ def test_loads_again_through_kfp(path: Path, compiled: str, tmp_path: Path) -> N
     file.write_text(compiled, encoding="utf-8")
     loaded = components.load_component_from_file(str(file))
     assert loaded.name == path.stem
-    spec: dict[str, Any] = next(iter(yaml.safe_load_all(compiled)))
+    spec: dict[str, Any] = documents(compiled)[0]
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert set(loaded.component_spec.inputs) == set(parameters)
     needed = {name for name, parameter in parameters.items() if not parameter.get("isOptional")}

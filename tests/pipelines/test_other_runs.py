@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.documents import documents
 from tests.pipelines import regenerate
 from torchx_kfp import local
 from torchx_kfp.local import Watch
@@ -51,7 +51,7 @@ def test_sized(tmp_path: Path, rows: int, memory: str, cpu: str, gpus: str, imag
 def test_sized_asks_for_what_is_decided() -> None:
     """KFP compiles the channels into settings; an accelerator whose count is not a str would be dropped."""
     text = regenerate.compile_text(regenerate.REPOSITORY / "pipelines" / "sized.py")
-    executors = next(iter(yaml.safe_load_all(text)))["deploymentSpec"]["executors"]
+    executors = documents(text)[0]["deploymentSpec"]["executors"]
     resources = executors["exec-fit"]["container"]["resources"]
     asked = (
         resources["resourceCpuLimit"],
