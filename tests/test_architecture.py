@@ -41,7 +41,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 #: The packages (with everything in them) or modules that may use each library.
 MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local"},
-    "kfp": {"adapter", "sdk", "pipeline.load", "cli.pipeline_files", "cli.import_errors"},
+    "kfp": {"adapter", "sdk", "pipeline.load", "backend.client", "cli.pipeline_files", "cli.import_errors"},
     "torchx": {"adapter", "engines.pods", "tracking.backends", "tracking.forwarding"},
     "yaml": {"pipeline", "semantics", "local"},
     "celpy": {"pipeline", "cli"},
@@ -49,6 +49,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "docker": {"local.engines"},
+    "urllib3": {"backend.connection"},
     "jinja2": {"report"},
     "markdown_it": {"report"},
     "markupsafe": {"report"},

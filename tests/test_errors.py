@@ -51,6 +51,8 @@ def test_exit_codes() -> None:
     codes = {cls.__name__: cls.exit_code for cls in every()}
     assert {name for name, code in codes.items() if code == 2} == {
         "ArgumentError",
+        "HostRefusedError",
+        "HostSettingsError",
         "MissingExtraError",
         "PipelineFileError",
         "TrackerBaseError",
@@ -66,6 +68,10 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "TorchxKfpError",
         "MissingExtraError",
         "ContainerEngineError",
+        "HostCredentialsError",
+        "HostError",
+        "HostNotFoundError",
+        "HostUnreachableError",
         "NotInStageError",
         "TrackerError",
         "MissingArtifactError",

@@ -20,6 +20,12 @@
     │   ├── MissingArtifactError a run has no artifact with this name
     │   └── MissingMetricError   a run has logged no steps of this metric
     ├── MissingExtraError    a feature needs an extra that is not installed
+    ├── HostError            a KFP host does not do what it was asked to do
+    │   ├── HostSettingsError    no host is given, or its settings are wrong
+    │   ├── HostUnreachableError the host does not answer, or something else answers in its place
+    │   ├── HostCredentialsError the host does not accept the credentials
+    │   ├── HostNotFoundError    the host does not have what was asked for
+    │   └── HostRefusedError     the host takes a request for invalid
     └── LocalRunError        a compiled pipeline cannot be run on this machine
         ├── UnsupportedPipelineError  the pipeline uses something that cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
@@ -43,6 +49,12 @@ __all__ = [
     "ChannelError",
     "ContainerEngineError",
     "CorruptResultError",
+    "HostCredentialsError",
+    "HostError",
+    "HostNotFoundError",
+    "HostRefusedError",
+    "HostSettingsError",
+    "HostUnreachableError",
     "KeyRefusedError",
     "LocalRunError",
     "MissingArtifactError",
@@ -172,6 +184,34 @@ class MissingMetricError(TrackerError, KeyError):
 
 class MissingExtraError(TorchxKfpError, ImportError):
     """A feature needs an extra that is not installed."""
+
+    exit_code = 2
+
+
+class HostError(TorchxKfpError):
+    """A KFP host does not do what it was asked to do."""
+
+
+class HostSettingsError(HostError, ValueError):
+    """No KFP host is given, or the settings of the connection to it are wrong."""
+
+    exit_code = 2
+
+
+class HostUnreachableError(HostError):
+    """The KFP host does not answer, or something else answers in its place."""
+
+
+class HostCredentialsError(HostError):
+    """The KFP host does not accept the credentials, or they do not suffice."""
+
+
+class HostNotFoundError(HostError, LookupError):
+    """The KFP host does not have what was asked for."""
+
+
+class HostRefusedError(HostError, ValueError):
+    """The KFP host takes a request for invalid."""
 
     exit_code = 2
 

@@ -23,6 +23,7 @@ MODULES = {
         "packaging",
         "rich",
         "torchx",
+        "urllib3",
         "yaml",
     ),
     "s3": ("s3fs",),

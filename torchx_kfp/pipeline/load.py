@@ -231,6 +231,18 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
     return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
 
 
+def read_specs(pipeline: Pipeline) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the pipeline's documents as KFP's API takes them: the PipelineSpec and the platform spec, or ``{}``."""
+    documents = _documents(pipeline.text)
+    mappings = [part for document in documents if isinstance(document, dict) for part in _parts(document)]
+    spec = next(document for document in mappings if "root" in document and "pipelineInfo" in document)
+    platform: dict[str, Any] = {}
+    for document in mappings:
+        if document is not spec:
+            platform.update(document)
+    return spec, platform
+
+
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
     """Raise PipelineFileError, in which the pipeline has this name, if its parts do not have KFP's form."""

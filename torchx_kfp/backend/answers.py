@@ -1,0 +1,126 @@
+"""What a KFP host answers: JSON, a ``google.rpc.Status``, or something that is not from KFP at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchx_kfp.errors import (
+    HostCredentialsError,
+    HostError,
+    HostNotFoundError,
+    HostRefusedError,
+    HostUnreachableError,
+)
+from torchx_kfp.text import printable, shorten
+
+#: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
+_LONGEST = 600
+#: What the addresses of pages contain that ask for a password.
+_SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
+#: What may stand before the message of a layer.
+_LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of a server. ``request`` names what was asked, ``url`` is where redirects have led."""
+
+    request: str
+    url: str
+    status: int
+    content_type: str
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a page for a browser, which KFP's API never sends."""
+        start = self.body[:200].lstrip().lower()
+        return self.content_type.startswith("text/html") or start.startswith((b"<!doctype html", b"<html"))
+
+    @property
+    def asks_to_sign_in(self) -> bool:
+        """Whether the server wants other credentials."""
+        if self.status in (401, 403):
+            return True
+        page = self.body[:20_000].lower()
+        return self.is_page and (
+            any(part in self.url.lower() for part in _SIGN_IN) or b'type="password"' in page or b"sign in" in page
+        )
+
+    def json(self) -> dict[str, Any]:
+        """Return the JSON object.
+
+        Raises:
+            HostUnreachableError: it is something else.
+        """
+        try:
+            content = json.loads(self.body)
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict):
+            what = f"{printable(shorten(self.text.strip(), 120))!r}" if self.body.strip() else "nothing"
+            raise HostUnreachableError(
+                f"{self.request} was answered by something other than KFP's API, with {what} in place of a JSON "
+                "object. Check the host and its port."
+            )
+        return content
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    @property
+    def message(self) -> str:
+        """The server's own words about an error, without those that repeat them."""
+        try:
+            status = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return f"HTTP status {self.status}"
+        if not isinstance(status, Mapping):
+            return f"HTTP status {self.status}"
+        details = status.get("details")
+        inner = [
+            str(item["message"])
+            for item in (details if isinstance(details, list) else [])
+            if isinstance(item, Mapping) and item.get("message")
+        ]
+        whole = str(status.get("message") or status.get("error") or f"HTTP status {self.status}")
+        for layer in _LAYERS:
+            whole = whole.replace(layer, "")
+        # The details have the reason, unless it is only the name of the status.
+        found = next((text for text in inner if text in whole), whole)
+        return shorten(printable(found).strip().rstrip("."), _LONGEST)
+
+
+def error_of(answer: Answer, credentials: str) -> HostError:
+    """Return the error for an answer that is not a success, or not from KFP.
+
+    Args:
+        answer: the answer.
+        credentials: the sentences about the credentials that were sent.
+    """
+    if answer.asks_to_sign_in:
+        how = f"HTTP status {answer.status}" if answer.status in (401, 403) else "a page to sign in"
+        said = "" if answer.is_page or answer.message.startswith("HTTP") else f": {answer.message}"
+        return HostCredentialsError(f"{answer.request} was answered with {how}{said}. {credentials}")
+    if answer.is_page:
+        return HostUnreachableError(
+            f"{answer.request} was answered with a web page (HTTP status {answer.status}), not by KFP's API. Give the "
+            "URL of KFP's UI as the host, with its port and, in Kubeflow, its path: "
+            "https://kubeflow.example.com/pipeline"
+        )
+    text = f"{answer.request} failed: {answer.message}."
+    if answer.status == 404:
+        return HostNotFoundError(text)
+    if answer.status == 429 or answer.status in (408, 502, 503, 504):
+        return HostUnreachableError(f"{text} The host is busy or restarts: try again later.")
+    if answer.status < 500:
+        return HostRefusedError(text)
+    return HostError(text)

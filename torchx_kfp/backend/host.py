@@ -1,0 +1,275 @@
+"""Runs on a KFP host: submit one, find it by a name, list all, and cancel one."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from torchx_kfp.backend.connection import V2BETA1, Connection
+from torchx_kfp.backend.states import run_state, seconds
+from torchx_kfp.errors import HostError, HostNotFoundError, HostUnreachableError, UnknownRunError
+from torchx_kfp.pipeline.arguments import complete_arguments
+from torchx_kfp.pipeline.load import read_specs
+from torchx_kfp.pipeline.names import LATEST
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.text import did_you_mean, listed, moment, printable
+
+#: The variable of kfp.Client that puts all runs into one experiment, whichever they name.
+OVERRIDE_EXPERIMENT = "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"
+#: The experiment of runs without one, as in kfp.Client.
+DEFAULT_EXPERIMENT = "Default"
+
+_RUNS, _EXPERIMENTS = f"{V2BETA1}/runs", f"{V2BETA1}/experiments"
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+#: The beginning of a run id that is long enough to be meant as one.
+_BEGINNING = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f-]*)?")
+#: How many runs are looked at for a name, and how many the host sends at once: each comes with its whole pipeline.
+_LOOKED_AT, _PAGE = 300, 50
+_NEWEST_FIRST = "created_at desc"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run as a list of runs shows it. Times are in seconds since the epoch, None if they have not come yet."""
+
+    run_id: str
+    name: str
+    pipeline: str
+    state: State
+    created: float
+    finished: float | None
+    link: str
+    is_archived: bool = False
+
+
+class Host:
+    """The runs of a KFP host."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def submit(
+        self,
+        pipeline: Pipeline,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        experiment: str = "",
+        cache: bool = True,
+        service_account: str = "",
+        pipeline_root: str = "",
+        environ: Mapping[str, str] = os.environ,
+    ) -> str:
+        """Start a run and return its id.
+
+        Args:
+            pipeline: the pipeline; its ``text`` is submitted.
+            arguments: values of its parameters. The host fills in defaults.
+            name: the run's name in KFP's UI; by default, that of the pipeline with the date.
+            experiment: the name of its experiment, which is created if it does not exist.
+            cache: False to run all stages, even those in nested pipelines and loops, whatever the pipeline says.
+            service_account: the Kubernetes service account of the run.
+            pipeline_root: where KFP stores the run's artifacts.
+            environ: the environment.
+
+        Raises:
+            ArgumentError: the arguments do not fit the parameters.
+            HostError: the host does not answer or refuses the run.
+        """
+        given = dict(arguments or {})
+        values = complete_arguments(pipeline, given)
+        spec, platform = read_specs(pipeline)
+        if not cache:
+            spec = without_cache(spec)
+        body: dict[str, Any] = {
+            "display_name": name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}",
+            "experiment_id": self._experiment_id(self._experiment_name(experiment, environ)),
+            "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
+            "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
+        }
+        if pipeline_root:
+            body["runtime_config"]["pipeline_root"] = pipeline_root
+        if service_account:
+            body["service_account"] = service_account
+        run_id = self.connection.post(_RUNS, body).get("run_id")
+        if not run_id:
+            raise HostUnreachableError(
+                f"{self.connection.name} has accepted the run without returning its id: it is not a KFP host of "
+                "version 2. Look in its UI."
+            )
+        return str(run_id)
+
+    def find(self, name: str) -> str:
+        """Return the id of a run.
+
+        Args:
+            name: the run's id, at least 8 characters of its beginning, its name in KFP's UI, the URL of its page there,
+                or ``latest``.
+
+        Raises:
+            UnknownRunError: no run has this name, or several do.
+            HostError: the host does not answer.
+        """
+        wanted = name.strip()
+        if found := _UUID.search(wanted.lower()):
+            return found[0]
+        if wanted == LATEST:
+            newest = next(self.list(limit=1, archived=True), None)
+            if newest is None:
+                raise UnknownRunError(f"{self.connection.name} has no runs{self._in_namespace()}.")
+            return newest.run_id
+        named: Sequence[RunSummary] = self._named(wanted)
+        begins = bool(_BEGINNING.fullmatch(wanted.lower()))
+        if not named:
+            recent = list(self.list(limit=_LOOKED_AT if begins else _PAGE, archived=True))
+            named = [run for run in recent if run.run_id.startswith(wanted.lower())] if begins else []
+            if not named:
+                names = dict.fromkeys([LATEST, *(name for run in recent for name in (run.name, run.run_id))])
+                newest_runs = listed(_described(run) for run in recent)
+                raise UnknownRunError(
+                    f"There is no run {name!r} on {self.connection.name}{self._in_namespace()}."
+                    f"{did_you_mean(wanted, names)} "
+                    + (f"Its runs, the newest first: {newest_runs}." if recent else "It has no runs at all.")
+                )
+        if len(named) > 1:
+            raise UnknownRunError(
+                f"{name!r} means {len(named):,} runs on {self.connection.name}: "
+                f"{listed(_described(run) for run in named)}. Give the run id."
+            )
+        return named[0].run_id
+
+    def list(self, *, limit: int | None = None, archived: bool = False, query: str = "") -> Iterator[RunSummary]:
+        """Yield the runs, the newest first, a page at a time.
+
+        Args:
+            limit: how many at most.
+            archived: whether to include those that have been archived.
+            query: a filter as JSON, as KFP's API takes it.
+
+        Raises:
+            HostError: the host does not answer.
+        """
+        found = (run for run in self._pages(limit, query) if archived or not run.is_archived)
+        return itertools.islice(found, limit)
+
+    def terminate(self, run_id: str) -> None:
+        """Ask the host to end a run, which takes a moment.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            HostError: the host does not answer, or the run has already ended.
+        """
+        try:
+            self.connection.post(f"{_RUNS}/{quote(run_id, safe='')}:terminate")
+        except HostNotFoundError as error:
+            raise UnknownRunError(f"There is no run {run_id!r} on {self.connection.name} ({error})") from None
+
+    def _pages(self, limit: int | None, query: str) -> Iterator[RunSummary]:
+        size = _PAGE if limit is None else min(limit, _PAGE)
+        token = ""
+        while True:
+            page = self.connection.get(
+                _RUNS,
+                page_token=token,
+                page_size=size,
+                sort_by=_NEWEST_FIRST,
+                filter=query,
+                namespace=self.connection.namespace,
+            )
+            for run in page.get("runs") or ():
+                if isinstance(run, Mapping) and run.get("run_id"):
+                    yield self._summary(run)
+            token, before = str(page.get("next_page_token") or ""), token
+            if not token or token == before:
+                return
+
+    def _summary(self, run: Mapping[str, Any]) -> RunSummary:
+        run_id = str(run["run_id"])
+        return RunSummary(
+            run_id=run_id,
+            name=str(run.get("display_name") or ""),
+            pipeline=pipeline_name(run),
+            state=run_state(run),
+            created=seconds(run.get("created_at")) or 0.0,
+            finished=seconds(run.get("finished_at")),
+            link=self.connection.link(run_id),
+            is_archived=run.get("storage_state") == "ARCHIVED",
+        )
+
+    def _named(self, name: str) -> Sequence[RunSummary]:
+        """Return the runs with a name, the newest first, without asking for all runs if the host can filter them."""
+        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+        try:
+            # Hosts that ignore the filter send other runs, too.
+            found = list(self.list(limit=_PAGE, archived=True, query=json.dumps({"predicates": [equals]})))
+        except HostUnreachableError:
+            raise
+        except HostError:
+            found = list(self.list(limit=_LOOKED_AT, archived=True))
+        return [run for run in found if run.name == name]
+
+    def _experiment_name(self, given: str, environ: Mapping[str, str]) -> str:
+        return environ.get(OVERRIDE_EXPERIMENT) or given or self.connection.settings.experiment or DEFAULT_EXPERIMENT
+
+    def _experiment_id(self, name: str) -> str:
+        if found := self._find_experiment(name):
+            return found
+        body = {"display_name": name}
+        if namespace := self.connection.namespace:
+            body["namespace"] = namespace
+        try:
+            return str(self.connection.post(_EXPERIMENTS, body).get("experiment_id") or "")
+        except HostUnreachableError:
+            raise
+        except HostError:
+            # Another process may have created it in between.
+            if found := self._find_experiment(name):
+                return found
+            raise
+
+    def _find_experiment(self, name: str) -> str:
+        equals = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+        page = self.connection.get(
+            _EXPERIMENTS, filter=json.dumps({"predicates": [equals]}), namespace=self.connection.namespace
+        )
+        for experiment in page.get("experiments") or ():
+            if isinstance(experiment, Mapping) and experiment.get("display_name") == name:
+                return str(experiment.get("experiment_id") or "")
+        return ""
+
+    def _in_namespace(self) -> str:
+        namespace = self.connection.namespace
+        return f" in the namespace {namespace!r}" if namespace else ""
+
+
+def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a PipelineSpec in which all tasks run again. kfp.Client changes only those that are not nested."""
+    changed = copy.deepcopy(dict(spec))
+    for component in (changed.get("root"), *(changed.get("components") or {}).values()):
+        tasks = ((component or {}).get("dag") or {}).get("tasks") or {}
+        for task in tasks.values():
+            task["cachingOptions"] = {**(task.get("cachingOptions") or {}), "enableCache": False}
+    return changed
+
+
+def pipeline_name(run: Mapping[str, Any]) -> str:
+    """Return the name of a run's pipeline, from its JSON; empty if it lacks the pipeline."""
+    spec = run.get("pipeline_spec")
+    if isinstance(spec, Mapping):
+        spec = spec.get("pipeline_spec", spec)
+    info = spec.get("pipelineInfo") if isinstance(spec, Mapping) else None
+    return str(info.get("name") or "") if isinstance(info, Mapping) else ""
+
+
+def _described(run: RunSummary) -> str:
+    when = f" of {moment(run.created)}" if run.created else ""
+    return f"{printable(run.name)!r} ({run.run_id}{when})"

@@ -1,0 +1,274 @@
+"""The settings of the connection to a KFP host: from flags, the environment and a settings file, in this order.
+
+Where none of them names a host, the connection is that of ``kfp.Client()`` without one: inside a cluster the service of
+KFP, otherwise the proxy of the Kubernetes API server that the kubeconfig names.
+"""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchx_kfp.backend.addresses import host_address
+from torchx_kfp.errors import HostSettingsError
+from torchx_kfp.text import did_you_mean, joined, listed, printable, shown
+
+#: The environment variable of each setting begins with this: ``TORCHX_KFP_HOST``.
+PREFIX = "TORCHX_KFP_"
+#: Names the settings file.
+CONFIG = "TORCHX_KFP_CONFIG"
+#: The section of the settings file.
+SECTION = "kfp"
+#: The variables of kfp.Client, where it has one.
+OF_CLIENT = {
+    "host": "KF_PIPELINES_ENDPOINT",
+    "ui_host": "KF_PIPELINES_UI_ENDPOINT",
+    "client_id": "KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
+    "other_client_id": "KF_PIPELINES_APP_OAUTH2_CLIENT_ID",
+    "other_client_secret": "KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET",
+    "experiment": "KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
+}
+
+#: Settings that belong to one host: they are taken from the place that names it, or from one that names no host.
+_OF_HOST = (
+    *("existing_token", "token_file", "cookies", "client_id", "other_client_id", "other_client_secret"),
+    *("ui_host", "ssl_ca_cert", "verify_ssl"),
+)
+#: Those of them with which a request proves who sends it.
+CREDENTIALS = ("existing_token", "token_file", "cookies", "client_id", "other_client_id", "other_client_secret")
+#: Two ways to say the same: if one place gives either, the other one is not taken from the next place.
+_EITHER = ({"existing_token", "token_file"}, {"host", "kube_context"})
+_SECRET = {"existing_token", "cookies", "other_client_secret", "proxy"}
+_PATHS = {"token_file", "ssl_ca_cert"}
+_BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a connection, under the names that they have in ``kfp.Client``; empty if they are not given.
+
+    ``token_file`` is read again for each request. ``namespace`` is that of the user's profile in a multi-user
+    installation, and ``service_namespace`` that in which KFP itself is installed. ``experiment`` is the one of runs
+    that are submitted without one.
+    """
+
+    host: str = ""
+    ui_host: str = ""
+    namespace: str = ""
+    service_namespace: str = "kubeflow"
+    existing_token: str = field(default="", repr=False)
+    token_file: str = ""
+    cookies: str = field(default="", repr=False)
+    client_id: str = ""
+    other_client_id: str = ""
+    other_client_secret: str = field(default="", repr=False)
+    ssl_ca_cert: str = ""
+    verify_ssl: bool = True
+    kube_context: str = ""
+    proxy: str = field(default="", repr=False)
+    experiment: str = ""
+    #: Where each setting was given: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    #: Sentences for the user, such as one about a file with a token that others can read.
+    warnings: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    _again: Callable[[], Settings] | None = field(default=None, repr=False, compare=False)
+
+    def read_again(self) -> Settings:
+        """Return the settings as they are now in the environment and the settings file."""
+        return self._again() if self._again else self
+
+    def source(self, name: str) -> str:
+        """Return where a setting was given, for messages."""
+        return self.sources.get(name, name)
+
+
+#: The names of the settings.
+NAMES = tuple(
+    item.name
+    for item in dataclasses.fields(Settings)
+    if not item.name.startswith("_") and item.name not in ("sources", "warnings")
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The settings that one place gives, and how messages name each."""
+
+    name: str
+    values: Mapping[str, str | bool]
+    sources: Mapping[str, str]
+
+
+def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Return the settings from flags, the environment and the settings file.
+
+    Credentials are sent only to the host for which they are given: a token in the settings file is not used for another
+    host in a flag.
+
+    Args:
+        flags: values by the names of the settings; None and empty ones count as not given.
+        environ: the environment.
+
+    Raises:
+        HostSettingsError: a setting is unknown or wrong, or the settings file cannot be read.
+    """
+    flags = dict(flags or {})
+    if unknown := sorted(set(flags) - set(NAMES)):
+        raise HostSettingsError(f"There is no setting {unknown[0]!r}.{did_you_mean(unknown[0], NAMES)}")
+    warnings: list[str] = []
+    file = _file(environ, warnings)
+    values, sources = _merged([_flags(flags), _environment(environ), *([file] if file else [])], warnings)
+    for name in ("host", "ui_host"):
+        if name in values:
+            values[name] = host_address(str(values[name]), sources[name])
+    again = lambda: read_settings(flags, environ)  # noqa: E731
+    return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)  # type: ignore[arg-type]
+
+
+def config_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the settings file, whether or not it exists."""
+    if given := environ.get(CONFIG):
+        return Path(given).expanduser()
+    folder = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config"
+    return Path(folder, "torchx-kfp", "config.ini")
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return f"{PREFIX}{name.upper()}"
+
+
+def flag(name: str) -> str:
+    """Return the command line's flag of a setting."""
+    return {"verify_ssl": "--no-verify-ssl"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _merged(places: list[_Place], warnings: list[str]) -> tuple[dict[str, str | bool], dict[str, str]]:
+    """Return the value of each setting from the first place that gives it, and its source."""
+    values: dict[str, str | bool] = {}
+    sources: dict[str, str] = {}
+    closed: set[str] = set()
+    for place in places:
+        given = dict(place.values)
+        other = values.get("host") or values.get("kube_context")
+        if other and "host" in given and not _same_host(given["host"], other):
+            if set(CREDENTIALS) & set(given):
+                warnings.append(
+                    f"The credentials of {place.name} are for {printable(str(given['host']))}, so they are not sent to "
+                    f"{printable(str(other))} of {sources.get('host') or sources['kube_context']}."
+                )
+            given = {name: value for name, value in given.items() if name not in _OF_HOST}
+        for name, value in given.items():
+            if name not in values and name not in closed:
+                values[name] = value
+                sources[name] = place.sources[name]
+        for either in _EITHER:
+            if either & set(given):
+                closed |= either
+    return values, sources
+
+
+def _same_host(one: str | bool, other: str | bool) -> bool:
+    try:
+        return host_address(str(one)) == host_address(str(other))
+    except HostSettingsError:
+        return False
+
+
+def _flags(flags: Mapping[str, Any]) -> _Place:
+    values = {
+        name: _value(name, value, flag(name)) if isinstance(value, str) else value
+        for name, value in flags.items()
+        if value not in (None, "")
+    }
+    return _Place("the flags", values, {name: flag(name) for name in values})
+
+
+def _environment(environ: Mapping[str, str]) -> _Place:
+    values, sources = {}, {}
+    for name in NAMES:
+        for named in (variable(name), OF_CLIENT.get(name, "")):
+            if name not in values and environ.get(named):
+                values[name] = _value(name, environ[named], named)
+                sources[name] = named
+    return _Place("the environment", values, sources)
+
+
+def _file(environ: Mapping[str, str], warnings: list[str]) -> _Place | None:
+    path = config_file(environ)
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    try:
+        text = path.read_text(encoding="utf-8")
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if environ.get(CONFIG):
+            raise HostSettingsError(f"{CONFIG} names the settings file {str(path)!r}, which does not exist.") from None
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise HostSettingsError(f"The settings file {str(path)!r} cannot be read: {why}.") from None
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        raise HostSettingsError(
+            f"The settings file {str(path)!r} is not valid: {_without_values(error)}. Write a line [{SECTION}], and "
+            "below it lines such as: host = https://kfp.example.com"
+        ) from None
+    for section in parser.sections():
+        if section != SECTION:
+            raise HostSettingsError(
+                f"The settings file {str(path)!r} has the unknown section [{section}]. Its settings are in [{SECTION}]."
+            )
+    items = {name: value.strip() for name, value in (parser[SECTION].items() if SECTION in parser else ())}
+    for name in items:
+        if name not in NAMES:
+            raise HostSettingsError(
+                f"The settings file {str(path)!r} has the unknown setting {shown(name)}.{did_you_mean(name, NAMES)} "
+                f"It may have: {listed(NAMES, len(NAMES))}."
+            )
+    values: dict[str, str | bool] = {}
+    for name, value in items.items():
+        if value:
+            values[name] = _value(name, value, f"{name} in {path}", path.parent)
+    if (secrets := [name for name in values if name in _SECRET]) and mode & (stat.S_IRGRP | stat.S_IROTH):
+        warnings.append(
+            f"Other users of this machine can read {path}, which has {joined(secrets)}. Run: chmod 600 {path}"
+        )
+    return _Place(str(path), values, {name: f"{name} in {path}" for name in values})
+
+
+def _without_values(error: configparser.Error) -> str:
+    """Describe what is wrong with a settings file by numbers of lines: the lines themselves may have a secret."""
+    return ", ".join(_problems(error)) or type(error).__name__
+
+
+def _problems(error: configparser.Error) -> Iterator[str]:
+    if isinstance(error, configparser.DuplicateOptionError):
+        yield f"line {error.lineno} has the setting {error.option!r} again"
+    elif isinstance(error, configparser.DuplicateSectionError):
+        yield f"line {error.lineno} has the section [{error.section}] again"
+    elif isinstance(error, configparser.MissingSectionHeaderError):
+        yield f"line {error.lineno} is not in a section"
+    elif isinstance(error, configparser.ParsingError):
+        for number, _ in error.errors:
+            yield f"line {number} is not a setting"
+
+
+def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bool:
+    text = text.strip()
+    if name == "verify_ssl":
+        if text.lower() not in _BOOLEANS:
+            raise HostSettingsError(f"{source} is {shown(text)}, but must be true or false.")
+        return _BOOLEANS[text.lower()]
+    if name in _PATHS:
+        return str(folder / Path(text).expanduser())
+    if name in _SECRET and re.search(r"[\r\n\0]", text):
+        raise HostSettingsError(f"{source} contains a line break. Give it in one line.")
+    return text
