@@ -12,7 +12,9 @@ import sysconfig
 from pathlib import Path
 
 
-def share(theirs: Path, ours: Path) -> None:
+def share(theirs: Path, ours: Path) -> int:
+    """Link or compile modules, and return how many there are now."""
+    count = 0
     for compiled in theirs.rglob(f"__pycache__/*.{sys.implementation.cache_tag}*.pyc"):
         source = compiled.parent.parent / f"{compiled.name.split('.')[0]}.py"
         own = ours / source.relative_to(theirs)
@@ -26,8 +28,11 @@ def share(theirs: Path, ours: Path) -> None:
                 os.link(compiled, target)
             elif "pytest" not in compiled.name:  # pytest compiles its plugins itself
                 py_compile.compile(str(own), quiet=2)
+            count += 1
+    return count
 
 
 if __name__ == "__main__":
     ours = Path(sysconfig.get_path("purelib"))
-    share(Path(sys.argv[1]).absolute() / ours.relative_to(sys.prefix), ours)
+    # There are none if that environment has another version of Python.
+    sys.exit(share(Path(sys.argv[1]).absolute() / ours.relative_to(sys.prefix), ours) == 0)
