@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,17 +11,15 @@ from torchx_kfp import protocol
 from torchx_kfp.errors import MissingCredentialsError, TrackerError
 from torchx_kfp.local.engines.containers import NO_CONTAINERS, Containers
 from torchx_kfp.local.platform.secrets import FILES, VARIABLES
-from torchx_kfp.pipeline.placeholders import Facts, resolve_text, resolve_value
-from torchx_kfp.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
-from torchx_kfp.pipeline.walk import Place, walk
+from torchx_kfp.pipeline.known import known_values, variables_set
+from torchx_kfp.pipeline.spec import Component, Pipeline
+from torchx_kfp.pipeline.walk import Place
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 from torchx_kfp.tracking.stores.keys import PRIVATE
 
 #: A key that results cannot have. All runs use the same one, so that a store that forbids removal keeps only one file.
 _PROBE = f"{PRIVATE}/probe"
-#: A variable in the words after ``env``.
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 
 
 def check_bases(
@@ -64,47 +61,14 @@ def check_bases(
 
 def _may_have_credentials(component: Component) -> bool:
     """Tell whether a stage gets anything that this process does not have: variables, secrets or config maps."""
-    container = component.container
-    if container is None:
+    if component.container is None:
         return False
-    if container.env or any(component.platform.get(setting) for setting in (*VARIABLES, *FILES)):
+    if component.container.env or any(component.platform.get(setting) for setting in (*VARIABLES, *FILES)):
         return True
     # The command of a tracked stage sets the variables of its AppDef: env NAME=value program.
-    after_env = False
-    for word in (*container.command, *container.args):
-        found = _ASSIGNMENT.match(word) if after_env else None
-        if found and found[1] != protocol.TRACKER_BASE:
-            return True
-        after_env = word == "env" or found is not None
-    return False
+    return any(name != protocol.TRACKER_BASE for name, _ in variables_set(component))
 
 
 def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[Place]]:
     """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
-    name = f"{protocol.TRACKER_BASE}="
-    inputs: dict[str, Mapping[str, Any]] = {}
-    bases: dict[str, list[Place]] = {}
-    for place in walk(pipeline):
-        around = arguments if place.inside is None else inputs[place.inside.path]
-        known = inputs[place.path] = _known_inputs(place.task, place.component, around)
-        container = place.component.container
-        for word in (*container.command, *container.args) if container is not None else ():
-            base = resolve_text(word, Facts(parameters=known)).removeprefix(name) if word.startswith(name) else ""
-            if base and "{{$" not in base:
-                bases.setdefault(base, []).append(place)
-    return bases
-
-
-def _known_inputs(task: Task, component: Component, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a task that are known before the run; ``scope`` has the inputs of the pipeline around it."""
-    known = {name: input.default for name, input in component.inputs.items() if input.has_default}
-    constants = {}
-    for name, source in task.inputs.items():
-        known.pop(name, None)
-        if isinstance(source, Constant):
-            constants[name] = source.value
-        elif isinstance(source, FromInput) and not source.selector and source.name in scope:
-            known[name] = scope[source.name]
-    # A constant's text may contain placeholders for the other inputs.
-    facts = Facts(parameters=dict(known))
-    return {**known, **{name: resolve_value(value, facts) for name, value in constants.items()}}
+    return known_values(pipeline, arguments, protocol.TRACKER_BASE)

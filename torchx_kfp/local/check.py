@@ -60,24 +60,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> list[Finding]:
 
 def check_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
-    found: list[Finding] = []
-    for place in walk(pipeline):
-        container = place.component.container
-        if place.inside is not None or place.task.condition or place.looped or container is None:
-            continue
-        for role in replica_roles((*container.command, *container.args)):
-            name = _INPUT.fullmatch(role.count)
-            source = place.task.inputs.get(name[1]) if name else None
-            if not isinstance(source, FromInput) or source.selector:
-                continue
-            value = arguments.get(source.name)
-            if isinstance(value, int | float) and not role.least <= value <= role.most:
-                text = (
-                    f"has {value} replicas of the role {role.name!r}, but must have {role.least} to {role.most}. Give "
-                    f"another {source.name!r}"
-                )
-                found.append(Finding(Kind.MAY_FAIL, f"task {place.path!r}", text))
-    return found
+    return list(backend.of_replicas(pipeline, arguments))
 
 
 def defaults_of(pipeline: Pipeline) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.pipeline.conditions import compares_types, verify_condition
+from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.findings import Finding, Kind
 from torchx_kfp.pipeline.placeholders import Facts, unknown_placeholders
 from torchx_kfp.pipeline.resources import read_limits
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Pipeline, Task
-from torchx_kfp.pipeline.walk import Place
+from torchx_kfp.pipeline.walk import Place, walk
 from torchx_kfp.semantics.distributed import of_launcher
 from torchx_kfp.semantics.rewriting import find_change, large_character, variables_of
 from torchx_kfp.text import joined
@@ -53,6 +54,26 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(Kind.MAY_FAIL, place, f"contains {large}, {_UTF8}")
         if change := find_change(text):
             yield Finding(Kind.CHANGED, place, f"contains {change[0]!r}, which {_arrives(change[1])}")
+
+
+def of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
+    for place in walk(pipeline):
+        container = place.component.container
+        if place.inside is not None or place.task.condition or place.looped or container is None:
+            continue
+        for role in replica_roles((*container.command, *container.args)):
+            name = _INPUT.fullmatch(role.count)
+            source = place.task.inputs.get(name[2]) if name else None
+            if not isinstance(source, FromInput) or source.selector:
+                continue
+            value = arguments.get(source.name)
+            if isinstance(value, int | float) and not role.least <= value <= role.most:
+                text = (
+                    f"has {value} replicas of the role {role.name!r}, but must have {role.least} to {role.most}. Give "
+                    f"another {source.name!r}"
+                )
+                yield Finding(Kind.MAY_FAIL, f"task {place.path!r}", text)
 
 
 def of_task(pipeline: Pipeline, place: Place) -> Iterator[Finding]:

@@ -1,0 +1,145 @@
+"""What is found before a run is submitted: KFP's refusals, and tracker bases that pods cannot reach."""
+
+import re
+from typing import Any
+
+import pytest
+from kfp import dsl, kubernetes
+from torchx.specs import AppDef, Role
+
+from tests.facts import says
+from torchx_kfp import task_from_app
+from torchx_kfp.backend.checks import check_submission, refuse_submission
+from torchx_kfp.errors import UnsupportedPipelineError
+from torchx_kfp.pipeline.arguments import complete_arguments
+from torchx_kfp.pipeline.findings import Finding, Kind
+from torchx_kfp.pipeline.load import load_pipeline
+
+
+def task(name: str, base: Any, secret: bool = False, **env: str) -> Any:
+    app = AppDef(name, roles=[Role("role", image="x", entrypoint="true", env=env)])
+    return task_from_app(app, tracker_base=base, **({"secrets": {"s3": {"key": "KEY"}}} if secret else {}))
+
+
+def find(pipeline: Any, environ: dict[str, str] | None = None, **arguments: object) -> list[Finding]:
+    loaded = load_pipeline(pipeline)
+    return check_submission(loaded, complete_arguments(loaded, arguments), environ or {})
+
+
+@dsl.pipeline(name="one")
+def one(tracker_base: str):
+    task("train", tracker_base)
+
+
+@pytest.mark.parametrize("base", ["s3://bucket/results", "gs://bucket", "hdfs://namenode:9000/x", "az://c/x"])
+def test_bases_that_pods_reach(base: str) -> None:
+    assert find(one, tracker_base=base) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "fact"),
+    [
+        ("results", "lost with the pod"),
+        ("./results", "lost with the pod"),
+        ("file:results", "lost with the pod"),
+        ("/tmp/results", "no volume"),
+        ("file:///tmp/results", "no volume"),
+        ("memory://results", "memory"),
+        ("webhdfs://localhost:9870/x", "not this machine"),
+        ("ftp://127.0.0.1/x", "not this machine"),
+        ("http://[::1]:80/x", "not this machine"),
+    ],
+)
+def test_bases_of_this_machine(base: str, fact: str) -> None:
+    [finding] = find(one, tracker_base=base)
+    assert finding.kind is Kind.FAILS
+    way_out = "address that the server has" if "not this" in fact else "s3://bucket/results"
+    assert re.search(says("task 'train'", repr(base), fact, way_out), str(finding))
+    with pytest.raises(UnsupportedPipelineError, match=says("'one'", "nothing was submitted", str(finding))):
+        refuse_submission(load_pipeline(one), [finding])
+
+
+def test_one_base_of_several_stages_is_said_once() -> None:
+    @dsl.pipeline
+    def pipeline(base: str = "results"):
+        first = task("first", base)
+        task("second", base).after(first)
+
+    [finding] = find(pipeline)
+    assert re.search(says("task 'first'", "second", "'results'"), str(finding))
+
+
+@pytest.mark.parametrize(
+    ("path", "reached"), [("/mnt", True), ("/mnt/results/", True), ("/mnt/results/runs", False), ("/mnt/res", False)]
+)
+def test_a_volume_claim_at_the_base_or_above_it(path: str, reached: bool) -> None:
+    @dsl.pipeline
+    def pipeline(base: str = "/mnt/results"):
+        kubernetes.mount_pvc(task("train", base), "claim", path)
+
+    findings = find(pipeline)
+    assert [finding.kind for finding in findings] == ([] if reached else [Kind.FAILS])
+
+
+def test_each_stage_needs_the_volume() -> None:
+    @dsl.pipeline
+    def pipeline(base: str = "/mnt/results"):
+        kubernetes.mount_pvc(task("train", base), "claim", "/mnt")
+        task("evaluate", base)
+
+    [finding] = find(pipeline)
+    assert finding.place == "task 'evaluate'"
+
+
+def test_a_volume_that_is_empty_does_not_last() -> None:
+    @dsl.pipeline
+    def pipeline(base: str = "/mnt/results"):
+        kubernetes.empty_dir_mount(task("train", base), "scratch", "/mnt")
+
+    [finding] = find(pipeline)
+    assert finding.kind is Kind.FAILS
+
+
+LOCAL = "http://localhost:9000"
+
+
+def test_a_server_of_s3_on_this_machine() -> None:
+    @dsl.pipeline
+    def pipeline(base: str = "s3://bucket"):
+        task("train", base, AWS_ENDPOINT_URL=LOCAL)
+
+    [finding] = find(pipeline)
+    assert finding.kind is Kind.FAILS
+    assert re.search(says("task 'train'", "AWS_ENDPOINT_URL", LOCAL, "minio-service.kubeflow"), str(finding))
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"])
+def test_a_server_of_s3_that_only_this_process_uses(name: str) -> None:
+    [finding] = find(one, {name: LOCAL}, tracker_base="s3://bucket")
+    assert finding.kind is Kind.MAY_FAIL
+    assert re.search(says("task 'train'", f"{name}={LOCAL}", "env=", "secrets="), str(finding))
+    refuse_submission(load_pipeline(one), [finding])
+    assert find(one, {name: "http://minio.example.com:9000"}, tracker_base="s3://bucket") == []
+    assert find(one, {name: LOCAL}, tracker_base="gs://bucket") == []
+
+
+def test_a_stage_may_have_the_server_of_s3_from_elsewhere() -> None:
+    @dsl.pipeline
+    def pipeline(base: str = "s3://bucket"):
+        task("own", base, AWS_ENDPOINT_URL="http://minio-service.kubeflow:9000")
+        task("secret", base, secret=True)
+
+    assert find(pipeline, {"AWS_ENDPOINT_URL": LOCAL}) == []
+
+
+def test_findings_of_the_backend_and_about_arguments() -> None:
+    @dsl.container_component
+    def echo(text: str):
+        return dsl.ContainerSpec(image="x", command=["echo", dsl.ConcatPlaceholder(["a", text])])
+
+    @dsl.pipeline
+    def pipeline(text: str):
+        echo(text=text)
+
+    kinds = {finding.place: finding.kind for finding in find(pipeline, text="\U0001f600")}
+    assert kinds == {"task 'echo'": Kind.FAILS, "the argument 'text'": Kind.MAY_FAIL}

@@ -1,0 +1,107 @@
+"""Results of runs on KFP are read where that is possible; otherwise one sentence says why not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from torchx_kfp.backend.results import ResultReader
+from torchx_kfp.tracking import FsspecResultTracker
+
+KEY = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4/train/pod-1"
+
+
+def test_results_are_read(tmp_path: Path) -> None:
+    FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
+    for base in (str(tmp_path), f"file://{tmp_path}"):
+        reader = ResultReader()
+        assert reader.read(base, [KEY, "run/other/pod"]) == {KEY: {"loss": 0.5}, "run/other/pod": {}}
+        assert reader.problems == ()
+
+
+def test_a_file_that_is_damaged_does_not_hide_others(tmp_path: Path) -> None:
+    FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
+    (tmp_path / "broken").write_text("{")
+    reader = ResultReader()
+    assert reader.read(str(tmp_path), ["broken", KEY]) == {KEY: {"loss": 0.5}}
+    [problem] = reader.problems
+    assert str(tmp_path / "broken") in problem
+
+
+@pytest.mark.parametrize(
+    ("base", "facts"),
+    [
+        ("/nowhere/results", ("directory of the pods", "s3://")),
+        ("file:///nowhere/results", ("directory of the pods",)),
+        ("results", ("relative",)),
+        ("memory://x", ("memory",)),
+        ("nothing://x", ("nothing",)),
+    ],
+)
+def test_a_base_that_is_not_here(base: str, facts: tuple[str, ...]) -> None:
+    reader = ResultReader()
+    assert reader.read(base, [KEY]) == {}
+    [problem] = reader.problems
+    for fact in (repr(base), *facts):
+        assert fact in problem
+    assert "\n" not in problem
+
+
+class Silent(MemoryFileSystem):
+    protocol = "silent"
+    asked = 0
+    released = threading.Event()
+
+    def _open(self, *arguments: object, **options: object) -> object:
+        Silent.asked += 1
+        self.released.wait(60)
+        raise RuntimeError("over")
+
+    cat_file = _open  # type: ignore[assignment]
+
+
+@pytest.fixture
+def silent() -> object:
+    fsspec.register_implementation("silent", Silent, clobber=True)
+    Silent.asked = 0
+    Silent.released.clear()
+    yield "silent://results"
+    Silent.released.set()
+
+
+def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
+    now = 0.0
+    reader = ResultReader(deadline=0.1, again=60, clock=lambda: now)
+    begun = time.monotonic()
+    for _ in range(5):
+        assert reader.read(silent, [KEY]) == {}
+    assert time.monotonic() - begun < 30
+    assert Silent.asked == 1
+    [problem] = reader.problems
+    assert "0.1 s" in problem
+    now = 61.0
+    reader.read(silent, [KEY])
+    assert Silent.asked == 2
+
+
+def test_a_base_that_can_be_read_later_has_no_problem_then(tmp_path: Path) -> None:
+    now = 0.0
+    reader = ResultReader(clock=lambda: now)
+    base = tmp_path / "results"
+    assert reader.read(str(base), [KEY]) == {}
+    assert reader.problems
+    FsspecResultTracker(base).put(KEY, loss=0.5)
+    now = 61.0
+    assert reader.read(str(base), [KEY]) == {KEY: {"loss": 0.5}}
+    assert reader.problems == ()
+
+
+def test_nothing_is_asked_for_no_runs() -> None:
+    reader = ResultReader()
+    assert reader.read("/nowhere", []) == {}
+    assert reader.problems == ()

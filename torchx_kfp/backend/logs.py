@@ -1,0 +1,97 @@
+"""Logs of stages on a KFP host: new lines of a pod, without those of the launcher with which KFP starts it.
+
+The host sends the whole log each time, and never waits for more.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+from torchx_kfp.backend.connection import V1ALPHA1, Connection
+from torchx_kfp.errors import HostCredentialsError, HostError, HostNotFoundError, HostUnreachableError
+
+#: What KFP's launcher prints, in the form of klog: level, date, time, process, source file, text.
+_KLOG = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) ([\w.-]+\.go):\d+\] ?(.*)", re.DOTALL)
+#: The source file of the launcher itself, if its lines are not the first ones.
+_LAUNCHER = b"launcher_v2.go"
+
+
+class Cleaner:
+    """Removes the lines of KFP's launcher from a log, which arrives in pieces of whole lines."""
+
+    def __init__(self) -> None:
+        #: The launcher's process: an application that is written in Go may print such lines, too.
+        self._launcher: bytes | None = None
+        self._in_block = False
+        self._has_begun = False
+
+    def clean(self, lines: list[bytes]) -> list[bytes]:
+        """Return the lines of the application."""
+        return [line for line in lines if not self._is_launchers(line)]
+
+    def _is_launchers(self, line: bytes) -> bool:
+        if self._in_block:
+            # The text of the launcher's line goes on, indented, until the JSON object ends.
+            self._in_block = line.rstrip() != b"}"
+            return True
+        found = _KLOG.match(line)
+        if found and self._launcher is None and (not self._has_begun or found[2] == _LAUNCHER):
+            self._launcher = found[1]
+        self._has_begun = self._has_begun or bool(line.strip())
+        if not found or found[1] != self._launcher:
+            return False
+        self._in_block = found[3].rstrip().endswith(b"{")
+        return True
+
+
+class PodLog:
+    """The log of one pod, and how much of it has been read."""
+
+    def __init__(self, connection: Connection, run_id: str, pod: str, *, raw: bool = False) -> None:
+        """Name the pod. Nothing is read yet.
+
+        Args:
+            connection: the host.
+            run_id: the run.
+            pod: the pod's name.
+            raw: whether to keep the lines of KFP's launcher.
+        """
+        self._connection = connection
+        self._path = f"{V1ALPHA1}/runs/{quote(run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
+        self._run_id, self._pod = run_id, pod
+        self._cleaner = None if raw else Cleaner()
+        self._lines = 0
+
+    def read_new(self, *, is_over: bool) -> bytes:
+        """Return the whole lines that have been added since the last call.
+
+        Args:
+            is_over: whether the pod has ended, so that its last line is whole even without a line break.
+
+        Raises:
+            HostError: the log cannot be read; the message names the way out.
+        """
+        try:
+            text = self._connection.text(self._path)
+        except (HostUnreachableError, HostCredentialsError):
+            raise
+        except HostError as error:
+            raise type(error)(self._explain(error)) from error
+        lines = text.encode("utf-8", "surrogateescape").split(b"\n")
+        last = lines.pop()
+        if is_over and last:
+            lines.append(last)
+        new = lines[self._lines :]
+        self._lines = max(self._lines, len(lines))
+        if self._cleaner is not None:
+            new = self._cleaner.clean(new)
+        return b"".join(line + b"\n" for line in new)
+
+    def _explain(self, error: HostError) -> str:
+        link = self._connection.link(self._run_id)
+        namespace = self._connection.settings.namespace or self._connection.settings.service_namespace
+        # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
+        ways = f"kubectl logs -n {namespace} {self._pod} -c main" + (f", or look at {link}" if link else "")
+        why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the pod may be gone"
+        return f"The log of the pod {self._pod} cannot be read, because {why}. Try: {ways}. ({error})"

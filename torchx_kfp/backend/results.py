@@ -1,0 +1,95 @@
+"""Results of stages that ran on KFP, read from here: often possible, never worth a long wait."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.text import printable, shorten
+from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
+from torchx_kfp.tracking.tracker import FsspecResultTracker
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+class ResultReader:
+    """Reads the results of stages from tracker bases. A base that cannot be read is a sentence in ``problems``."""
+
+    def __init__(
+        self,
+        patience: float = SHORT_PATIENCE,
+        deadline: float = 10.0,
+        again: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Set limits, in seconds.
+
+        Args:
+            patience: how long a store is asked again after errors.
+            deadline: how long a caller waits, whatever the store does.
+            again: how long a base that could not be read is left alone.
+            clock: the time.
+        """
+        self._patience, self._deadline, self._again, self._clock = patience, deadline, again, clock
+        self._problems: dict[str, str] = {}
+        self._failed_at: dict[str, float] = {}
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences about the bases that could not be read, and why."""
+        return tuple(self._problems.values())
+
+    def read(self, base: str, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Return the results of those runs that can be read now; those without results have ``{}``."""
+        if not run_ids or self._clock() - self._failed_at.get(base, -self._again) < self._again:
+            return {}
+        if problem := _not_here(base):
+            return self._fail(base, problem)
+        found: list[Mapping[str, Mapping[str, Any]]] = []
+        problems: list[str] = []
+
+        def read() -> None:
+            try:
+                tracker = FsspecResultTracker(base, patience=self._patience)
+                found.append(tracker.get_many(run_ids, corrupt=lambda error: problems.append(str(error))))
+            except TorchxKfpError as error:
+                problems.append(str(error))
+            except Exception as error:  # of a driver of fsspec, or a library below it
+                problems.append(f"{type(error).__name__}: {error}")
+
+        # A library that hangs cannot be interrupted, only left behind.
+        thread = threading.Thread(target=read, name="torchx-kfp-results", daemon=True)
+        thread.start()
+        thread.join(self._deadline)
+        if thread.is_alive():
+            return self._fail(base, f"it has not answered within {self._deadline:g} s")
+        if problems:
+            self._fail(base, shorten(printable(problems[0]), 400).rstrip("."))
+        elif found:
+            self._problems.pop(base, None)
+        return found[0] if found else {}
+
+    def _fail(self, base: str, why: str) -> Mapping[str, Mapping[str, Any]]:
+        self._failed_at[base] = self._clock()
+        self._problems[base] = f"Results are missing: the tracker base {base!r} cannot be read here: {why}."
+        return {}
+
+
+def _not_here(base: str) -> str:
+    """Say why a base of pods is not one of this machine; empty if it may be."""
+    scheme = _SCHEME.match(base)
+    if scheme and scheme[1].lower() == "memory":
+        return "it is in the memory of the stages' processes"
+    if scheme and scheme[1].lower() not in ("file", "local"):
+        return ""
+    path = base[scheme.end() :] if scheme else base
+    if not os.path.isabs(path):
+        return "it is relative to the directory in which the stages run"
+    if not os.path.isdir(path):
+        return "it is a directory of the pods. Mount the same volume here at this path, or use s3://bucket/results"
+    return ""
