@@ -19,6 +19,7 @@ from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.pipeline.load import reading
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
 from torchx_kfp.pipeline.values import TYPE_NAMES
+from torchx_kfp.pipeline.volume_tasks import volume_task
 from torchx_kfp.pipeline.walk import Place, walk
 from torchx_kfp.semantics import checks as backend
 from torchx_kfp.text import joined
@@ -164,7 +165,7 @@ def _container_problems(component: Component, in_container: bool) -> Iterator[st
         yield (
             f"is a Python component (dsl.component) in an unknown form. {_ON_KFP}, or compile it with kfp 2.14 or newer"
         )
-    elif not container.command and not in_container and not volumes.volume_task(component):
+    elif not container.command and not in_container and not volume_task(component):
         yield (
             f"has no command, so it runs the default command of the image {container.image!r}, and images are not used "
             "here. Give the component a command, or run the stage in its image (--docker)"

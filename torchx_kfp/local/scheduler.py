@@ -18,9 +18,8 @@ from torchx_kfp.local.attempt.logs import LogPump
 from torchx_kfp.local.attempt.prepare import RunContext
 from torchx_kfp.local.cache.entries import Memory
 from torchx_kfp.local.platform.settings import time_limit
-from torchx_kfp.local.platform.volumes import volume_outputs, volume_task
+from torchx_kfp.local.platform.volumes import volume_outputs
 from torchx_kfp.local.scopes import (
-    MOST_NAMED,
     LoopProgress,
     Node,
     Scope,
@@ -37,7 +36,9 @@ from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.conditions import holds
 from torchx_kfp.pipeline.names import indices_of, without_indices
 from torchx_kfp.pipeline.spec import Component, Importer, Pipeline
+from torchx_kfp.pipeline.volume_tasks import volume_task
 from torchx_kfp.pipeline.walk import Place, StageNames, walk
+from torchx_kfp.runs import reasons
 from torchx_kfp.runs.events import Listener, LoopStarted, PipelineRetried, RunEnding, StageStarted
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
@@ -45,14 +46,6 @@ from torchx_kfp.text import listed
 
 #: Seconds after which a wait is interrupted, since a signal that arrives just before the wait does not interrupt it.
 _LOOK_UP = 1.0
-
-#: The states of tasks whose dependent tasks do not run, and the words that describe them.
-_WITHOUT_OUTPUTS = {
-    State.FAILED: "failed",
-    State.CANCELED: "was ended",
-    State.NOT_RUN: "was not run",
-    State.SKIPPED: "was skipped",
-}
 
 
 class Interrupted(Exception):
@@ -154,7 +147,7 @@ class Scheduler:
 
     def _handle(self, happening: Happening | None) -> None:
         if isinstance(happening, int):
-            self._end(signal.Signals(happening).name, "was ended with the run")
+            self._end(signal.Signals(happening).name, reasons.ended_with_the_run())
             raise Interrupted(happening)
         if happening is not None:
             self._stages.take(*happening)
@@ -163,14 +156,14 @@ class Scheduler:
 
     def _expire(self) -> None:
         self.reason = f"the time limit of {self._time_limit:g} s is over"
-        self._end(f"T{self.reason[1:]}", f"was ended with the run: {self.reason}")
+        self._end(f"T{self.reason[1:]}", reasons.ended_with_the_run(self.reason))
         raise _TimeIsOver
 
     def _end(self, reason: str, told: str) -> None:
         """End all stages, and report those that have not begun; ``told`` is the reason for those that have."""
-        why = "the run was ended"
+        why = reasons.RUN_WAS_ENDED
         self._listener(RunEnding(reason, self._options.grace))
-        self._stages.cancel(told, f"was not run: {why}", why)
+        self._stages.cancel(told, reasons.not_run(why), why)
         for scope in self._scopes:
             for node in scope.nodes.values():
                 if node.state is None:
@@ -183,16 +176,14 @@ class Scheduler:
             for index in range(node.loop.started, len(node.loop.items)):
                 missing += self._stages_in(node.component, node.scope.names.inside_iteration(index))
         for stage in missing:
-            self._stages.drop(stage.name, stage.task.name, f"was not run: {why}", why)
+            self._stages.drop(stage.name, stage.task.name, reasons.not_run(why), why)
 
     def _fail_fast(self, failed: Node) -> None:
         """End all stages after a failure, except those that run even after failures, such as exit tasks."""
-        self._stopping = f"{failed.name} failed, which ends the run"
+        self._stopping = reasons.ends_the_run(failed.name)
         self._listener(RunEnding(f"{failed.name} failed", self._options.grace))
         why = f"{failed.name} failed"
-        for node, state in self._stages.cancel(
-            f"was ended: {why}", f"was not run: {self._stopping}", why, _runs_always
-        ):
+        for node, state in self._stages.cancel(f"was ended: {why}", reasons.not_run(self._stopping), why, _runs_always):
             self._finish(node, state, {})
         for node in list(self._retrying):
             self._drop(node, why)
@@ -217,22 +208,21 @@ class Scheduler:
     def _begin(self, node: Node) -> None:
         """Begin a task whose upstream tasks have all ended."""
         upstream = [] if node.task.runs_always else [node.scope.nodes[name] for name in node.task.depends_on]
-        for state, what in _WITHOUT_OUTPUTS.items():
+        for state in reasons.WITHOUT_OUTPUTS:
             for other in upstream:
                 if other.state is state:
-                    skipped = State.SKIPPED if state is State.SKIPPED else State.NOT_RUN
-                    self._pass_over(node, skipped, f"was not run: {self._name_of(other)} {what}")
+                    self._pass_over(node, *reasons.after(self._name_of(other), state))
                     return
         if self._stopping and not _runs_always(node):
-            self._pass_over(node, State.NOT_RUN, f"was not run: {self._stopping}")
+            self._pass_over(node, State.NOT_RUN, reasons.not_run(self._stopping))
             return
-        if rival := node.scope.hook_before(node):
-            self._pass_over(node, State.SKIPPED, f"was skipped: KFP runs {rival!r} in its place")
+        if rival := node.scope.component.as_dag().hook_before(node.task):
+            self._pass_over(node, State.SKIPPED, reasons.replaced(rival))
             return
         try:
             node.inputs = task_inputs(node, self._context.constants)
             if node.task.condition is not None and not self._holds(node):
-                self._pass_over(node, State.SKIPPED, "was skipped: its condition is false")
+                self._pass_over(node, State.SKIPPED, reasons.CONDITION_IS_FALSE)
                 return
             items = loop_items(node) if node.task.loop else []
             self._count(items)
@@ -394,7 +384,7 @@ class Scheduler:
         if not node.task.is_group:
             return node.name
         if node.state is State.FAILED:
-            return listed(node.failed, MOST_NAMED) or node.name
+            return listed(node.failed, reasons.MOST_NAMED) or node.name
         return next((stage.name for stage in self._inside(node)), node.name)
 
     def _inside(self, node: Node) -> Iterator[Place]:
@@ -421,5 +411,4 @@ def _may_be_retried(scope: Scope) -> bool:
 
 def _failures(scope: Scope) -> str:
     """Return why a nested pipeline failed, as a part of a sentence."""
-    failed = scope.failures()
-    return f"failed in {listed(failed)}" if failed else ""
+    return reasons.failed_in(scope.failures())

@@ -28,11 +28,9 @@ from torchx_kfp.pipeline.spec import (
 )
 from torchx_kfp.pipeline.values import convert
 from torchx_kfp.pipeline.walk import StageNames
+from torchx_kfp.runs.reasons import MOST_NAMED
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import listed, shown
-
-#: How many stages of a loop a message names.
-MOST_NAMED = 3
 
 
 class Node:
@@ -139,19 +137,6 @@ class Scope:
             for task, output in selector.sources
             if output in self.nodes[task].hollow
         }
-
-    def hook_before(self, node: Node) -> str | None:
-        """Return the task that KFP runs in place of this one; None if it runs this one.
-
-        A task that runs even if its upstream tasks have failed is an exit hook of each of them. Each task has only one
-        hook: the one whose name sorts last.
-        """
-        if not node.task.runs_always or not node.task.depends_on:
-            return None
-        always = sorted(name for name, other in self.nodes.items() if other.task.runs_always)
-        hooks = {upstream: name for name in always for upstream in self.nodes[name].task.depends_on}
-        mine = [hooks[upstream] for upstream in node.task.depends_on]
-        return None if node.task.name in mine else mine[0]
 
 
 def task_inputs(node: Node, constants: Mapping[str, str]) -> dict[str, Any]:

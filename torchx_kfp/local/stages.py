@@ -21,6 +21,7 @@ from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.local.scopes import Node
 from torchx_kfp.pipeline.names import PodNames, is_execution
 from torchx_kfp.runs.events import Listener, StageFinished, StageReplicas, StageRetried, StageStarted, StageWaiting
+from torchx_kfp.runs.reasons import canceled_while_waiting
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean
@@ -158,8 +159,7 @@ class Stages:
 
     def _cancel_waiting(self, last: StageResult, why: str) -> None:
         """Report that a stage was canceled while it waited for another attempt; ``last`` is how the last one ended."""
-        before = f"; the last one {last.reason}" if last.reason else ""
-        reason = f"was canceled while it waited for another attempt: {why}{before}"
+        reason = canceled_while_waiting(why, last.reason)
         self.report(
             dataclasses.replace(last, state=State.CANCELED, exit_code=None, reason=reason, outputs={}, artifacts={})
         )

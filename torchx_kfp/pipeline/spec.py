@@ -148,6 +148,19 @@ class Dag:
     outputs: Mapping[str, Selector] = field(default_factory=dict)
     artifacts: Mapping[str, Selector] = field(default_factory=dict)
 
+    def hook_before(self, task: Task) -> str | None:
+        """Return the task that KFP runs in place of this one; None if it runs this one.
+
+        A task that runs even if its upstream tasks have failed is an exit hook of each of them. Each task has only one
+        hook: the one whose name sorts last.
+        """
+        if not task.runs_always or not task.depends_on:
+            return None
+        always = sorted(name for name, other in self.tasks.items() if other.runs_always)
+        hooks = {upstream: name for name in always for upstream in self.tasks[name].depends_on}
+        mine = [hooks[upstream] for upstream in task.depends_on]
+        return None if task.name in mine else mine[0]
+
 
 @dataclass(frozen=True)
 class Container:

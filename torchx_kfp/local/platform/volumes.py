@@ -27,16 +27,6 @@ VOLUMES = {
 #: Volumes for which containers get a new folder.
 _TEMPORARY = ("emptyDirMounts", "genericEphemeralVolume")
 _SHM = "/dev/shm"
-# The tasks of kfp-kubernetes with these images do not run as containers.
-_MAKES_VOLUME, _DELETES_VOLUME = "argostub/createpvc", "argostub/deletepvc"
-
-
-def volume_task(component: Component) -> str | None:
-    """Return what a task does to a volume claim instead of running: ``makes``, ``deletes``, or None."""
-    image = component.container.image if component.container is not None else ""
-    if image.startswith(_MAKES_VOLUME):
-        return "makes"
-    return "deletes" if image.startswith(_DELETES_VOLUME) else None
 
 
 def volume_outputs(component: Component, inputs: Mapping[str, Any], run_id: str) -> dict[str, Any]:

@@ -1,0 +1,268 @@
+"""Reads nodes from ``run_details.task_details`` of v2beta1, whose entries only have the ids of their children.
+
+An id is ``<workflow>-<hash of the node's name>``. So the names that the pipeline can have are tried: a node exists if
+an entry names its id as that of a child, and an entry is the node's if its children are those that the node would have.
+Entries without children (pods, skipped nodes) have no such sign. Argo creates a pod together with the node around it,
+so they are recognized by their time, and left out if several could be meant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torchx_kfp.backend.nodes import Node, Nodes, hash_of, mapping, seconds, state_of, text
+from torchx_kfp.pipeline.spec import Component, Pipeline, Task
+from torchx_kfp.runs.vocabulary import State
+
+#: The first node in a workflow: its first attempt, or the driver.
+_FIRST = ("(0)", ".root-driver")
+#: A function that returns the names that the children of a node (given its name) can have.
+_Children = Callable[[str], Iterable[str]]
+
+
+def from_details(run: Mapping[str, Any], pipeline: Pipeline) -> Nodes:
+    """Return the nodes in v2beta1's answer about a run of the pipeline."""
+    return Details(pipeline).read(run)
+
+
+def entries_of(run: Mapping[str, Any]) -> list[Any]:
+    """Return the entries of the answer."""
+    found = mapping(run.get("run_details")).get("task_details")
+    return found if isinstance(found, list) else []
+
+
+@dataclass
+class _Left:
+    """A node that exists and was not found by its children."""
+
+    name: str
+    display: str
+    #: The node that Argo creates together with it, if there is one.
+    around: str
+    #: The number of its attempt, and of how many.
+    attempt: int = 0
+    attempts: int = 1
+
+
+@dataclass
+class _Answer:
+    """One answer: its entries by their children's ids, and what has been found."""
+
+    by_child: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    entries: list[Mapping[str, Any]] = field(default_factory=list)
+    found: dict[str, Node] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+    left: list[_Left] = field(default_factory=list)
+
+
+class Details:
+    """Reads answers about one run; it keeps the hashes of names."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._hashes: dict[str, int] = {}
+        self._workflow = ""
+        self._answer = _Answer()
+
+    def read(self, run: Mapping[str, Any]) -> Nodes:
+        """Return the nodes in an answer."""
+        self._answer = answer = _Answer()
+        seen = set()
+        for entry in map(mapping, entries_of(run)):
+            identity = text(entry.get("task_id"))
+            if not text(entry.get("display_name")) or identity in seen:
+                continue  # the launcher's own entries have no name
+            if identity:
+                seen.add(identity)
+            for child in _children(entry):
+                answer.by_child[child].append(len(answer.entries))
+            answer.entries.append(entry)
+        self._workflow = self._find_workflow(run)
+        if not self._workflow:
+            return Nodes()
+        self._visit_workflow()
+        self._match_left()
+        return Nodes(self._workflow, answer.found)
+
+    def _find_workflow(self, run: Mapping[str, Any]) -> str:
+        prefixes = Counter(child.rpartition("-")[0] for child in self._answer.by_child)
+        for name, _ in prefixes.most_common():
+            if name and any(
+                f"{name}-{hash_of(name + first)}" in self._answer.by_child for first in ("(0)", ".root-driver")
+            ):
+                return name
+        return ""
+
+    def _visit_workflow(self) -> None:
+        root = self._pipeline.root
+        for whole in self._visit(self._workflow, self._workflow, lambda body: [f"{body}.root-driver"], is_root=True):
+            self._visit_one(f"{whole}.root-driver", "root-driver", f"{whole}.root")
+            for body in self._visit(f"{whole}.root", "root", partial(_first, root)):
+                self._visit_scope(root, body)
+
+    def _visit_scope(self, component: Component, base: str) -> None:
+        for task in component.as_dag().tasks.values():
+            inner = self._pipeline.component_of(task)
+            if not task.runs_always:
+                self._visit_task(task, inner, base)
+                continue
+            for upstream in task.depends_on:
+                hook = f"{upstream}.onExit"
+                for body in self._visit(f"{base}.{hook}", hook, partial(_below, f"{task.name}-driver", task.name)):
+                    self._visit_task(task, inner, body)
+
+    def _visit_task(self, task: Task, component: Component, base: str) -> None:
+        name = f"{base}.{task.name}"
+        self._visit_one(f"{name}-driver", f"{task.name}-driver", name)
+        if task.loop is not None:
+            for body in self._visit(name, task.name, partial(_below, "iteration-driver")):
+                self._visit_loop(component, body)
+        elif component.dag is not None:
+            for body in self._visit(name, task.name, partial(_first, component)):
+                self._visit_scope(component, body)
+        else:
+            for body in self._visit(name, task.name, partial(_below, "executor")):
+                self._visit(f"{body}.executor", "executor", lambda body: [], around=body)
+
+    def _visit_loop(self, component: Component, base: str) -> None:
+        group = f"{base}.iteration-iterations"
+        self._visit_one(f"{base}.iteration-driver", "iteration-driver", group)
+        items = list(self._items(group))
+        self._visit(group, "iteration-iterations", lambda body: items)
+        for item in items:
+            for body in self._visit(item, item[len(base) + 1 :], partial(_below, "iteration-item-driver")):
+                inner = f"{body}.iteration-item"
+                self._visit_one(f"{inner}-driver", "iteration-item-driver", inner)
+                for scope in self._visit(inner, "iteration-item", partial(_first, component)):
+                    self._visit_scope(component, scope)
+
+    def _visit_one(self, name: str, display: str, child: str) -> None:
+        self._visit(name, display, lambda body: [child])
+
+    def _items(self, group: str) -> Iterator[str]:
+        index = 0
+        while self._exists(item := f"{group}({index}:{index})"):
+            yield item
+            index += 1
+
+    def _visit(
+        self, name: str, display: str, children: _Children, *, around: str = "", is_root: bool = False
+    ) -> list[str]:
+        """Find a node and its attempts, and return the names below which its children are; none if it is not there."""
+        if not is_root and not self._exists(name):
+            return []
+        attempts: list[str] = []
+        while self._exists(attempt := f"{name}({len(attempts)})"):
+            attempts.append(attempt)
+        if attempts:
+            self._find(_Left(name, display, around), attempts)
+        for index, body in enumerate(attempts):
+            one = _Left(body, f"{display}({index})", name, index, len(attempts))
+            self._find(one, children(body))
+        if not attempts:
+            self._find(_Left(name, display, around), children(name))
+        return attempts or [name]
+
+    def _find(self, wanted: _Left, children: Iterable[str]) -> None:
+        answer = self._answer
+        for child in children:
+            for index in answer.by_child.get(self._id(child), ()):
+                if answer.entries[index].get("display_name") == wanted.display:
+                    answer.used.add(index)
+                    answer.found[wanted.name] = _node(wanted.name, answer.entries[index])
+                    return
+        answer.left.append(wanted)
+
+    def _match_left(self) -> None:
+        """Find the nodes without children among the entries that are left."""
+        answer = self._answer
+        entries: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for index, entry in enumerate(answer.entries):
+            if index not in answer.used:
+                entries[entry["display_name"]].append(entry)
+        wanted: dict[str, list[_Left]] = defaultdict(list)
+        for left in answer.left:
+            wanted[left.display].append(left)
+        for display, nodes in wanted.items():
+            # If there are more or fewer, then some are not what they seem.
+            if len(nodes) == len(entries[display]):
+                for left, entry in self._pairs(nodes, entries[display]):
+                    answer.found[left.name] = _node(left.name, entry)
+        for left in answer.left:
+            if left.name not in answer.found:
+                answer.found[left.name] = self._inferred(left)
+
+    def _pairs(self, nodes: list[_Left], entries: list[Mapping[str, Any]]) -> Iterator[tuple[_Left, Mapping[str, Any]]]:
+        if len(nodes) == 1:
+            yield nodes[0], entries[0]
+            return
+        by_start: dict[float | None, list[Mapping[str, Any]]] = defaultdict(list)
+        for entry in entries:
+            by_start[seconds(entry.get("start_time"))].append(entry)
+        anchored: dict[float | None, list[_Left]] = defaultdict(list)
+        for left in nodes:
+            around = self._answer.found.get(left.around) if not left.attempt else None
+            anchored[around.start if around is not None else None].append(left)
+        for start, those in anchored.items():
+            candidates = by_start.get(start, []) if start is not None else []
+            told = {(entry.get("state"), entry.get("end_time")) for entry in candidates}
+            if len(candidates) == len(those) and len(told) == 1:
+                yield from zip(those, candidates, strict=True)
+
+    def _inferred(self, left: _Left) -> Node:
+        """Return what is certain about a node that exists and has no known entry: what the node around it tells."""
+        around = self._answer.found.get(left.around)
+        if around is None:
+            return Node(left.name, State.WAITING)
+        if left.attempt + 1 < left.attempts:
+            return Node(left.name, State.FAILED)
+        if left.attempts > 1 or around.state is not State.SUCCEEDED or left.display != "executor":
+            return Node(left.name, around.state, None if left.attempt else around.start, around.end, around.message)
+        # A pod needs longer than the second in which Argo skips one.
+        state = State.SKIPPED if around.start == around.end else State.SUCCEEDED
+        return Node(left.name, state, around.start, around.end)
+
+    def _exists(self, name: str) -> bool:
+        return self._id(name) in self._answer.by_child
+
+    def _id(self, name: str) -> str:
+        return f"{self._workflow}-{self._hash(name)}"
+
+    def _hash(self, name: str) -> int:
+        known = self._hashes.get(name)
+        if known is None:
+            # The hash of a name is that of its beginning, continued.
+            cut = max(name.rfind("."), name.rfind("("))
+            known = hash_of(name[cut:], self._hash(name[:cut])) if cut > 0 else hash_of(name)
+            self._hashes[name] = known
+        return known
+
+
+def _below(*names_and_base: str) -> list[str]:
+    """Return the names of nodes below one, whose name is the last argument."""
+    *names, base = names_and_base
+    return [f"{base}.{name}" for name in names]
+
+
+def _first(component: Component, base: str) -> list[str]:
+    """Return the names of the nodes with which a scope begins."""
+    names = [task.name for task in component.as_dag().tasks.values() if not task.depends_on]
+    return [f"{base}.{name}{suffix}" for name in names for suffix in ("-driver", "")]
+
+
+def _children(entry: Mapping[str, Any]) -> Iterator[str]:
+    found = entry.get("child_tasks")
+    for child in found if isinstance(found, list) else ():
+        if pod := text(mapping(child).get("pod_name")):
+            yield pod
+
+
+def _node(name: str, entry: Mapping[str, Any]) -> Node:
+    start, end = seconds(entry.get("start_time")), seconds(entry.get("end_time"))
+    state = state_of(entry.get("state"))
+    message = text(mapping(entry.get("error")).get("message"))
+    return Node(name, state, start, end if state.is_over else None, message)

@@ -1,0 +1,561 @@
+"""What the nodes of a run tell about its stages: the events that a local run of the same pipeline would have.
+
+Stages have the same names, states and reasons as in a local run. A stage without nodes has not begun, or never will: it
+is decided by the tasks before it, as the local runner does, and at the end of the run or of the pipeline around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+
+from torchx_kfp.backend.nodes import Node, Nodes
+from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.pipeline.spec import Component, Pipeline, Task
+from torchx_kfp.pipeline.volume_tasks import volume_task
+from torchx_kfp.pipeline.walk import Place, StageNames, walk
+from torchx_kfp.runs import reasons
+from torchx_kfp.runs.events import (
+    Event,
+    LoopStarted,
+    PipelineRetried,
+    StageFinished,
+    StageRetried,
+    StageStarted,
+    StageWaiting,
+)
+from torchx_kfp.runs.result import StageResult, describe_exit
+from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.text import clean, listed
+
+#: The end of Argo's message about a container that has failed.
+_EXIT = re.compile(r"(?:main: )?(?P<what>.*?) ?\(exit code (?P<code>\d{1,9})\)")
+#: The reasons of stages about whose end KFP says nothing.
+_NO_END = "was running when KFP last reported it"
+_NO_START = "was not run, as far as KFP has reported it"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: its state, and when (in seconds since the epoch) it was canceled and has ended."""
+
+    run_id: str
+    state: State
+    started_at: float
+    canceled_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.state.is_over
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A tracked stage: the name in its run id, and the base below which it records its results; None if unknown."""
+
+    name: str
+    base: str | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event, and ``key``, which is the same whenever it is told again.
+
+    ``round`` counts, for each nested pipeline around the stage, how often it was tried again: a stage has one end in
+    each round. Later rounds are larger.
+    """
+
+    event: Event
+    key: Hashable
+    stage: str = ""
+    round: tuple[int, ...] = ()
+
+
+@dataclass
+class _End:
+    """How a task has ended; ``state`` is None if it has not. ``name`` is for sentences."""
+
+    state: State | None = None
+    name: str = ""
+    time: float = 0.0
+    #: The failed stages in it, if it is a group.
+    failed: list[str] = field(default_factory=list)
+    #: Whether it ended, or did not run, because the run was canceled.
+    is_canceled: bool = False
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """A scope while it is read: the name of the node around its tasks, and whether nothing more begins in it."""
+
+    names: StageNames
+    base: str
+    round: tuple[int, ...]
+    is_closed: bool = False
+
+
+def tell(
+    pipeline: Pipeline, nodes: Nodes, progress: Progress, tracked: Mapping[str, Tracked], items: Mapping[str, int]
+) -> list[Told]:
+    """Return the events of all stages so far, in the order of their times.
+
+    Args:
+        pipeline: the pipeline.
+        nodes: what is known about its workflow.
+        progress: how far the run is. If it is over, each stage has an end.
+        tracked: the tracked stages, by their names without indices.
+        items: the number of items of loops that is known from the pipeline and its arguments, by the loops' names
+            without indices.
+    """
+    return _Reading(pipeline, nodes, progress, tracked, items).read()
+
+
+class _Reading:
+    """One reading of all nodes."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        nodes: Nodes,
+        progress: Progress,
+        tracked: Mapping[str, Tracked],
+        items: Mapping[str, int],
+    ) -> None:
+        self._pipeline = pipeline
+        self._nodes = nodes
+        self._progress = progress
+        self._tracked = tracked
+        self._items = items
+        self._told: list[tuple[float, Told]] = []
+        self._clocks: dict[str, float] = {}
+        self._attempts: Counter[str] = Counter()
+
+    def read(self) -> list[Told]:
+        workflow, root = self._nodes.workflow, self._pipeline.root
+        rounds = [
+            (body.name, (first, second), body.state.is_over)
+            for first, whole in enumerate(self._nodes.attempts(workflow) if workflow else ())
+            for second, body in enumerate(self._nodes.attempts(f"{whole.name}.root"))
+        ]
+        for base, round_, is_closed in rounds or [("", (0, 0), False)]:
+            self._scope(root, _Scope(StageNames(), base, round_, is_closed or self._progress.is_over))
+        # The sort keeps the order of events with equal times.
+        return [told for _, told in sorted(self._told, key=lambda item: item[0])]
+
+    # Scopes
+
+    def _scope(self, component: Component, scope: _Scope) -> _End:
+        """Read the tasks of a DAG."""
+        tasks = component.as_dag().tasks
+        ends: dict[str, _End] = {}
+        for task in _in_order(tasks):
+            ends[task.name] = self._task(task, ends, scope, component)
+        if scope.is_closed:
+            for task in _in_order(tasks):
+                if ends[task.name].state is None:
+                    ends[task.name] = self._settle(task, ends, scope)
+        if any(end.state is None for end in ends.values()):
+            return _End()
+        counted = [end for name, end in ends.items() if end.state is not State.FAILED or not tasks[name].runs_always]
+        failed = [name for end in ends.values() if end.state is State.FAILED for name in end.failed or [end.name]]
+        return _together(counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at))
+
+    def _task(self, task: Task, ends: Mapping[str, _End], scope: _Scope, around: Component) -> _End:
+        component = self._pipeline.component_of(task)
+        upstream = [] if task.runs_always else [ends[name] for name in task.depends_on]
+        if rival := around.as_dag().hook_before(task):
+            if all(ends[name].state for name in task.depends_on):
+                return self._pass_over(task, scope, State.SKIPPED, reasons.replaced(rival), _latest(ends, task))
+            return _End()
+        for base in self._bases(task, scope):
+            if self._has_begun(task, base):
+                inner = _Scope(scope.names, base, scope.round, scope.is_closed)
+                if component.dag is None:
+                    return self._stage(task, component, inner)
+                return self._loop(task, component, inner) if task.loop else self._group(task, component, inner)
+        if upstream and all(end.state is not None for end in upstream):
+            return self._after(task, upstream, scope)
+        return _End()
+
+    def _bases(self, task: Task, scope: _Scope) -> list[str]:
+        """Return the names of nodes around the task: an exit task is a hook of each task before it."""
+        if not task.runs_always or not task.depends_on:
+            return [scope.base]
+        hooks = [f"{scope.base}.{upstream}.onExit" for upstream in task.depends_on]
+        return [attempts[-1].name for hook in hooks if (attempts := self._nodes.attempts(hook))]
+
+    def _has_begun(self, task: Task, base: str) -> bool:
+        omitted = (State.SKIPPED, State.NOT_RUN)
+        name = f"{base}.{task.name}"
+        driver, node = self._nodes.get(f"{name}-driver"), self._nodes.get(name)
+        if driver is None:
+            return node is not None and node.state not in omitted
+        return driver.state not in omitted
+
+    def _after(self, task: Task, upstream: list[_End], scope: _Scope) -> _End:
+        """Decide on a task without nodes whose upstream tasks have ended."""
+        for state in reasons.WITHOUT_OUTPUTS:
+            for end in upstream:
+                if end.state is state:
+                    time = max(other.time for other in upstream)
+                    if end.is_canceled:
+                        return self._drop(task, scope, time)
+                    return self._pass_over(task, scope, *reasons.after(end.name, state), time)
+        return _End()
+
+    def _settle(self, task: Task, ends: Mapping[str, _End], scope: _Scope) -> _End:
+        """Decide on a task that has not begun in a scope in which nothing more begins."""
+        upstream = [] if task.runs_always else [ends[name] for name in task.depends_on]
+        if upstream and all(end.state for end in upstream) and (end := self._after(task, upstream, scope)).state:
+            return end
+        time = self._progress.ended_at or max([*(end.time for end in ends.values()), self._progress.started_at])
+        if self._progress.canceled_at is not None:
+            return self._drop(task, scope, time)
+        failed = next((end for end in ends.values() if end.state is State.FAILED), None)
+        why = reasons.not_run(reasons.ends_the_run((failed.failed or [failed.name])[0])) if failed else _NO_START
+        return self._pass_over(task, scope, State.NOT_RUN, why, time)
+
+    def _drop(self, task: Task, scope: _Scope, time: float) -> _End:
+        """Report that the task does not run because the run was canceled."""
+        end = self._pass_over(task, scope, State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time)
+        end.is_canceled = True
+        return end
+
+    def _pass_over(self, task: Task, scope: _Scope, state: State, reason: str, time: float) -> _End:
+        """Report that a task and all stages inside it do not run."""
+        component = self._pipeline.component_of(task)
+        if component.dag is None:
+            names = [(scope.names.of(task.name), task.name)]
+        else:
+            names = [(place.name, place.task.name) for place in self._inside(component, scope.names.inside(task))]
+        for name, of in names:
+            self._finish(StageResult(name, of, state, reason=reason), scope, time)
+        group = names[0][0] if task.is_group and names else scope.names.of(task.name)
+        return _End(state, group, time)
+
+    # Groups of tasks
+
+    def _group(self, task: Task, component: Component, scope: _Scope) -> _End:
+        """Read a nested pipeline or a branch."""
+        name = f"{scope.base}.{task.name}"
+        driver, node = self._nodes.get(f"{name}-driver"), self._nodes.get(name)
+        if driver is not None and driver.state is State.FAILED:
+            return self._unprepared(task, driver, scope)
+        if node is None or node.state is State.NOT_RUN:
+            return _End()
+        if node.state is State.SKIPPED:
+            return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
+        end = _End()
+        bodies = self._nodes.attempts(name)
+        for index, body in enumerate(bodies):
+            is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
+            inner = _Scope(scope.names.inside(task), body.name, (*scope.round, index), is_closed)
+            end = self._scope(component, inner)
+            if index + 1 < len(bodies) and not task.is_group:
+                self._again(task, scope, end, index + 1, bodies[index + 1])
+        return self._group_end(task, component, node, end, scope)
+
+    def _group_end(self, task: Task, component: Component, node: Node, end: _End, scope: _Scope) -> _End:
+        state = node.state if node.state in (State.SUCCEEDED, State.FAILED) else end.state if scope.is_closed else None
+        if state is None:
+            return _End()
+        end.state, end.name, end.time = state, scope.names.of(task.name), self._time(node.end, end.time)
+        if end.is_canceled and state is not State.SUCCEEDED:
+            end.state = State.CANCELED
+        if task.is_group:
+            first = next((place.name for place in self._inside(component, scope.names.inside(task))), end.name)
+            end.name = listed(end.failed, reasons.MOST_NAMED) or first
+        else:
+            end.failed = []
+        return end
+
+    def _again(self, task: Task, scope: _Scope, end: _End, attempt: int, following: Node) -> None:
+        name = scope.names.of(task.name)
+        delay = max(0.0, self._time(following.start, end.time) - end.time)
+        event = PipelineRetried(name, attempt, reasons.failed_in(end.failed), delay, time=end.time)
+        self._tell(end.time, Told(event, ("again", name, scope.round, attempt)))
+
+    def _loop(self, task: Task, component: Component, scope: _Scope) -> _End:
+        node = self._nodes.get(f"{scope.base}.{task.name}")
+        if node is None:
+            return _End()
+        end = _End()
+        bodies = self._nodes.attempts(node.name)
+        for index, body in enumerate(bodies):
+            is_closed = scope.is_closed or body.state.is_over
+            inner = _Scope(scope.names, body.name, (*scope.round, index), is_closed)
+            end = self._iterations(task, component, inner)
+        if end.state in (State.SKIPPED, State.NOT_RUN):
+            return end
+        return self._group_end(task, component, node, end, scope)
+
+    def _iterations(self, task: Task, component: Component, scope: _Scope) -> _End:
+        """Read the iterations of a loop; ``scope`` is the loop's own node."""
+        driver = self._nodes.get(f"{scope.base}.iteration-driver")
+        group = self._nodes.get(f"{scope.base}.iteration-iterations")
+        if driver is not None and driver.state is State.FAILED:
+            return self._unprepared(task, driver, scope)
+        if group is not None and group.state is State.SKIPPED:
+            return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(group.start))
+        items: list[Node] = []
+        while (item := self._nodes.get(f"{scope.base}.iteration-iterations({len(items)}:{len(items)})")) is not None:
+            items.append(item)
+        count = self._count(task, driver, len(items), scope)
+        if group is None or count is None:
+            return _End()
+        names = [
+            without_indices(place.name)
+            for place in self._inside(component, scope.names.inside(task))
+            if not place.looped
+        ]
+        time = self._time(group.start)
+        name = scope.names.of(task.name)
+        self._tell(time, Told(LoopStarted(name, count, tuple(names), time=time), ("loop", name, scope.round, count)))
+        ends = [self._iteration(task, component, scope, index, item) for index, item in enumerate(items)]
+        if scope.is_closed:
+            ends += [self._missing(task, component, scope, index, ends) for index in range(len(items), count)]
+        if len(ends) < count or any(end.state is None for end in ends):
+            return _End()
+        failed = [name for end in ends for name in end.failed]
+        return _together(ends, failed, time)
+
+    def _count(self, task: Task, driver: Node | None, seen: int, scope: _Scope) -> int | None:
+        """Return the number of iterations, as far as it is known; None if it is not."""
+        told = driver.decisions.get("iteration-count", "") if driver is not None else ""
+        known = int(told) if told.isdecimal() and len(told) < 10 else self._known_count(task, scope)
+        if known is None:
+            return seen or (0 if scope.is_closed and not self._progress.is_over else None)
+        return max(known, seen)
+
+    def _known_count(self, task: Task, scope: _Scope) -> int | None:
+        return self._items.get(without_indices(scope.names.of(task.name)))
+
+    def _iteration(self, task: Task, component: Component, scope: _Scope, index: int, item: Node) -> _End:
+        names, end = scope.names.inside_iteration(index), _End()
+        for first, whole in enumerate(self._nodes.attempts(item.name)):
+            name = f"{whole.name}.iteration-item"
+            driver = self._nodes.get(f"{name}-driver")
+            here = _Scope(names, whole.name, (*scope.round, first), scope.is_closed or whole.state.is_over)
+            if driver is not None and driver.state is State.FAILED:
+                end = self._unprepared(task, driver, here)
+                continue
+            bodies = self._nodes.attempts(name)
+            if not bodies or bodies[-1].state in (State.SKIPPED, State.NOT_RUN):
+                end = self._missing(task, component, here, index, ()) if here.is_closed else _End()
+                continue
+            for second, body in enumerate(bodies):
+                is_closed = here.is_closed or body.state.is_over
+                end = self._scope(component, _Scope(names, body.name, (*here.round, second), is_closed))
+        return end
+
+    def _missing(self, task: Task, component: Component, scope: _Scope, index: int, ends: Iterable[_End]) -> _End:
+        """Report that an iteration will not begin any more."""
+        names = scope.names if scope.names.indices[-1:] == (index,) else scope.names.inside_iteration(index)
+        failed = next((name for end in ends for name in end.failed), "")
+        is_canceled = self._progress.canceled_at is not None
+        if is_canceled:
+            reason = reasons.not_run(reasons.RUN_WAS_ENDED)
+        else:
+            reason = reasons.not_run(reasons.ends_the_run(failed)) if failed else _NO_START
+        time = self._time(self._progress.ended_at)
+        for place in self._inside(component, names):
+            self._finish(StageResult(place.name, place.task.name, State.NOT_RUN, reason=reason), scope, time)
+        return _End(State.NOT_RUN, scope.names.of(task.name), time, is_canceled=is_canceled)
+
+    def _unprepared(self, task: Task, driver: Node, scope: _Scope) -> _End:
+        """Report that KFP's driver has failed before a task."""
+        time = self._time(driver.end, driver.start)
+        if self._is_canceled(driver):
+            return self._drop(task, scope, time)
+        why = f": {_exit(driver)[1]}" if driver.message or driver.exit_code is not None else ""
+        name = scope.names.of(task.name)
+        reason = f"could not be prepared: KFP's driver failed{why.replace(': failed: ', ': ')}"
+        self._finish(StageResult(name, task.name, State.FAILED, reason=clean(reason)), scope, time)
+        return _End(State.FAILED, name, time)
+
+    # Stages
+
+    def _stage(self, task: Task, component: Component, scope: _Scope) -> _End:
+        name, path = scope.names.of(task.name), f"{scope.base}.{task.name}"
+        driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
+        if component.importer is not None or volume_task(component):
+            return self._pod_of_kfp(task, node, scope)
+        first = driver or node
+        assert first is not None
+        self._tell_of(name, StageWaiting(name, task.name, time=self._time(first.start)), "waiting", scope)
+        if driver is not None and driver.state is State.FAILED:
+            return self._unprepared(task, driver, scope)
+        if node is not None and node.state is State.SKIPPED:
+            return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
+        pods = [pod for body in self._nodes.attempts(path) for pod in self._nodes.attempts(f"{body.name}.executor")]
+        is_skipped = bool(pods) and pods[-1].state is State.SKIPPED
+        pods = [pod for pod in pods if pod.state is not State.SKIPPED]
+        begun = [pod for pod in pods if pod.has_begun]
+        base = self._attempts[name]
+        self._attempts[name] += len(begun)
+        self._tell_attempts(task, begun, base, scope, is_over=node is not None and node.state.is_over)
+        last = begun[-1] if begun else None
+        is_cached = last is None and (is_skipped or (not pods and node is not None and node.state is State.SUCCEEDED))
+        state, reason, end = self._stage_end(node, last, is_cached)
+        if state is None:
+            return _End()
+        exit_code = _exit(last)[0] if last is not None and state is State.FAILED else None
+        if state is State.SUCCEEDED and last is not None:
+            exit_code = last.exit_code
+        tracked = self._tracked.get(without_indices(name)) if last is not None and last.pod else None
+        started = begun[0].start if begun else None
+        time = self._time(end, started)
+        result = StageResult(
+            name,
+            task.name,
+            state,
+            exit_code=exit_code,
+            reason=clean(reason),
+            duration=max(0.0, time - started) if started is not None else 0.0,
+            attempts=base + len(begun),
+            pod_name=last.pod if last is not None else "",
+            run_id=f"{self._progress.run_id}/{tracked.name}/{last.pod}" if tracked and last else None,
+            tracker_base=tracked.base if tracked else None,
+            started_at=started,
+        )
+        self._finish(result, scope, time)
+        is_canceled = state is State.CANCELED or (state is State.NOT_RUN and self._progress.canceled_at is not None)
+        return _End(state, name, time, is_canceled=is_canceled)
+
+    def _stage_end(
+        self, node: Node | None, last: Node | None, is_cached: bool
+    ) -> tuple[State | None, str, float | None]:
+        """Return a stage's state, the reason and the time of its end; no state if it has not ended."""
+        if last is not None and last.state is State.SUCCEEDED:
+            return State.SUCCEEDED, "", last.end
+        if is_cached:
+            return State.CACHED, "", node.end or node.start if node is not None else None
+        if node is not None and node.state is State.SUCCEEDED:
+            return State.SUCCEEDED, "", node.end
+        if node is not None and node.state is State.FAILED:
+            failed = last if last is not None and last.state is State.FAILED else node
+            if self._is_canceled(failed):
+                return State.CANCELED, reasons.ended_with_the_run(), failed.end or node.end
+            return State.FAILED, _exit(failed)[1], failed.end or node.end
+        return self._stage_end_with_run(last) if self._progress.is_over else (None, "", None)
+
+    def _stage_end_with_run(self, last: Node | None) -> tuple[State, str, float | None]:
+        """Return the same for a stage of which KFP has not reported an end although the run is over."""
+        progress, time = self._progress, self._progress.ended_at
+        if progress.state is State.SUCCEEDED:
+            return State.SUCCEEDED, "", time
+        if last is not None and last.state is State.FAILED and not self._is_canceled(last):
+            if progress.canceled_at is None:
+                return State.FAILED, _exit(last)[1], last.end
+            return State.CANCELED, reasons.canceled_while_waiting(reasons.RUN_WAS_ENDED, _exit(last)[1]), time
+        if progress.canceled_at is not None:
+            if last is None:
+                return State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time
+            return State.CANCELED, reasons.ended_with_the_run(), last.end or time
+        return (State.NOT_RUN, _NO_START, time) if last is None else (State.INTERRUPTED, _NO_END, time)
+
+    def _tell_attempts(self, task: Task, pods: list[Node], base: int, scope: _Scope, *, is_over: bool) -> None:
+        name = scope.names.of(task.name)
+        for index, pod in enumerate(pods):
+            number = base + index + 1
+            started = StageStarted(name, pod.pod, number, task.name, time=self._time(pod.start))
+            self._tell_of(name, started, ("started", number), scope)
+            if pod.state is not State.FAILED:
+                continue
+            following = pods[index + 1] if index + 1 < len(pods) else None
+            end = self._time(pod.end, pod.start)
+            if following is not None:
+                delay = max(0.0, self._time(following.start, end) - end)
+            elif task.retry is not None and index < task.retry.count and not is_over and not self._is_ending:
+                delay = task.retry.delay(index + 1)
+            else:
+                continue
+            retried = StageRetried(name, number, clean(_exit(pod)[1]), delay, time=end)
+            self._tell_of(name, retried, ("retried", number), scope)
+
+    def _pod_of_kfp(self, task: Task, node: Node | None, scope: _Scope) -> _End:
+        """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
+        name = scope.names.of(task.name)
+        if node is None:
+            return _End()
+        time = self._time(node.end, node.start)
+        state, reason = node.state, ""
+        if state is State.FAILED:
+            if self._is_canceled(node):
+                return self._drop(task, scope, time)
+            reason = _exit(node)[1]
+        elif state is not State.SUCCEEDED:
+            if self._progress.state is not State.SUCCEEDED:
+                return _End()
+            state = State.SUCCEEDED
+        self._finish(StageResult(name, task.name, state, reason=clean(reason), started_at=node.start), scope, time)
+        return _End(state, name, time)
+
+    # Helpers
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._progress.is_over or self._progress.canceled_at is not None
+
+    def _is_canceled(self, node: Node) -> bool:
+        """Tell whether a node failed because the run was canceled."""
+        canceled = self._progress.canceled_at
+        return canceled is not None and (node.end is None or node.end >= canceled)
+
+    def _time(self, *times: float | None) -> float:
+        return next((time for time in times if time is not None), self._progress.started_at)
+
+    def _inside(self, component: Component, names: StageNames) -> Iterator[Place]:
+        return (place for place in walk(self._pipeline, component, names) if place.is_stage)
+
+    def _finish(self, result: StageResult, scope: _Scope, time: float) -> None:
+        self._tell_of(result.name, StageFinished(result, time=time), "finished", scope)
+
+    def _tell_of(self, stage: str, event: Event, what: Hashable, scope: _Scope) -> None:
+        self._tell(event.time, Told(event, (what, stage, scope.round), stage, scope.round))
+
+    def _tell(self, time: float, told: Told) -> None:
+        if told.stage:
+            time = self._clocks[told.stage] = max(time, self._clocks.get(told.stage, time))
+        self._told.append((time, told))
+
+
+def _together(ends: list[_End], failed: list[str], time: float) -> _End:
+    """Return the end of a group of tasks that have all ended; ``failed`` are the failed stages in it."""
+    time = max((end.time for end in ends), default=time)
+    states = {end.state for end in ends}
+    if not states & {State.FAILED, State.CANCELED, State.NOT_RUN, State.INTERRUPTED}:
+        return _End(State.SUCCEEDED, time=time)
+    if any(end.state is State.FAILED and not end.is_canceled for end in ends):
+        return _End(State.FAILED, time=time, failed=failed)
+    if any(end.is_canceled for end in ends):
+        return _End(State.FAILED, time=time, is_canceled=True)
+    # It may have failed, or its end was not reported.
+    return _End(State.INTERRUPTED, time=time)
+
+
+def _in_order(tasks: Mapping[str, Task]) -> Iterator[Task]:
+    for name in TopologicalSorter({task.name: task.depends_on for task in tasks.values()}).static_order():
+        yield tasks[name]
+
+
+def _latest(ends: Mapping[str, _End], task: Task) -> float:
+    return max((ends[name].time for name in task.depends_on), default=0.0)
+
+
+def _exit(node: Node) -> tuple[int | None, str]:
+    """Return the exit code of a failed pod, if it is known, and the reason of the failure."""
+    found = _EXIT.fullmatch(node.message)
+    code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
+    if not code:
+        return None, f"failed: {node.message}" if node.message else "failed"
+    # KFP's launcher ends with 1 whatever the exit code of the stage's own process is.
+    of = ["of KFP's launcher"] if code == 1 else []
+    what = [found["what"]] if found and found["what"] not in ("", "Error") else []
+    notes = f" ({', '.join(of + what)})" if of or what else ""
+    return code, f"{describe_exit(code)}{notes}"
