@@ -15,8 +15,8 @@ from typing import Any
 
 from tests.backend.host.argo import Naming, Node, executor_template
 from tests.backend.host.facts import Ended, Facts
-from torchx_kfp.local.platform.volumes import volume_task
 from torchx_kfp.pipeline.spec import Component, Pipeline, Task
+from torchx_kfp.pipeline.volume_tasks import volume_task
 from torchx_kfp.runs.vocabulary import State
 
 OMITTED = "omitted: depends condition not met"
