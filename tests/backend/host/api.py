@@ -201,7 +201,7 @@ class Api:
     def _get_experiment(self, identity: str, **_: Any) -> Any:
         if identity not in self._experiments:
             raise no_experiment(identity)
-        return self._experiments[identity]
+        return dict(self._experiments[identity])
 
 
 _ROUTES = [

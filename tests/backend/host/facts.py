@@ -56,10 +56,11 @@ class Facts:
     def of(cls, lines: Iterable[Mapping[str, Any]]) -> Facts:
         facts = cls()
         for line in lines:
-            facts._add(line)
+            facts.add(line)
         return facts
 
-    def _add(self, line: Mapping[str, Any]) -> None:
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Take in one more line."""
         fact, when = line.get("fact"), line["time"]
         if fact is None:
             self._add_event(line)

@@ -39,6 +39,17 @@ class Run:
     #: Answers that were made, with the number of lines that they are made from.
     _made: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+    _facts: Facts = field(default_factory=Facts)
+    #: The number of lines in the facts.
+    _taken: int = 0
+
+    @property
+    def facts(self) -> Facts:
+        """What the lines so far say."""
+        for line in self.lines[self._taken :]:
+            self._facts.add(line)
+        self._taken = len(self.lines)
+        return self._facts
 
     def refresh(self) -> None:
         """Read what has happened since the last time."""
@@ -66,7 +77,7 @@ class Run:
             self._refresh()
             key = self._key()
             if self._made.get("v1", (None, None))[0] != key:
-                nodes = make_nodes(self.pipeline, Facts.of(self.lines), self.names)
+                nodes = make_nodes(self.pipeline, self.facts, self.names)
                 self._made["v1"] = key, describe_run_v1(self.record, self.names, nodes)
             answer: dict[str, Any] = self._made["v1"][1]
             return answer
@@ -75,11 +86,11 @@ class Run:
         """Return the nodes of the workflow now."""
         with self._lock:
             self._refresh()
-            return make_nodes(self.pipeline, Facts.of(self.lines), self.names)
+            return make_nodes(self.pipeline, self.facts, self.names)
 
     def log(self, pod: str) -> str | None:
         """Return the log of a pod; None if there is no such pod."""
-        facts = Facts.of(self.lines)
+        facts = self.facts
         for node in self.nodes().values():
             if node.stage and self.names.pod(node.name, node.template) == pod:
                 attempts = facts.attempts[node.stage]
@@ -103,8 +114,7 @@ class Run:
 
     def _describe(self) -> dict[str, Any]:
         # KFP does not store how the nodes of a failed run have ended.
-        lines = before_the_end(self.lines) if self.record.state == "FAILED" else self.lines
-        facts = Facts.of(lines)
+        facts = Facts.of(before_the_end(self.lines)) if self.record.state == "FAILED" else self.facts
         launched = {
             stage: (started[-1].time, facts.finished[stage].time)
             for stage, started in facts.attempts.items()
@@ -114,7 +124,7 @@ class Run:
 
     def _refresh(self) -> None:
         self.refresh()
-        facts = Facts.of(self.lines)
+        facts = self.facts
         record = self.record
         if facts.started is not None and record.state == "PENDING":
             record.history.append(("RUNNING", facts.started.time))
@@ -173,11 +183,11 @@ class LocalRun(Run):
             whole = data[: data.rfind(b"\n") + 1]
             self._position += len(whole)
             self.lines += map(json.loads, whole.splitlines())
-        if self.record.state == "CANCELING" and not self._asked_to_end and Facts.of(self.lines).started:
+        if self.record.state == "CANCELING" and not self._asked_to_end and self.facts.started:
             # A signal before that would end the process without an event.
             self._asked_to_end = True
             self.process.send_signal(signal.SIGTERM)
-        if ended and Facts.of(self.lines).over is None and self.record.finished is None:
+        if ended and self.facts.over is None and self.record.finished is None:
             self.record.finished = time.time()
             self.record.history.append(("FAILED", self.record.finished))
 

@@ -13,9 +13,11 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.backend.host.api import Api
 from tests.backend.host.errors import Refused, proxy_error
 from tests.backend.host.faults import Fault, Request
+from tests.backend.host.made import MadeRun, large_pipeline
 from tests.backend.host.runs import Run
 from tests.backend.host.schema import answer_problems, request_problems
-from tests.backend.host.serving import Server
+from tests.backend.host.serving import Answer, Server
+from torchx_kfp.pipeline.load import pipeline_from_documents
 
 _LOGIN = "<!DOCTYPE html><html><head><title>Log in to Your Account</title></head><body>Dex</body></html>"
 
@@ -70,6 +72,8 @@ class KfpHost:
                 "config_maps": dict(config_maps or {}),
             },
         )
+        #: The last answers by their paths: an answer that is the same again is not compared again.
+        self._sent: dict[str, tuple[Any, Answer]] = {}
         self._server = Server(("127.0.0.1", port), self)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
@@ -107,6 +111,19 @@ class KfpHost:
         self.faults.append(fault)
         return fault
 
+    def make_run(self, stages: int, *, chains: int = 0, name: str = "large") -> MadeRun:
+        """Add a run whose stages do not run: the test says what happens to them.
+
+        Args:
+            stages: how many stages it has.
+            chains: how many of them can run at once; each of the others depends on one. By default, all of them.
+            name: the name of the pipeline, and of the run.
+        """
+        spec = large_pipeline(name, stages, chains)
+        run = self._api.add_run(MadeRun, pipeline_from_documents([spec], name), spec)
+        assert isinstance(run, MadeRun)
+        return run
+
     def delete(self, run_id: str) -> None:
         """Delete a run, as another user would."""
         self._api.delete(run_id)
@@ -117,30 +134,35 @@ class KfpHost:
 
     # Requests
 
-    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> tuple[int, Any]:
-        """Return the status and the answer to a request: text, or what is sent as JSON."""
+    def handle(self, method: str, target: str, headers: Mapping[str, str], data: bytes) -> Answer:
+        """Return the answer to a request."""
         parts = urlsplit(target)
         path = parts.path.removeprefix(self.prefix)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         version = [*path.split("/"), "", "", ""][2]
         if self.cookie is not None and self.cookie not in headers.get("cookie", ""):
-            return 200, _LOGIN
+            return Answer(200, _LOGIN, "text/html; charset=utf-8")
         if self.token is not None and headers.get("authorization") != f"Bearer {self.token}":
-            return 401, proxy_error(401)
+            return Answer.json(401, proxy_error(401))
         if version not in self.served or not path.startswith("/apis/"):
-            return 404, proxy_error(404)
+            return Answer.json(404, proxy_error(404))
         try:
             body = json.loads(data) if data else None
         except ValueError as error:
-            return 400, {"code": 3, "message": f"proto: syntax error: {error}"}
+            return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
         if version != "v1alpha1" and (wrong := request_problems(method, path, query, body)):
             self.problems += wrong
-            return 400, {"code": 3, "message": " ".join(wrong)}
+            return Answer.json(400, {"code": 3, "message": " ".join(wrong)})
         try:
-            status, answer = 200, self._api.answer(method, path, query, body)
+            status, content = 200, self._api.answer(method, path, query, body)
         except Refused as refused:
-            status, answer = refused.status, refused.answer
-        if version != "v1alpha1":
-            # The answer is compared as it is sent.
-            self.problems += answer_problems(method, path, status, json.loads(json.dumps(answer)))
-        return status, answer
+            status, content = refused.status, refused.answer
+        if isinstance(content, str):
+            return Answer(status, content, "text/plain")
+        known, answer = self._sent.get(path, (None, None))
+        if answer is None or known is not content:
+            answer = Answer.json(status, content)
+            if version != "v1alpha1":
+                self.problems += answer_problems(method, path, status, json.loads(answer.text))
+            self._sent[path] = content, answer
+        return answer

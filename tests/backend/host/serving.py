@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
@@ -16,13 +17,26 @@ from tests.backend.host.errors import proxy_error
 from tests.backend.host.faults import Fault, Request
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request."""
+
+    status: int
+    text: str
+    content_type: str
+
+    @classmethod
+    def json(cls, status: int, content: Any) -> Answer:
+        return cls(status, json.dumps(content), "application/json")
+
+
 class Host(Protocol):
     """What the server needs of a host."""
 
     faults: list[Fault]
     requests: list[Request]
     problems: list[str]
-    handle: Callable[[str, str, Mapping[str, str], bytes], tuple[int, Any]]
+    handle: Callable[[str, str, Mapping[str, str], bytes], Answer]
 
 
 class Server(ThreadingHTTPServer):
@@ -79,41 +93,27 @@ class _Handler(BaseHTTPRequestHandler):
         fault = next((each for each in list(host.faults) if each.takes(self.command, self.path)), None)
         if fault is not None and fault.seconds:
             time.sleep(fault.seconds)
-        if fault is not None and fault.cut == 0:
-            status, answer = 0, b""
-        elif fault is not None and fault.status:
-            status = fault.status
-            answer = (json.dumps(proxy_error(status)) if fault.body is None else fault.body).encode()
+        if fault is not None and (fault.status or fault.cut == 0):
+            text = json.dumps(proxy_error(fault.status)) if fault.body is None else fault.body
+            answer = Answer(fault.status, text, fault.content_type)
         else:
             try:
-                status, made = host.handle(self.command, self.path, headers, data)
+                answer = host.handle(self.command, self.path, headers, data)
             except Exception as error:
                 host.problems.append(f"{self.command} {self.path}: {type(error).__name__}: {error}")
                 raise
-            answer = (made if isinstance(made, str) else json.dumps(made)).encode()
-        kind = _kind(self.path, answer) if fault is None else fault.content_type
         parts = urlsplit(self.path)
-        is_cut = fault is not None and fault.cut is not None
-        host.requests.append(
-            Request(self.command, parts.path, dict(parse_qsl(parts.query)), began, 0 if is_cut else status, headers)
-        )
-        if status == 0:
-            self.close_connection = True
+        cut = fault.cut if fault is not None else None
+        status = answer.status if cut is None else 0
+        host.requests.append(Request(self.command, parts.path, dict(parse_qsl(parts.query)), began, status, headers))
+        self.close_connection |= cut is not None
+        if cut == 0:
             return
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(answer)))
+        content = answer.text.encode()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(content)))
         for name, value in (fault.headers if fault is not None else {}).items():
             self.send_header(name, value)
         self.end_headers()
-        if fault is not None and fault.cut is not None:
-            answer = answer[: int(len(answer) * fault.cut)]
-            self.close_connection = True
-        self.wfile.write(answer)
-
-
-def _kind(path: str, answer: bytes) -> str:
-    if answer.startswith(b"<!DOCTYPE html>"):
-        return "text/html; charset=utf-8"
-    is_log = urlsplit(path).path.endswith("/log") and not answer.startswith(b'{"error')
-    return "text/plain" if is_log else "application/json"
+        self.wfile.write(content if cut is None else content[: int(len(content) * cut)])

@@ -115,14 +115,19 @@ class _Tree:
 
     def _last(self, name: str) -> str:
         """Return the last attempt of a node, or the node itself."""
+        tries = self._tries(name)
+        return tries[-1] if tries else name
+
+    def _tries(self, name: str) -> list[str]:
+        """Return the attempts of a node; its hook is a child as well."""
         node = self.nodes[name]
-        return node.children[-1] if node.type == "Retry" and node.children else name
+        return [child for child in node.children if not child.endswith(".onExit")] if node.type == "Retry" else []
 
     def _outbound(self, name: str) -> list[str]:
         """Return the nodes that the next tasks follow: Argo's ``getOutboundNodes``."""
         node = self.nodes[name]
-        if node.type == "Retry" and node.children:
-            return [node.children[-1]]
+        if node.type == "Retry":
+            return [self._last(name)]
         if node.type == "TaskGroup" and node.children:
             return [each for child in node.children for each in self._outbound(child)]
         return node.outbound if node.type == "DAG" else [name]
