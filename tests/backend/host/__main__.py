@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import signal
 import tempfile
+import threading
 
 from tests.backend.host.server import KfpHost
 
@@ -22,8 +23,11 @@ def main() -> None:
         folder = given.folder or stack.enter_context(tempfile.TemporaryDirectory())
         host = stack.enter_context(KfpHost(folder, version=given.version, port=given.port))
         host.token = given.token
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
         print(host.url, flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        ended.wait()
 
 
 if __name__ == "__main__":

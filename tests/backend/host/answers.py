@@ -195,6 +195,9 @@ def workflow(record: Record, names: Naming, nodes: Mapping[str, Node]) -> dict[s
             "metadata": {},
             "retryStrategy": {"limit": "2", "retryPolicy": "OnError"},
         }
+    if any(state == "CANCELING" for state, _ in record.history):
+        # That is how KFP ends a workflow.
+        spec["activeDeadlineSeconds"] = 0
     status = {
         "phase": root.phase,
         "startedAt": shown_time(root.started),
@@ -265,19 +268,22 @@ def _pods(nodes: Mapping[str, Node]) -> dict[str, tuple[int, int]]:
     return {name: ((found & done).bit_count(), found.bit_count()) for name, found in below.items()}
 
 
-#: Parameters with a default, as KFP's templates have them.
+#: Parameters that have a default in the templates of KFP's two drivers, and of the executor.
 _DEFAULTS = {
-    "iteration-index": "-1",
-    "kubernetes-config": "",
-    "cached-decision": "false",
-    "runtime-config": "",
-    "driver-type": "",
+    "runtime-config": {
+        **dict.fromkeys(("runtime-config", "task", "task-name", "driver-type"), ""),
+        "parent-dag-id": "0",
+        "iteration-index": "-1",
+    },
+    "container": {"iteration-index": "-1", "kubernetes-config": ""},
+    "cached-decision": {"cached-decision": "false"},
 }
 
 
 def _parameters(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    defaults = next((found for of, found in _DEFAULTS.items() if of in values), {})
     return [
-        {"name": name, **({"default": _DEFAULTS[name]} if name in _DEFAULTS else {}), "value": value}
+        {"name": name, **({"default": defaults[name]} if name in defaults else {}), "value": value}
         for name, value in values.items()
     ]
 

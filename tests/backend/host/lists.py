@@ -20,6 +20,17 @@ _COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
     "IN": lambda have, want: have in want["values"],
     "IS_SUBSTRING": lambda have, want: want in have,
 }
+#: The numbers of operations, which kfp.Client sends.
+_NUMBERS = {
+    1: "EQUALS",
+    2: "NOT_EQUALS",
+    3: "GREATER_THAN",
+    5: "GREATER_THAN_EQUALS",
+    6: "LESS_THAN",
+    7: "LESS_THAN_EQUALS",
+    8: "IN",
+    9: "IS_SUBSTRING",
+}
 #: Other names of fields.
 _FIELDS = {"name": "display_name", "id": "run_id", "status": "state"}
 
@@ -34,7 +45,7 @@ def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], key: s
         kind: the name of the list.
     """
     kept = [item for item in items if _matches(item, query.get("filter", ""))]
-    field, _, order = query.get("sort_by", "created_at").partition(" ")
+    field, _, order = (query.get("sort_by") or "created_at").partition(" ")
     field = _FIELDS.get(field, field)
     if (items and field not in items[0]) or order not in ("", "asc", "desc"):
         raise Refused(400, 3, "Failed to list: Invalid input error: Invalid sorting field: " + repr(field))
@@ -75,4 +86,5 @@ def _matches(item: Mapping[str, Any], text: str) -> bool:
 def _holds(item: Mapping[str, Any], predicate: Mapping[str, Any]) -> bool:
     field = _FIELDS.get(predicate["key"], predicate["key"])
     want = next(value for name, value in predicate.items() if name not in ("key", "operation"))
-    return _COMPARED[predicate["operation"]](item.get(field, ""), want)
+    operation = predicate["operation"]
+    return _COMPARED[_NUMBERS.get(operation, operation)](item.get(field, ""), want)

@@ -36,6 +36,8 @@ class Run:
     lines: list[dict[str, Any]] = field(default_factory=list)
     #: How many of the answers to come say nothing about the state yet.
     stateless: int = 0
+    #: Whether it was terminated, and no answer has said so yet. On a cluster, the end takes seconds.
+    owes_canceling: bool = False
     #: Answers that were made, with the number of lines that they are made from.
     _made: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -62,6 +64,7 @@ class Run:
             if self._made.get("v2", (None, None))[0] != key:
                 self._made["v2"] = key, self._describe()
             answer: dict[str, Any] = self._made["v2"][1]
+            self.owes_canceling = False
             if self.stateless:
                 self.stateless -= 1
                 return {name: value for name, value in answer.items() if name not in ("state", "state_history")}
@@ -105,6 +108,7 @@ class Run:
         with self._lock:
             if self.record.finished is None and self.record.state != "CANCELING":
                 self.record.history.append(("CANCELING", time.time()))
+                self.owes_canceling = True
 
     def close(self) -> None:
         """End the run's process."""
@@ -128,7 +132,7 @@ class Run:
         record = self.record
         if facts.started is not None and record.state == "PENDING":
             record.history.append(("RUNNING", facts.started.time))
-        if facts.over is not None and record.finished is None:
+        if facts.over is not None and record.finished is None and not self.owes_canceling:
             record.finished = facts.over.time
             state = "SUCCEEDED" if facts.over.state is State.SUCCEEDED else "FAILED"
             record.history.append((state, facts.over.time))
@@ -187,7 +191,7 @@ class LocalRun(Run):
             # A signal before that would end the process without an event.
             self._asked_to_end = True
             self.process.send_signal(signal.SIGTERM)
-        if ended and self.facts.over is None and self.record.finished is None:
+        if ended and self.facts.over is None and not self.owes_canceling and self.record.finished is None:
             self.record.finished = time.time()
             self.record.history.append(("FAILED", self.record.finished))
 

@@ -33,6 +33,10 @@ def _swagger(version: str) -> dict[str, Any]:
         # Nothing else is in a message, except in one of any type.
         if "properties" in definition and "additionalProperties" not in definition and name != "protobufAny":
             definition["additionalProperties"] = False
+    if version == "v2beta1":
+        # The recorded host sends two fields that its description does not have.
+        text = {"type": "string"}
+        content["definitions"]["v2beta1GetHealthzResponse"]["properties"] |= {"commit_sha": text, "tag_name": text}
     return content
 
 

@@ -49,7 +49,7 @@ class _Tree:
         self._connect([entry], self._driver("root-driver", entry, started.time, self._facts.opened.get(names.root)))
         if names.root in facts.opened:
             outer = f"{entry}.root"
-            inner = self._add(outer, "DAG", "root", entry, facts.opened[names.root], end)
+            inner = self._add(outer, "DAG", "root", entry, facts.opened[names.root], end, inputs=_inputs("dag"))
             self._connect([self._last(f"{entry}.root-driver")], outer)
             self._scope(pipeline.root, inner)
             self._close(inner, pipeline.root)
