@@ -269,8 +269,9 @@ def _encode(body: Mapping[str, Any]) -> bytes:
 
 def _short(error: object) -> str:
     """Return the end of what urllib3 says: its objects and the host are named before it."""
-    text = str(error).rpartition(": ")[2] or type(error).__name__
-    return shorten(printable(text).strip("')(\""), 200)
+    while isinstance(error, Exception) and error.args and isinstance(error.args[-1], Exception):
+        error = error.args[-1]
+    return shorten(printable(str(error).rpartition(": ")[2]) or type(error).__name__, 200)
 
 
 def _about_credentials(settings: Settings) -> str:

@@ -1,0 +1,23 @@
+"""A KFP host for tests, and a connection to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backend.host import KfpHost
+from torchx_kfp.backend.connection import Connection, Patience
+from torchx_kfp.backend.settings import Settings
+
+
+@pytest.fixture
+def kfp_host(tmp_path: Path) -> Iterator[KfpHost]:
+    with KfpHost(tmp_path / "host") as running:
+        yield running
+
+
+@pytest.fixture
+def connection(kfp_host: KfpHost) -> Connection:
+    return Connection(Settings(host=kfp_host.url), Patience(connect=5, read=20, wait=0.001, longest_wait=0.01))

@@ -1,0 +1,325 @@
+"""A run on a KFP host, read again and again while it goes on: what ``runs.history.RunReader`` is for a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+import tempfile
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from torchx_kfp.backend.connection import V1BETA1, V2BETA1, Connection
+from torchx_kfp.backend.logs import PodLog
+from torchx_kfp.backend.observer import Observer
+from torchx_kfp.backend.results import ResultReader
+from torchx_kfp.backend.states import run_state, seconds
+from torchx_kfp.errors import (
+    HostCredentialsError,
+    HostError,
+    HostNotFoundError,
+    HostUnreachableError,
+    PipelineFileError,
+    UnknownRunError,
+)
+from torchx_kfp.pipeline.names import safe_name
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarted
+from torchx_kfp.runs.record import RunRecord
+from torchx_kfp.runs.state import RunState, outline
+from torchx_kfp.runs.watch import Terminal
+
+#: How many logs are asked for at once.
+_LOGS_AT_ONCE = 8
+#: The longest part of a log file's name that is made of the stage's.
+_LONGEST = 150
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a run is polled, in seconds.
+
+    The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
+    changes. A host that refuses the credentials is asked again for ``patience``: a token may be renewed too late.
+    """
+
+    shortest: float = 1.0
+    longest: float = 10.0
+    factor: float = 1.4
+    patience: float = 60.0
+
+
+class HostRun:
+    """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        run_id: str,
+        *,
+        pace: Pace = Pace(),
+        say: Callable[[str], object] | None = None,
+        results: ResultReader | None = None,
+        raw_logs: bool = False,
+    ) -> None:
+        """Name the run. Nothing is asked yet.
+
+        Args:
+            connection: the host.
+            run_id: the run's id: see ``Host.find``.
+            pace: how often ``follow`` asks.
+            say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
+                are written to stderr.
+            results: reads the results of stages.
+            raw_logs: whether logs keep the lines that KFP's launcher prints.
+        """
+        self.run_id = run_id
+        self.link = connection.link(run_id)
+        self._connection = connection
+        self._pace = pace
+        self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
+        self._results = results if results is not None else ResultReader()
+        self._raw_logs = raw_logs
+        self._observer = Observer(self.link)
+        self._events: list[Event] = []
+        self._run = RunState()
+        self._has_outline = False
+        self._last: RunRecord | None = None
+        #: The pipeline of a run that names an uploaded one; None before the host has been asked.
+        self._uploaded: Mapping[str, Any] | None = None
+        #: Sentences about what the host does not tell.
+        self._missing: dict[str, str] = {}
+        self._folder: Path | None = None
+        self._logs: dict[Path, PodLog] = {}
+        self._complete: set[Path] = set()
+        self._said: set[str] = set()
+
+    def read(self) -> RunRecord:
+        """Ask the host once, and return the run as it is now: the same object as before, if nothing has changed.
+
+        Raises:
+            UnknownRunError: the host has no such run.
+            HostNotFoundError: it had, but the run has been deleted.
+            HostError: the host does not answer, or reports an error.
+        """
+        run = self._with_pipeline(self._ask())
+        manifest = self._manifest() if self._observer.wants_manifest(run) else None
+        events = self._completed(self._observer.observe(run, manifest))
+        self._fold(events)
+        is_running = not run_state(run).is_over
+        problems = tuple(filter(None, (self._observer.problem, *self._missing.values(), *self._results.problems)))
+        last = self._last
+        if last is None or events or is_running != last.is_running or problems != last.corrupt:
+            self._last = self._record(run, is_running, problems)
+        assert self._last is not None
+        return self._last
+
+    def follow(self) -> Iterator[RunRecord]:
+        """Yield the run as it is now, and again whenever that has changed, until it has ended.
+
+        A host that does not answer is asked again for as long as it takes.
+
+        Raises:
+            HostCredentialsError: the host has refused the credentials for some time.
+            HostError: see ``read``.
+        """
+        seen: RunRecord | None = None
+        wait = self._pace.shortest
+        lost_at: float | None = None
+        while True:
+            try:
+                record = self.read()
+            except (HostUnreachableError, HostCredentialsError) as error:
+                if self._last is None:
+                    raise
+                now = time.monotonic()
+                if lost_at is None:
+                    lost_at = now
+                    self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
+                elif isinstance(error, HostCredentialsError) and now - lost_at >= self._pace.patience:
+                    raise
+            else:
+                if lost_at is not None:
+                    self._say(f"{self._connection.name} answers again.")
+                    lost_at = None
+                if record is not seen:
+                    seen, wait = record, self._pace.shortest
+                    yield record
+                if not record.is_running:
+                    return
+            time.sleep(wait)
+            wait = min(wait * self._pace.factor, self._pace.longest)
+
+    def fetch(self, stages: Collection[str]) -> None:
+        """Bring the log files of these stages, given by name, up to date. What cannot be read is said, once."""
+        record = self._last or self.read()
+        wanted = []
+        for name in stages:
+            attempts = record.run.attempts.get(name, [])
+            for started in attempts:
+                if started.log_file is None:
+                    self._say_once(name, f"The log of {name} cannot be read: {self._why_no_pod()}")
+                elif started.log_file not in self._complete:
+                    is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
+                    wanted.append((started, started.log_file, is_over))
+        if len(wanted) == 1:
+            self._fetch(*wanted[0])
+        elif wanted:
+            with ThreadPoolExecutor(min(_LOGS_AT_ONCE, len(wanted))) as pool:
+                for _ in pool.map(lambda one: self._fetch(*one), wanted):
+                    pass
+
+    def close(self) -> None:
+        """Remove the log files."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # What the host says
+
+    def _ask(self) -> dict[str, Any]:
+        try:
+            return self._connection.get(f"{V2BETA1}/runs/{quote(self.run_id, safe='')}")
+        except HostNotFoundError as error:
+            if self._last is None:
+                raise UnknownRunError(
+                    f"There is no run {self.run_id!r} on {self._connection.name}. ({error})"
+                ) from None
+            raise HostNotFoundError(
+                f"The run {self.run_id} has been deleted on {self._connection.name} in the meantime. ({error})"
+            ) from None
+
+    def _with_pipeline(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Return the run with its pipeline, even if it only refers to one that was uploaded."""
+        reference = run.get("pipeline_version_reference")
+        if run.get("pipeline_spec") or self._observer.pipeline is not None or not isinstance(reference, Mapping):
+            return run
+        if self._uploaded is None:
+            self._uploaded = {}
+            ids = [quote(str(reference.get(name)), safe="") for name in ("pipeline_id", "pipeline_version_id")]
+            try:
+                version = self._connection.get(f"{V2BETA1}/pipelines/{ids[0]}/versions/{ids[1]}")
+            except HostUnreachableError:
+                self._uploaded = None
+                raise
+            except HostError as error:
+                self._missing["pipeline"] = f"The pipeline of this run cannot be read, nor its stages: {error}"
+            else:
+                spec = version.get("pipeline_spec")
+                self._uploaded = spec if isinstance(spec, Mapping) else {}
+        return {**run, "pipeline_spec": self._uploaded} if self._uploaded else run
+
+    def _manifest(self) -> dict[str, Any] | None:
+        """Return v1beta1's answer; None if the host does not serve it."""
+        if "v1beta1" in self._missing:
+            return None
+        try:
+            return self._connection.get(f"{V1BETA1}/runs/{quote(self.run_id, safe='')}")
+        except HostUnreachableError:
+            # What is told without it is not told again: the next poll tries once more.
+            raise
+        except HostError as error:
+            self._missing["v1beta1"] = (
+                f"{self._connection.name} does not say in which pods stages run, so their logs, exit codes and results "
+                f"are missing. ({error})"
+            )
+            return None
+
+    def _why_no_pod(self) -> str:
+        if "v1beta1" in self._missing:
+            return f"the host does not say in which pod it runs.{f' Look at {self.link}.' if self.link else ''}"
+        return "it has no pod yet."
+
+    # Events
+
+    def _completed(self, events: list[Event]) -> list[Event]:
+        """Return the events with log files and results."""
+        found: dict[str, Mapping[str, Mapping[str, Any]]] = {}
+        wanted: dict[str, list[str]] = {}
+        for event in events:
+            if isinstance(event, StageFinished) and event.result.run_id and event.result.tracker_base:
+                wanted.setdefault(event.result.tracker_base, []).append(event.result.run_id)
+        for base, run_ids in wanted.items():
+            found[base] = self._results.read(base, run_ids)
+        return [self._completed_one(event, found) for event in events]
+
+    def _completed_one(self, event: Event, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Event:
+        if isinstance(event, StageStarted) and event.pod_name:
+            return dataclasses.replace(event, log_file=self._log_file(event.name, event.attempt))
+        if isinstance(event, StageFinished) and event.result.pod_name:
+            result = event.result
+            results = found.get(result.tracker_base or "", {}).get(result.run_id or "", result.results)
+            log_file = self._log_file(result.name, result.attempts)
+            return dataclasses.replace(event, result=dataclasses.replace(result, log_file=log_file, results=results))
+        return event
+
+    def _fold(self, events: list[Event]) -> None:
+        self._events += events
+        if self._observer.pipeline is not None and not self._has_outline:
+            self._has_outline = True
+            self._run = RunState(outline(self._observer.pipeline))
+            events = self._events
+        for event in events:
+            self._run.on_event(event)
+
+    def _record(self, run: Mapping[str, Any], is_running: bool, problems: tuple[str, ...]) -> RunRecord:
+        first = next((event for event in self._events if isinstance(event, RunStarted)), None)
+        return RunRecord(
+            run_id=self.run_id,
+            pipeline=first.pipeline if first else "",
+            created=seconds(run.get("created_at")) or (first.time if first else 0.0),
+            events=tuple(self._events),
+            run=self._run,
+            is_running=is_running,
+            load=self._load,
+            link=self.link,
+            arguments=first.arguments if first else {},
+            corrupt=problems,
+        )
+
+    def _load(self) -> Pipeline:
+        if self._observer.pipeline is None:
+            why = self._observer.problem or self._missing.get("pipeline") or "The host does not tell it."
+            raise PipelineFileError(f"There is no pipeline for the run {self.run_id}. {why}")
+        return self._observer.pipeline
+
+    # Logs
+
+    def _log_file(self, stage: str, attempt: int) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="torchx-kfp-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        # Indices tell the iterations of a loop apart; safe_name alone would make train[1,2] and train[1]-2 the same.
+        name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
+        return self._folder / f"{name}-{max(attempt, 1)}.log"
+
+    def _fetch(self, started: StageStarted, path: Path, is_over: bool) -> None:
+        log = self._logs.get(path)
+        if log is None:
+            log = self._logs[path] = PodLog(self._connection, self.run_id, started.pod_name, raw=self._raw_logs)
+        try:
+            new = log.read_new(is_over=is_over)
+        except (HostUnreachableError, HostCredentialsError) as error:
+            self._say_once("host", str(error))
+            return
+        except HostError as error:
+            # The container of a pod that has just begun is still being created.
+            if is_over:
+                self._complete.add(path)
+                self._say_once(str(path), f"{started.name}: {error}")
+            return
+        with path.open("ab") as file:
+            file.write(new)
+        if is_over:
+            self._complete.add(path)
+
+    def _say_once(self, key: str, sentence: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            self._say(sentence)
