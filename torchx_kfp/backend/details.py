@@ -2,8 +2,7 @@
 
 An id is ``<workflow>-<hash of the node's name>``. So the names that the pipeline can have are tried: a node exists if
 an entry names its id as that of a child, and an entry is the node's if its children are those that the node would have.
-Entries without children (pods, skipped nodes) have no such sign. Argo creates a pod together with the node around it,
-so they are recognized by their time, and left out if several could be meant.
+Entries without children have no such sign: see ``leaves``.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torchx_kfp.backend.leaves import EXECUTOR, Leaf, identify
 from torchx_kfp.backend.nodes import Node, Nodes, hash_of, mapping, seconds, state_of, text
 from torchx_kfp.pipeline.spec import Component, Pipeline, Task
 from torchx_kfp.runs.vocabulary import State
@@ -36,19 +36,6 @@ def entries_of(run: Mapping[str, Any]) -> list[Any]:
 
 
 @dataclass
-class _Left:
-    """A node that exists and was not found by its children."""
-
-    name: str
-    display: str
-    #: The node that Argo creates together with it, if there is one.
-    around: str
-    #: The number of its attempt, and of how many.
-    attempt: int = 0
-    attempts: int = 1
-
-
-@dataclass
 class _Answer:
     """One answer: its entries by their children's ids, and what has been found."""
 
@@ -56,7 +43,7 @@ class _Answer:
     entries: list[Mapping[str, Any]] = field(default_factory=list)
     found: dict[str, Node] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
-    left: list[_Left] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
 
 
 class Details:
@@ -85,7 +72,7 @@ class Details:
         if not self._workflow:
             return Nodes()
         self._visit_workflow()
-        self._match_left()
+        self._find_leaves()
         return Nodes(self._workflow, answer.found)
 
     def _find_workflow(self, run: Mapping[str, Any]) -> str:
@@ -125,8 +112,8 @@ class Details:
             for body in self._visit(name, task.name, partial(_first, component)):
                 self._visit_scope(component, body)
         else:
-            for body in self._visit(name, task.name, partial(_below, "executor")):
-                self._visit(f"{body}.executor", "executor", lambda body: [], around=body)
+            for body in self._visit(name, task.name, partial(_below, EXECUTOR)):
+                self._visit(f"{body}.{EXECUTOR}", EXECUTOR, lambda body: [], around=body)
 
     def _visit_loop(self, component: Component, base: str) -> None:
         group = f"{base}.iteration-iterations"
@@ -159,15 +146,15 @@ class Details:
         while self._exists(attempt := f"{name}({len(attempts)})"):
             attempts.append(attempt)
         if attempts:
-            self._find(_Left(name, display, around), attempts)
+            self._find(Leaf(name, display, around), attempts)
         for index, body in enumerate(attempts):
-            one = _Left(body, f"{display}({index})", name, index, len(attempts))
+            one = Leaf(body, f"{display}({index})", name, index, len(attempts))
             self._find(one, children(body))
         if not attempts:
-            self._find(_Left(name, display, around), children(name))
+            self._find(Leaf(name, display, around), children(name))
         return attempts or [name]
 
-    def _find(self, wanted: _Left, children: Iterable[str]) -> None:
+    def _find(self, wanted: Leaf, children: Iterable[str]) -> None:
         answer = self._answer
         for child in children:
             for index in answer.by_child.get(self._id(child), ()):
@@ -175,56 +162,15 @@ class Details:
                     answer.used.add(index)
                     answer.found[wanted.name] = _node(wanted.name, answer.entries[index])
                     return
-        answer.left.append(wanted)
+        answer.leaves.append(wanted)
 
-    def _match_left(self) -> None:
-        """Find the nodes without children among the entries that are left."""
+    def _find_leaves(self) -> None:
         answer = self._answer
-        entries: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        entries: dict[str, list[Node]] = defaultdict(list)
         for index, entry in enumerate(answer.entries):
             if index not in answer.used:
-                entries[entry["display_name"]].append(entry)
-        wanted: dict[str, list[_Left]] = defaultdict(list)
-        for left in answer.left:
-            wanted[left.display].append(left)
-        for display, nodes in wanted.items():
-            # If there are more or fewer, then some are not what they seem.
-            if len(nodes) == len(entries[display]):
-                for left, entry in self._pairs(nodes, entries[display]):
-                    answer.found[left.name] = _node(left.name, entry)
-        for left in answer.left:
-            if left.name not in answer.found:
-                answer.found[left.name] = self._inferred(left)
-
-    def _pairs(self, nodes: list[_Left], entries: list[Mapping[str, Any]]) -> Iterator[tuple[_Left, Mapping[str, Any]]]:
-        if len(nodes) == 1:
-            yield nodes[0], entries[0]
-            return
-        by_start: dict[float | None, list[Mapping[str, Any]]] = defaultdict(list)
-        for entry in entries:
-            by_start[seconds(entry.get("start_time"))].append(entry)
-        anchored: dict[float | None, list[_Left]] = defaultdict(list)
-        for left in nodes:
-            around = self._answer.found.get(left.around) if not left.attempt else None
-            anchored[around.start if around is not None else None].append(left)
-        for start, those in anchored.items():
-            candidates = by_start.get(start, []) if start is not None else []
-            told = {(entry.get("state"), entry.get("end_time")) for entry in candidates}
-            if len(candidates) == len(those) and len(told) == 1:
-                yield from zip(those, candidates, strict=True)
-
-    def _inferred(self, left: _Left) -> Node:
-        """Return what is certain about a node that exists and has no known entry: what the node around it tells."""
-        around = self._answer.found.get(left.around)
-        if around is None:
-            return Node(left.name, State.WAITING)
-        if left.attempt + 1 < left.attempts:
-            return Node(left.name, State.FAILED)
-        if left.attempts > 1 or around.state is not State.SUCCEEDED or left.display != "executor":
-            return Node(left.name, around.state, None if left.attempt else around.start, around.end, around.message)
-        # A pod needs longer than the second in which Argo skips one.
-        state = State.SKIPPED if around.start == around.end else State.SUCCEEDED
-        return Node(left.name, state, around.start, around.end)
+                entries[entry["display_name"]].append(_node("", entry))
+        answer.found.update((node.name, node) for node in list(identify(answer.leaves, entries, answer.found)))
 
     def _exists(self, name: str) -> bool:
         return self._id(name) in self._answer.by_child
@@ -263,6 +209,7 @@ def _children(entry: Mapping[str, Any]) -> Iterator[str]:
 
 def _node(name: str, entry: Mapping[str, Any]) -> Node:
     start, end = seconds(entry.get("start_time")), seconds(entry.get("end_time"))
-    state = state_of(entry.get("state"))
+    # KFP has no word for nodes that Argo omits.
+    state = state_of(entry.get("state")) if entry.get("state") or end is None else State.NOT_RUN
     message = text(mapping(entry.get("error")).get("message"))
     return Node(name, state, start, end if state.is_over else None, message)

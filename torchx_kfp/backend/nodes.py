@@ -109,7 +109,10 @@ class Nodes:
 
 
 def _goes_on(old: Node, new: Node) -> bool:
-    return new.state is not State.WAITING and (new.state.is_over or not old.state.is_over)
+    """Tell whether a node that was the old one can be the new one now."""
+    if new.state is State.WAITING or (old.state.is_over and not new.state.is_over):
+        return False
+    return not (old.has_begun and new.state in (State.SKIPPED, State.NOT_RUN))
 
 
 def from_manifest(manifest: Mapping[str, Any]) -> Nodes:

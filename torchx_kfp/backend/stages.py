@@ -217,6 +217,8 @@ class _Reading:
         if self._progress.canceled_at is not None:
             return self._drop(task, scope, time)
         failed = next((end for end in ends.values() if end.state is State.FAILED), None)
+        if failed is None and not self._progress.is_over:
+            return _End()  # a later answer may tell
         why = reasons.not_run(reasons.ends_the_run((failed.failed or [failed.name])[0])) if failed else _NO_START
         return self._pass_over(task, scope, State.NOT_RUN, why, time)
 
@@ -300,12 +302,13 @@ class _Reading:
         group = self._nodes.get(f"{scope.base}.iteration-iterations")
         if driver is not None and driver.state is State.FAILED:
             return self._unprepared(task, driver, scope)
-        if group is not None and group.state is State.SKIPPED:
+        is_empty = group is not None and group.state is State.SKIPPED and task.condition is None
+        if group is not None and group.state is State.SKIPPED and not is_empty:
             return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(group.start))
         items: list[Node] = []
         while (item := self._nodes.get(f"{scope.base}.iteration-iterations({len(items)}:{len(items)})")) is not None:
             items.append(item)
-        count = self._count(task, driver, len(items), scope)
+        count = 0 if is_empty else self._count(task, driver, len(items), scope)
         if group is None or count is None:
             return _End()
         names = [
@@ -358,6 +361,8 @@ class _Reading:
         names = scope.names if scope.names.indices[-1:] == (index,) else scope.names.inside_iteration(index)
         failed = next((name for end in ends for name in end.failed), "")
         is_canceled = self._progress.canceled_at is not None
+        if not (is_canceled or failed or self._progress.is_over):
+            return _End()  # a later answer may tell
         if is_canceled:
             reason = reasons.not_run(reasons.RUN_WAS_ENDED)
         else:
@@ -432,7 +437,7 @@ class _Reading:
     ) -> tuple[State | None, str, float | None]:
         """Return a stage's state, the reason and the time of its end; no state if it has not ended."""
         if last is not None and last.state is State.SUCCEEDED:
-            return State.SUCCEEDED, "", last.end
+            return State.SUCCEEDED, "", last.end or (node.end if node is not None else None)
         if is_cached:
             return State.CACHED, "", node.end or node.start if node is not None else None
         if node is not None and node.state is State.SUCCEEDED:
