@@ -157,7 +157,7 @@ print(run.id, run.results(), sys.modules["torchx_kfp"].__file__)
 
 
 NEEDED = (
-    'needs the extra "pipelines" (missing here: celpy, click, docker and 7 more). '
+    'needs the extra "pipelines" (missing here: celpy, click, docker and 8 more). '
     'Install it with: pip install "torchx-kfp[pipelines]"\n'
 )
 

@@ -161,6 +161,7 @@ def test_the_form():
         "arguments": {},
         "resumed": False,
         "differs": [],
+        "link": "",
         "version": VERSION,
     }
 

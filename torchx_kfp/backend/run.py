@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from torchx_kfp.backend.connection import V1BETA1, V2BETA1, Connection
+from torchx_kfp.backend.host import Host
 from torchx_kfp.backend.logs import PodLog
 from torchx_kfp.backend.observer import Observer
 from torchx_kfp.backend.results import ResultReader
@@ -157,6 +158,11 @@ class HostRun:
             time.sleep(wait)
             wait = min(wait * self._pace.factor, self._pace.longest)
 
+    @property
+    def interval(self) -> float:
+        """The seconds between two looks at a run that goes on."""
+        return self._pace.shortest
+
     def fetch(self, stages: Collection[str]) -> None:
         """Bring the log files of these stages, given by name, up to date. What cannot be read is said, once."""
         record = self._last or self.read()
@@ -175,6 +181,10 @@ class HostRun:
             with ThreadPoolExecutor(min(_LOGS_AT_ONCE, len(wanted))) as pool:
                 for _ in pool.map(lambda one: self._fetch(*one), wanted):
                     pass
+
+    def terminate(self) -> None:
+        """Ask the host to end the run. The errors are those of ``Host.terminate``."""
+        Host(self._connection).terminate(self.run_id)
 
     def close(self) -> None:
         """Remove the log files."""

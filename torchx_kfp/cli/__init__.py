@@ -28,6 +28,7 @@ _MODULES = {
     "compile": "compile",
     "check": "check",
     "run": "run",
+    "submit": "submit",
     "watch": "watch",
     "runs": "runs",
     "logs": "logs",

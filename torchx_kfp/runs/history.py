@@ -20,9 +20,6 @@ from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.text import did_you_mean, did_you_mean_path, listed
 
-#: Seconds between two looks at a run that goes on.
-_INTERVAL = 0.1
-
 
 class EventReader:
     """Reads the events of a run in order, and later those that have been added since."""
@@ -61,6 +58,9 @@ class EventReader:
 
 class RunReader:
     """Reads the folder of a run, again and again while it runs."""
+
+    #: Seconds between two looks at a run that goes on.
+    interval = 0.1
 
     def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
         """Open the folder. The arguments and errors are those of ``read_run``."""
@@ -105,7 +105,7 @@ class RunReader:
                 yield record
             if not record.is_running:
                 return
-            time.sleep(_INTERVAL)
+            time.sleep(self.interval)
 
     def fetch(self, stages: Collection[str]) -> None:
         """Do nothing: the log files are those that the stages write."""

@@ -11,6 +11,10 @@ from torchx_kfp.runs.record import RunRecord
 class Source(Protocol):
     """A run that can be read again and again while it goes on."""
 
+    @property
+    def interval(self) -> float:
+        """The seconds between two looks at a run that goes on."""
+
     def read(self) -> RunRecord:
         """Return the run as it is recorded now."""
 

@@ -1,4 +1,4 @@
-"""``torchx-kfp cancel``: end a run on this machine, from any directory."""
+"""``torchx-kfp cancel``: end a run on this machine, from any directory, or on a KFP host."""
 
 from __future__ import annotations
 
@@ -11,48 +11,86 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchx_kfp.cli.display.printing import print_message
+from torchx_kfp.cli.display.printing import print_message, this_command
 from torchx_kfp.cli.flags import output_dir_option
+from torchx_kfp.cli.hosts import Flags, find_source, host_options, host_words
 from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import listed
 
 if TYPE_CHECKING:
+    from torchx_kfp.backend.run import HostRun
     from torchx_kfp.runs.record import RunRecord
 
 #: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
 _BEYOND_GRACE = 30.0
+#: Seconds for which the end of a run on a host is waited for.
+_ON_HOST = 120.0
 
 
-@click.command("cancel", short_help="End a run on this machine.")
+@click.command("cancel", short_help="End a run.")
 @click.argument("run")
 @output_dir_option
-def cancel_command(run: str, output_dir: str) -> None:
+@host_options
+def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
     """End RUN like Ctrl-C does: its stages get SIGTERM, and SIGKILL after their grace period.
 
-    RUN is a run id, the beginning or the end of one, or "latest". The command waits until the run has ended. If the
-    runner was killed, the command ends the stages that it left running.
+    RUN is a run id, the beginning or the end of one, or "latest"; one that is not on this machine is a run of the KFP
+    host. The command waits until the run has ended. If the runner on this machine was killed, the command ends the
+    stages that it left running.
     """
-    from torchx_kfp.runs.history import find_run, read_run
-    from torchx_kfp.runs.vocabulary import State
+    from torchx_kfp.runs.history import RunReader
 
-    folder = find_run(output_dir, run)
+    source = find_source(run, output_dir, flags)
+    if isinstance(source, RunReader):
+        _cancel_here(source.folder)
+    else:
+        _cancel_there(source, host_words(flags))
+
+
+def _cancel_there(source: HostRun, words: list[str]) -> None:
+    """End a run on a host, and wait until it has ended."""
+    record = source.read()
+    if not record.is_running:
+        raise _ended(record)
+    source.terminate()
+    print_message(f"Canceling {record.run_id}: waiting for {listed(record.run.active) or 'its end'}.")
+    deadline = time.monotonic() + _ON_HOST
+    for record in source.follow():
+        if time.monotonic() > deadline and record.is_running:
+            again = this_command("watch", record.run_id, *words)
+            print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
+            return
+    _say_end(record.run_id, record.state)
+
+
+def _cancel_here(folder: Path) -> None:
+    from torchx_kfp.runs.history import read_run
+
     record = read_run(folder)
     if record.state is State.INTERRUPTED:
         _end_left(record)
         print_message(f"The runner of {record.run_id} was killed before; processes that it left running are ended now.")
         return
     if not record.is_running:
-        raise ArgumentError(f"The run {record.run_id} has already ended ({record.state}): there is nothing to cancel.")
+        raise _ended(record)
     grace = _grace(record)
     if _terminate(folder, record):
         stages = f"{listed(record.run.active)}, for up to {grace:g} s" if record.run.active else "its end"
         print_message(f"Canceling {record.run_id}: waiting for {stages}.")
         _wait(folder, record, grace + _BEYOND_GRACE)
-    state = read_run(folder).state
+    _say_end(record.run_id, read_run(folder).state)
+
+
+def _ended(record: RunRecord) -> ArgumentError:
+    return ArgumentError(f"The run {record.run_id} has already ended ({record.state}): there is nothing to cancel.")
+
+
+def _say_end(run_id: str, state: State) -> None:
     if state in (State.CANCELED, State.INTERRUPTED):
-        print_message(f"The run {record.run_id} is canceled.")
+        print_message(f"The run {run_id} is canceled.")
     else:
-        print_message(f"The run {record.run_id} ended before it was canceled ({state}).")
+        print_message(f"The run {run_id} ended before it was canceled ({state}).")
 
 
 def _end_left(record: RunRecord) -> None:

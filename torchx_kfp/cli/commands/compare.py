@@ -20,12 +20,14 @@ from torchx_kfp.cli.display.printing import (
     sparkline,
 )
 from torchx_kfp.cli.flags import format_option, output_dir_option
+from torchx_kfp.cli.hosts import Flags, host_options, locate, names_host
 from torchx_kfp.cli.selection import Chosen, choose, nothing, open_tracker, parts, read, say_cached
+from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.statements.steps import History
 
-_RESULT, _METADATA, _CACHED = "result", "metadata", "cached"
+_RESULT, _METADATA, _CACHED, _PARAMETER = "result", "metadata", "cached", "parameter"
 #: The rows of a metric that was logged for each step: its last, smallest and largest value.
 _STEPS = ("last", "min", "max")
 
@@ -61,12 +63,15 @@ class Row:
 
 
 @click.command("compare", short_help="Show runs side by side.")
-@click.argument("tracker_base")
+@click.argument("tracker_base", metavar="[TRACKER_BASE]")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Show only what differs between the runs.")
 @output_dir_option
 @format_option("table", "json", "csv")
-def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, output_dir: str, form: str) -> None:
+@host_options
+def compare_command(
+    tracker_base: str, runs: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags
+) -> None:
     """Compare what runs recorded under TRACKER_BASE: results, metrics logged by step, and metadata.
 
     RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest". Cached
@@ -76,6 +81,9 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
     torchx-kfp compare s3://bucket/results \\
         digits-20260101-120000 digits-20260102-120000 --changed
 
+    With --host, each RUN is a run on this machine or on that host, TRACKER_BASE is left out, and the parameters of the
+    runs are compared, too: what each has recorded is read from the tracker base that it was given.
+
     A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
     curve and last value, its minimum and its maximum.
@@ -84,22 +92,36 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
     from torchx_kfp.tracking.statements.kinds import run_ids
     from torchx_kfp.tracking.statements.steps import STEPS
 
+    located = []
+    if names_host(flags):
+        runs = tracker_base, *runs
+        located = [locate(run, output_dir, flags) for run in runs]
     if len(runs) < 2:
         raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
-    tracker = open_tracker(tracker_base)
-    known = sorted({*tracker.keys(), *run_ids(tracker.store)})
-    if not known:
-        raise nothing(tracker_base, runs[0])
-    chosen = [choose(run, known, tracker, output_dir) for run in runs]
+    pairs = [(it.base, it.run_id) for it in located] or [(tracker_base, run) for run in runs]
+    trackers = {base: open_tracker(base) for base, _ in pairs}
+    known = {base: sorted({*it.keys(), *run_ids(it.store)}) for base, it in trackers.items()}
+    for base, run in pairs:
+        if not known[base]:
+            raise nothing(base, run)
+    chosen = [choose(run, known[base], trackers[base], output_dir) for base, run in pairs]
     labels = [one.name for one in chosen]
     again = next((label for label in labels if labels.count(label) > 1), None)
     if again is not None:
         raise click.UsageError(f"The run {again!r} is given twice. Name different runs.")
     keys = [one.keys for one in chosen]
-    wanted = list(dict.fromkeys(key for found in keys for key in found))
-    results, metadata = read(tracker, wanted), METADATA.read_many(tracker.store, wanted)
-    history = STEPS.read_many(tracker.store, wanted)
+    results: dict[str, Mapping[str, Any]] = {}
+    metadata: dict[str, Mapping[str, Any]] = {}
+    history: dict[str, History] = {}
+    for base, tracker in trackers.items():
+        wanted = list(
+            dict.fromkeys(key for found, (of, _) in zip(keys, pairs, strict=True) if of == base for key in found)
+        )
+        results.update(read(tracker, wanted))
+        metadata.update(METADATA.read_many(tracker.store, wanted))
+        history.update(STEPS.read_many(tracker.store, wanted))
     rows = [
+        *_parameter_rows([it.arguments for it in located]),
         *_rows(keys, _RESULT, results),
         *_step_rows(keys, history),
         *_rows(keys, _METADATA, metadata),
@@ -112,6 +134,13 @@ def compare_command(tracker_base: str, runs: tuple[str, ...], changed: bool, out
     for one in chosen:
         say_cached(one)
     {"json": _print_json, "csv": _print_csv, "table": _print_table}[form](labels, rows)
+
+
+def _parameter_rows(arguments: Sequence[Mapping[str, Any]]) -> list[Row]:
+    names = dict.fromkeys(name for its in arguments for name in its if name != TRACKER_BASE)
+    return [
+        Row("", _PARAMETER, name, tuple((its[name],) if name in its else () for its in arguments)) for name in names
+    ]
 
 
 def _cached_rows(chosen: Sequence[Chosen]) -> list[Row]:

@@ -13,6 +13,7 @@ import click
 
 from torchx_kfp.cli.display.printing import is_read, print_bytes, print_message, print_text
 from torchx_kfp.cli.flags import output_dir_option
+from torchx_kfp.cli.hosts import Flags, find_source, host_options
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.text import clean_line, did_you_mean, listed
 
@@ -23,11 +24,9 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 # The beginning of a replica's line in the output of a distributed stage.
 _REPLICA = re.compile(rb"([a-z0-9-]+/\d+) \| ")
-# Seconds between two checks for new output.
-_INTERVAL = 0.1
 
 
-@click.command("logs", short_help="Print the output of stages of a run on this machine.")
+@click.command("logs", short_help="Print the output of stages.")
 @click.argument("run")
 @click.argument("stage", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing until the stage, or the run, has ended.")
@@ -38,12 +37,14 @@ _INTERVAL = 0.1
     help="Only the lines of this replica of a distributed stage, such as trainer/3, without its name.",
 )
 @output_dir_option
+@host_options
 def logs_command(
-    run: str, stage: str | None, follow: bool, attempt: int | None, replica: str | None, output_dir: str
+    run: str, stage: str | None, follow: bool, attempt: int | None, replica: str | None, output_dir: str, flags: Flags
 ) -> None:
     """Print the output of the stages of RUN, or of one STAGE.
 
-    RUN is a run id, the beginning or the end of one, or "latest". STAGE is the name of a stage as `torchx-kfp run`
+    RUN is a run id, the beginning or the end of one, or "latest"; one that is not on this machine is a run of the KFP
+    host. STAGE is the name of a stage as `torchx-kfp run`
     shows it (train[2]), the name of a task in a loop, for all its iterations (train), or the name of one execution
     (train-2-0). If the output is of several stages, each line begins with the name of its stage. In the output of a
     distributed stage, each line of a replica begins with the replica's role and index.
@@ -53,26 +54,26 @@ def logs_command(
     torchx-kfp logs digits-20260101 'train[2]' --follow
     torchx-kfp logs latest train --replica trainer/3
     """
-    from torchx_kfp.runs.history import RunReader, find_run
-
     if attempt is not None and stage is None:
         raise ArgumentError("--attempt needs a STAGE.")
     if replica is not None and stage is None:
         raise ArgumentError("--replica needs a STAGE.")
-    reader = RunReader(find_run(output_dir, run))
-    record = reader.read()
+    source = find_source(run, output_dir, flags)
+    record = source.read()
     for sentence in record.corrupt:
         print_message(sentence)
     choice = _Choice(record, stage, attempt)
     choice.verify(record, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1, replica=replica)
     while True:
-        for name, path in choice.logs(record):
+        logs = list(choice.logs(record))
+        source.fetch({name for name, _ in logs})
+        for name, path in logs:
             printer.show(name, path)
         if not follow or choice.is_over(record) or not is_read():
             break
-        time.sleep(_INTERVAL)
-        record = reader.read()
+        time.sleep(source.interval)
+        record = source.read()
     printer.finish()
     if replica is not None and replica not in printer.replicas and is_read():
         raise _unknown_replica(replica, stage or "", printer.replicas)

@@ -8,6 +8,8 @@ import click
 
 from torchx_kfp.cli.display.printing import print_bytes, print_text
 from torchx_kfp.cli.flags import output_dir_option
+from torchx_kfp.cli.hosts import Flags, find_source, host_options
+from torchx_kfp.runs.vocabulary import State
 
 
 @click.command("report", short_help="Write a run as an HTML page.")
@@ -16,24 +18,35 @@ from torchx_kfp.cli.flags import output_dir_option
     "-o",
     "--output",
     metavar="FILE",
-    help="Where to write the report; - is stdout.  [default: report.html in the run's folder]",
+    help="Where to write the report; - is stdout.  [default: report.html in the run's folder; for a run on KFP, "
+    "<pipeline>-<run id>.html]",
 )
 @output_dir_option
-def report_command(run: str, output: str | None, output_dir: str) -> None:
-    """Write RUN, a run on this machine, as one HTML page that opens offline.
+@host_options
+def report_command(run: str, output: str | None, output_dir: str, flags: Flags) -> None:
+    """Write RUN as one HTML page that opens offline.
 
     The page has the pipeline's graph, a timeline, the logs of failed stages, plots of results over the iterations of
     loops, and all parameters, results, artifacts and lineage. While a run is in progress, the page shows what has
-    happened so far. RUN is a run id, the beginning or end of one, "latest", or the path of a run's folder.
+    happened so far. RUN is a run id, the beginning or end of one, "latest", or the path of a run's folder; one that is
+    not on this machine is a run of the KFP host.
     """
-    from torchx_kfp.report import read_model, render, write_report
-    from torchx_kfp.runs.history import find_run
+    from torchx_kfp.pipeline.names import safe_name
+    from torchx_kfp.report import read_model, render, view, write_report
+    from torchx_kfp.runs.history import RunReader
 
-    folder = find_run(output_dir, run).absolute()
+    source = find_source(run, output_dir, flags)
+    if isinstance(source, RunReader):
+        folder = source.folder.absolute()
+        read, name = read_model(folder), str(folder / "report.html")
+    else:
+        record = source.read()
+        source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
+        read, name = view(record), f"{safe_name(record.pipeline)}-{record.run_id}.html"
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
-        print_bytes(render(read_model(folder), Path.cwd()).encode("utf-8", "replace"))
+        print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
         return
-    path = Path(output) if output else folder / "report.html"
-    write_report(read_model(folder), path)
+    path = Path(output or name)
+    write_report(read, path)
     print_text(str(path))

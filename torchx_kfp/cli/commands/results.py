@@ -21,6 +21,7 @@ from torchx_kfp.cli.display.printing import (
     without_run,
 )
 from torchx_kfp.cli.flags import format_option, output_dir_option
+from torchx_kfp.cli.hosts import Flags, host_options, locate, names_host
 from torchx_kfp.cli.selection import (
     Chosen,
     RunsHere,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @click.command("results", short_help="Show results of runs: filtered, sorted, as JSON or CSV.")
-@click.argument("tracker_base")
+@click.argument("tracker_base", metavar="[TRACKER_BASE]")
 @click.argument("run", required=False)
 @click.option(
     "--stage", "stages", metavar="STAGE", multiple=True, help="Show only this stage. May be given several times."
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 )
 @output_dir_option
 @format_option("table", "json", "csv")
+@host_options
 def results_command(
     tracker_base: str,
     run: str | None,
@@ -68,12 +70,14 @@ def results_command(
     expressions: tuple[str, ...],
     output_dir: str,
     form: str,
+    flags: Flags,
 ) -> None:
     """Show the results that stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
 
-    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest". Without RUN
-    and options, the command lists the runs that have results. Cached stages of a run on this machine are shown with the
-    results that they took from the cache.
+    With --host, RUN is a run of that host, and TRACKER_BASE can be left out: it is the one that the run was given.
+    Otherwise, RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest".
+    Without RUN and options, the command lists the runs that have results. Cached stages of a run on this machine are
+    shown with the results that they took from the cache.
 
     \b
     torchx-kfp results s3://bucket/results --stage train \\
@@ -86,6 +90,9 @@ def results_command(
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
+    if names_host(flags):
+        located = locate(run or tracker_base, output_dir, flags)
+        tracker_base, run = tracker_base if run else located.base, located.run_id
     tracker = open_tracker(tracker_base)
     chosen = _chosen(tracker, run, output_dir)
     keys = list(chosen.keys)

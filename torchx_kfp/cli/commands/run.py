@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages, parameter_option, view_options
+from torchx_kfp.cli.tracker_base import tracker_base_of, tracker_base_option
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.runs import OUTPUT_DIR
@@ -22,11 +23,7 @@ if TYPE_CHECKING:
 @click.command("run", cls=ContainerCommand, short_help="Run a pipeline on this machine.")
 @click.argument("target", metavar="FILE[:NAME]|YAML", required=False)
 @parameter_option
-@click.option(
-    "--tracker-base",
-    metavar="DIR|URL",
-    help=f"Where stages record their results: the value of the parameter {TRACKER_BASE}.",
-)
+@tracker_base_option("DIR|URL")
 @click.option(
     "--output-dir",
     metavar="DIR",
@@ -200,26 +197,9 @@ def _tracker_base(pipeline: Pipeline, arguments: Mapping[str, Any], option: str 
     """Return the tracker base as an argument, checked and absolute, if the pipeline has that parameter."""
     from torchx_kfp.tracking.stores.store import check_tracker_base
 
-    parameter = pipeline.root.inputs.get(TRACKER_BASE)
-    if option is None:
-        base = arguments.get(TRACKER_BASE, parameter.default if parameter else None)
-        if base is None and parameter is not None and not parameter.optional:
-            raise ArgumentError(
-                f"The pipeline {pipeline.name!r} needs a tracker base, where its stages record results: "
-                "--tracker-base results, or the URL of a bucket."
-            )
-        if not isinstance(base, str):
-            return {}
-    elif parameter is None:
-        names = ", ".join(pipeline.root.inputs) or "none"
-        raise ArgumentError(
-            f"--tracker-base needs a pipeline with the parameter {TRACKER_BASE!r}; {pipeline.name!r} has: {names}. "
-            "Name the right one with -p."
-        )
-    elif TRACKER_BASE in arguments:
-        raise ArgumentError(f"The tracker base is given twice: --tracker-base {option} and -p {TRACKER_BASE}=...")
-    else:
-        base = option
+    base = tracker_base_of(pipeline, arguments, option, "results, or the URL of a bucket")
+    if not isinstance(base, str):
+        return {}
     if base and "://" not in base:
         base = os.path.expanduser(base)  # a shell does not do this after an '='
     if base.startswith("memory:"):

@@ -1,4 +1,4 @@
-"""``torchx-kfp runs``: list the runs on this machine. ``results`` lists those of a tracker."""
+"""``torchx-kfp runs``: list the runs on this machine, or on a KFP host. ``results`` lists those of a tracker."""
 
 from __future__ import annotations
 
@@ -9,22 +9,71 @@ import click
 
 from torchx_kfp.cli.display.printing import print_json, print_message, terminal_width
 from torchx_kfp.cli.flags import format_option, output_dir_option
+from torchx_kfp.cli.hosts import Flags, connect, host_options, names_host
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import duration
+from torchx_kfp.text import duration, printable
 
 if TYPE_CHECKING:
+    from torchx_kfp.backend.host import Host, RunSummary
     from torchx_kfp.runs.record import RunRecord
 
 
 @click.command("runs")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(1), default=20, help="How many runs of a host.  [default: 20]"
+)
 @output_dir_option
 @format_option("table", "json")
-def runs_command(output_dir: str, form: str) -> None:
-    """List the runs on this machine, the newest first.
+@host_options
+def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
+    """List the runs on this machine; with --host, those on a KFP host. The newest is the first.
 
-    The state of a run is running, succeeded, failed, canceled, or interrupted (its process was killed).
+    The state of a run is running, succeeded, failed, canceled, or interrupted (its process on this machine was killed).
+    A run that KFP has not begun is queued.
     """
+    if names_host(flags):
+        _list_on_host(connect(flags), limit, form)
+    else:
+        _list_here(output_dir, form)
+
+
+def _list_on_host(host: Host, limit: int, form: str) -> None:
+    from torchx_kfp.cli.display.tables import print_table
+
+    runs = list(host.list(limit=limit))
+    if form == "json":
+        print_json([_summary_as_json(run) for run in runs])
+    elif runs:
+        now = time.time()
+        rows = [
+            (
+                run.run_id,
+                printable(run.name),
+                str(run.state),
+                _started(run.created),
+                duration((run.finished if run.state.is_over and run.finished else now) - run.created),
+            )
+            for run in runs
+        ]
+        print_table(("run", "name", "state", "started", "took"), rows, right=("took",), cut=("name",))
+    else:
+        print_message(f"There are no runs on {host.connection.name}.")
+
+
+def _summary_as_json(run: RunSummary) -> dict[str, Any]:
+    return {
+        "run": run.run_id,
+        "name": run.name,
+        "pipeline": run.pipeline,
+        "state": str(run.state),
+        "started": run.created,
+        "finished": run.finished,
+        "link": run.link,
+    }
+
+
+def _list_here(output_dir: str, form: str) -> None:
     from torchx_kfp.runs.history import find_runs, read_run
 
     records = []

@@ -1,0 +1,91 @@
+"""``torchx-kfp submit``: run a pipeline on a KFP host."""
+
+from __future__ import annotations
+
+import click
+
+from torchx_kfp.cli.display.printing import print_json, print_message, print_text, this_command
+from torchx_kfp.cli.flags import parameter_option, view_options
+from torchx_kfp.cli.following import show
+from torchx_kfp.cli.hosts import Flags, connect, host_options, host_words
+from torchx_kfp.cli.tracker_base import tracker_base_of, tracker_base_option
+from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+
+
+@click.command("submit", short_help="Run a pipeline on a KFP host.")
+@click.argument("target", metavar="FILE[:NAME]|YAML")
+@parameter_option
+@tracker_base_option("URL")
+@click.option("--name", metavar="NAME", default="", help="The run's name in KFP's UI.  [default: pipeline and time]")
+@click.option("--experiment", metavar="NAME", default="", help="The run's experiment; created if there is none.")
+@click.option("--service-account", metavar="NAME", default="", help="The Kubernetes service account of the stages.")
+@click.option("--pipeline-root", metavar="URL", default="", help="Where KFP stores the artifacts of the run.")
+@click.option("--no-cache", is_flag=True, help="Run every stage, even if an earlier run has its outputs.")
+@click.option("--watch", is_flag=True, help="Show the run until its end; the exit code is that of the run.")
+@view_options
+@host_options
+def submit_command(
+    target: str,
+    words: tuple[str, ...],
+    tracker_base: str | None,
+    name: str,
+    experiment: str,
+    service_account: str,
+    pipeline_root: str,
+    no_cache: bool,
+    watch: bool,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+    flags: Flags,
+) -> None:
+    """Run a pipeline on a KFP host, and print the id of the run.
+
+    Takes a compiled pipeline (*.yaml) or a Python file that defines one; NAME selects one of several. Nothing is
+    submitted if the pipeline would fail on KFP (see `torchx-kfp check`), or if its pods cannot reach the tracker base.
+
+    \b
+    torchx-kfp submit pipeline.py --host https://kfp.example.com \\
+        --tracker-base s3://bucket/results -p lr=0.1 --watch
+
+    The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
+    """
+    from torchx_kfp.backend.checks import check_submission, refuse_submission
+    from torchx_kfp.cli.pipeline_files import load_target, split_words
+    from torchx_kfp.pipeline.arguments import complete_arguments, parse_arguments
+    from torchx_kfp.semantics.workflow import describe, measure
+
+    pipeline = load_target(target)
+    arguments = parse_arguments(pipeline, split_words(words))
+    tracker_base_of(pipeline, arguments, tracker_base, "s3://bucket/results, or another URL that the pods can write to")
+    if tracker_base is not None:
+        arguments[TRACKER_BASE] = tracker_base
+    values = complete_arguments(pipeline, arguments)
+    findings = check_submission(pipeline, values)
+    refuse_submission(pipeline, findings)
+    for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(measure(pipeline.text))):
+        print_message(text)
+    host = connect(flags)
+    run_id = host.submit(
+        pipeline,
+        arguments,
+        name=name,
+        experiment=experiment,
+        cache=not no_cache,
+        service_account=service_account,
+        pipeline_root=pipeline_root,
+    )
+    link = host.connection.link(run_id)
+    if not watch:
+        if as_json:
+            print_json({"run_id": run_id, "link": link})
+        else:
+            print_text(run_id)
+            if not quiet:
+                print_message(f"{link}\nTo watch it: {this_command('watch', run_id, *host_words(flags))}".strip())
+        return
+    from torchx_kfp.backend.run import HostRun
+
+    if not as_json:
+        print_text(run_id)
+    show(HostRun(host.connection, run_id), host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)

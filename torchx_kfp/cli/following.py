@@ -1,0 +1,62 @@
+"""Follow a run that goes on elsewhere, on this machine or on a KFP host, until its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchx_kfp.cli.display.printing import this_command
+from torchx_kfp.errors import DetachedError, PipelineFileError, StageFailedError
+from torchx_kfp.runs.vocabulary import State
+
+if TYPE_CHECKING:
+    from torchx_kfp.runs.result import RunResult
+    from torchx_kfp.runs.source import Source
+
+#: The summary quotes the logs of no more failed stages than this.
+_QUOTED = 20
+
+
+def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
+    """Show a run until its end, then its summary.
+
+    Args:
+        source: the run.
+        words: the options with which commands find the run again.
+        quiet: whether to show only the summary.
+        verbose: whether to print lines, with the inputs and outputs of stages.
+        as_json: whether to print events as JSON instead of the table.
+
+    Raises:
+        StageFailedError: the run has failed.
+        DetachedError: Ctrl-C has ended the view.
+    """
+    from torchx_kfp.cli.display.summary import summarize
+    from torchx_kfp.cli.display.views import view_of
+    from torchx_kfp.runs.state import RunState, outline
+
+    first = source.read()
+    try:
+        stages = outline(first.load())
+    except PipelineFileError:
+        stages = {}  # they become known as they begin
+    view = view_of(RunState(stages), quiet=quiet, verbose=verbose, as_json=as_json)
+
+    def follow() -> RunResult:
+        record, seen = first, 0
+        try:
+            with view.shown():
+                for record in source.follow():
+                    for event in record.events[seen:]:
+                        view.on_event(event)
+                    seen = len(record.events)
+                failed = [name for name, end in record.run.ends.items() if end.state is State.FAILED]
+                source.fetch(failed[:_QUOTED])
+        except KeyboardInterrupt:
+            back, end = this_command("watch", record.run_id, *words), this_command("cancel", record.run_id, *words)
+            text = f"The run {record.run_id} goes on. To watch it again: {back}\nTo end it: {end}"
+            raise DetachedError(text) from None
+        return record.run.result()
+
+    result = summarize(follow, view.run, quiet=quiet, as_json=as_json)
+    if result.state is not State.SUCCEEDED:
+        raise StageFailedError(f"The run {result.run_id} was {result.state}.")
