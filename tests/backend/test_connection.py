@@ -83,6 +83,7 @@ def test_the_page_of_a_run_is_that_of_the_ui_host() -> None:
     assert Connection(Settings()).link("x") == "", "inside of a cluster, the UI's address is not known"
 
 
+@pytest.mark.versions
 def test_using_a_host_prints_and_warns_nothing(server: Scripted) -> None:
     """In a process of its own, where nothing is set up for logging or warnings, and requests are repeated."""
     server.script = in_turn(CLOSE, Reply("", 503), Reply("", 429), Reply({"ok": True}))
@@ -102,16 +103,19 @@ def test_using_a_host_prints_and_warns_nothing(server: Scripted) -> None:
 # Credentials
 
 
+@pytest.mark.versions
 def test_a_token_is_sent(server: Scripted) -> None:
     connect(server, existing_token="secret").get(RUNS)
     assert server.requests[0].headers["Authorization"] == "Bearer secret"
 
 
+@pytest.mark.versions
 def test_cookies_are_sent(server: Scripted) -> None:
     connect(server, cookies="authservice_session=abc").get(RUNS)
     assert server.requests[0].headers["Cookie"] == "authservice_session=abc"
 
 
+@pytest.mark.versions
 def test_a_token_file_is_read_for_each_request(server: Scripted, tmp_path: Path) -> None:
     file = tmp_path / "token"
     connection = connect(server, token_file=str(file))
@@ -146,6 +150,7 @@ def only_for(token: Callable[[], str]) -> Callable[[Request], Reply]:
     return answer
 
 
+@pytest.mark.versions
 def test_a_token_that_has_changed_in_the_settings_file_is_read_again(server: Scripted, tmp_path: Path) -> None:
     file = tmp_path / "config.ini"
     file.write_text(f"[kfp]\nhost = {server.url}\nexisting_token = first\n")
@@ -204,6 +209,7 @@ def test_a_page_to_sign_in_is_recognized(server: Scripted, is_redirect: bool) ->
 # What is repeated
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("trouble", [CLOSE, Reply({"a": "b" * 50}, cut=True), Reply("", 500), Reply("", 503)])
 def test_a_get_is_repeated(server: Scripted, trouble: Reply | None) -> None:
     server.script = in_turn(trouble, trouble, Reply({"ok": True}))
@@ -211,6 +217,7 @@ def test_a_get_is_repeated(server: Scripted, trouble: Reply | None) -> None:
     assert len(server.requests) == 3
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_a_request_that_came_too_early_is_repeated(server: Scripted, method: str) -> None:
     server.script = in_turn(Reply("", 429, {"Retry-After": "3600"}), Reply("", 429), Reply({"ok": True}))
@@ -220,6 +227,7 @@ def test_a_request_that_came_too_early_is_repeated(server: Scripted, method: str
     assert time.monotonic() - begun < 60, "the host does not decide how long a user waits"
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("trouble", [CLOSE, Reply({"a": "b" * 50}, cut=True)])
 def test_a_post_that_may_have_been_accepted_is_not_repeated(server: Scripted, trouble: Reply | None) -> None:
     server.script = lambda request: trouble
@@ -253,6 +261,7 @@ def test_a_log_that_the_host_does_not_have_is_asked_for_once(server: Scripted) -
 # Failures
 
 
+@pytest.mark.versions
 def test_no_one_listens(server: Scripted) -> None:
     server.close()
     begun = time.monotonic()
@@ -353,15 +362,18 @@ def with_tls(certificate: Path) -> Iterator[Scripted]:
         yield running
 
 
+@pytest.mark.versions
 def test_the_certificate_of_an_authority(with_tls: Scripted, certificate: Path) -> None:
     assert connect(with_tls, ssl_ca_cert=str(certificate)).get(RUNS) == {"ok": True}
 
 
+@pytest.mark.versions
 def test_a_certificate_that_is_not_checked(with_tls: Scripted) -> None:
     with warnings.catch_warnings():
         assert connect(with_tls, verify_ssl=False).get(RUNS) == {"ok": True}
 
 
+@pytest.mark.versions
 def test_a_certificate_of_an_unknown_authority(with_tls: Scripted) -> None:
     facts = says(with_tls.url, "certificate", "self", "public ones", "--ssl-ca-cert", "TORCHX_KFP_SSL_CA_CERT")
     with pytest.raises(HostUnreachableError, match=facts):
@@ -399,6 +411,7 @@ def run_without_host(tmp_path: Path, code: str, **environ: str) -> subprocess.Co
     )
 
 
+@pytest.mark.versions
 def test_no_host_at_all(tmp_path: Path) -> None:
     done = run_without_host(tmp_path, f"connection.get({RUNS!r})")
     assert done.returncode == 1
@@ -420,6 +433,7 @@ users: [{name: me, user: {}}]
 """
 
 
+@pytest.mark.versions
 def test_the_proxy_of_a_kubernetes_api_server(server: Scripted, tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(KUBECONFIG % server.url)
@@ -431,3 +445,54 @@ def test_the_proxy_of_a_kubernetes_api_server(server: Scripted, tmp_path: Path) 
     assert wrong.returncode == 1
     for fact in ("HostSettingsError", "'there'", str(file), "get-contexts"):
         assert fact in wrong.stderr
+
+
+IN_A_POD = """
+import os
+import kubernetes
+from kfp.client import Client
+from kubernetes.config.incluster_config import InClusterConfigLoader
+from torchx_kfp.backend import connection as module
+
+# What is in a pod, at places of this test.
+module.POD_NAMESPACE = os.environ["POD"] + "/namespace"
+Client._IN_CLUSTER_DNS_NAME = os.environ["SERVICE"]
+kubernetes.config.load_incluster_config = lambda: InClusterConfigLoader(
+    token_filename=os.environ["POD"] + "/token", cert_filename=os.environ["POD"] + "/ca.crt"
+).load_and_set()
+"""
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("multi_user", "namespace"), [(True, "alice"), (False, "")])
+def test_inside_of_a_cluster(
+    server: Scripted, tmp_path: Path, certificate: Path, multi_user: bool, namespace: str
+) -> None:
+    server.script = lambda request: Reply({"multi_user": multi_user})
+    for name, text in {"token": "of kubernetes", "namespace": "alice\n", "sa": "of kfp\n"}.items():
+        (tmp_path / name).write_text(text.replace(" ", "-"))
+    (tmp_path / "ca.crt").write_bytes(certificate.read_bytes())
+    code = f"{IN_A_POD}\nconnection.get({RUNS!r}); print(repr(connection.namespace), connection.name)"
+    done = run_without_host(
+        tmp_path,
+        code,
+        POD=str(tmp_path),
+        SERVICE=server.url.removeprefix("http://"),
+        KF_PIPELINES_SA_TOKEN_PATH=str(tmp_path / "sa"),
+        KUBERNETES_SERVICE_HOST="127.0.0.1",
+        KUBERNETES_SERVICE_PORT="1",
+    )
+    assert done.stdout == f"{namespace!r} {server.url}\n", done.stderr
+    assert {request.headers["Authorization"] for request in server.requests} == {"Bearer of-kfp"}
+
+
+def test_the_namespace_of_kfps_own_settings(server: Scripted, tmp_path: Path) -> None:
+    file = tmp_path / ".config" / "kfp" / "context.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"namespace": "alice"}')
+    code = "print(repr(connection.namespace))"
+    assert run_without_host(tmp_path, code, TORCHX_KFP_HOST=server.url).stdout == "'alice'\n"
+    own = run_without_host(tmp_path, code, TORCHX_KFP_HOST=server.url, TORCHX_KFP_NAMESPACE="bob")
+    assert own.stdout == "'bob'\n"
+    elsewhere = run_without_host(tmp_path, code, TORCHX_KFP_HOST=server.url, TORCHX_KFP_SERVICE_NAMESPACE="kfp")
+    assert elsewhere.stdout == "''\n", "the namespace of KFP's services is not a user's"

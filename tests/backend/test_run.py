@@ -19,7 +19,8 @@ from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.backend.connection import Connection, Patience
 from torchx_kfp.backend.host import Host
-from torchx_kfp.backend.run import HostRun, Pace
+from torchx_kfp.backend.pace import Pace
+from torchx_kfp.backend.run import HostRun
 from torchx_kfp.backend.settings import Settings
 from torchx_kfp.errors import (
     HostCredentialsError,
@@ -33,7 +34,7 @@ from torchx_kfp.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.vocabulary import State
 
-QUICK = Pace(shortest=0.02, longest=0.1, patience=0.5)
+QUICK = Pace(shortest=0.02, longest=0.1, share=1.0, patience=0.5)
 TRAIN = "from torchx_kfp.tracking import current_run; print('training'); current_run().put(loss=0.25)"
 
 
@@ -175,20 +176,18 @@ def test_v1beta1_is_asked_only_when_it_knows_more() -> None:
 
 def test_polls_are_rare_while_nothing_changes() -> None:
     answer = {**polls("succeeded")[0], "state": "RUNNING"}
-    times: list[float] = []
-    with scripted(lambda request: times.append(time.monotonic()) or Reply(answer)) as server:  # type: ignore[func-returns-value]
-        run = HostRun(Connection(Settings(host=server.url)), answer["run_id"], pace=Pace(0.01, 0.2, 2.0))
-        follower = run.follow()
-        next(follower)
-        threading.Timer(
-            1.5, lambda: setattr(server, "script", lambda request: Reply({**answer, "state": "FAILED"}))
-        ).start()
-        *_, last = follower
+    slept: list[float] = []
+    with scripted(lambda request: Reply(answer)) as server:
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 6:
+                server.script = lambda request: Reply({**answer, "state": "FAILED"})
+
+        pace = Pace(1.0, 8.0, 2.0, sleep=sleep, credit=1000.0)
+        *_, last = HostRun(Connection(Settings(host=server.url)), answer["run_id"], pace=pace).follow()
     assert last.state is State.FAILED
-    waits = [after - before for before, after in itertools.pairwise(times)]
-    assert waits[0] < 0.2
-    assert min(waits[6:]) >= 0.19
-    assert len(times) <= 15
+    assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
 
 # Logs
@@ -377,7 +376,7 @@ def test_a_token_that_changes_while_a_run_is_watched(
     file.write_text("first")
     kfp_host.token = "first"
     connection = Connection(Settings(host=kfp_host.url, token_file=str(file)), Patience(wait=0.001))
-    run = HostRun(connection, run_id, pace=Pace(0.02, 0.1, patience=60), say=said)
+    run = HostRun(connection, run_id, pace=Pace(0.02, 0.1, share=1.0, patience=60), say=said)
     follower = run.follow()
     next(follower)
     # The file follows a moment later.
@@ -396,7 +395,7 @@ def test_a_token_that_has_expired_ends_a_watch(kfp_host: KfpHost, submit: Callab
     run_id = submit(seconds=300)
     kfp_host.token = "first"
     connection = Connection(Settings(host=kfp_host.url, existing_token="first"), Patience(wait=0.001))
-    run = HostRun(connection, run_id, pace=Pace(0.02, 0.1, patience=0.3), say=said)
+    run = HostRun(connection, run_id, pace=Pace(0.02, 0.1, share=1.0, patience=0.3), say=said)
     follower = run.follow()
     next(follower)
     kfp_host.token = "second"

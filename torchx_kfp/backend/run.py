@@ -11,7 +11,6 @@ import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from torchx_kfp.backend.connection import V1BETA1, V2BETA1, Connection
 from torchx_kfp.backend.host import Host
 from torchx_kfp.backend.logs import PodLog
 from torchx_kfp.backend.observer import Observer
+from torchx_kfp.backend.pace import DEFAULT_PACE, Pace, Waits
 from torchx_kfp.backend.results import ResultReader
 from torchx_kfp.backend.states import run_state, seconds
 from torchx_kfp.errors import (
@@ -43,20 +43,6 @@ _LOGS_AT_ONCE = 8
 _LONGEST = 150
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How often a run is polled, in seconds.
-
-    The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
-    changes. A host that refuses the credentials is asked again for ``patience``: a token may be renewed too late.
-    """
-
-    shortest: float = 1.0
-    longest: float = 10.0
-    factor: float = 1.4
-    patience: float = 60.0
-
-
 class HostRun:
     """Reads a run from a KFP host. Its log files are in a folder that is removed at the end of the process."""
 
@@ -65,7 +51,7 @@ class HostRun:
         connection: Connection,
         run_id: str,
         *,
-        pace: Pace = Pace(),
+        pace: Pace = DEFAULT_PACE,
         say: Callable[[str], object] | None = None,
         results: ResultReader | None = None,
         raw_logs: bool = False,
@@ -132,9 +118,11 @@ class HostRun:
             HostError: see ``read``.
         """
         seen: RunRecord | None = None
-        wait = self._pace.shortest
+        waits = Waits(self._pace)
         lost_at: float | None = None
         while True:
+            began = time.thread_time()
+            changed = False
             try:
                 record = self.read()
             except (HostUnreachableError, HostCredentialsError) as error:
@@ -150,13 +138,12 @@ class HostRun:
                 if lost_at is not None:
                     self._say(f"{self._connection.name} answers again.")
                     lost_at = None
-                if record is not seen:
-                    seen, wait = record, self._pace.shortest
+                if changed := record is not seen:
+                    seen = record
                     yield record
                 if not record.is_running:
                     return
-            time.sleep(wait)
-            wait = min(wait * self._pace.factor, self._pace.longest)
+            waits.wait(changed=changed, cost=time.thread_time() - began)
 
     @property
     def interval(self) -> float:

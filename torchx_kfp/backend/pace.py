@@ -1,0 +1,55 @@
+"""How often a run on a host is polled: often while it changes, rarely otherwise, and never at the cost of a core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a run is polled. Times are in seconds.
+
+    The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
+    changes. It is longer if the polls of a large run would otherwise take more than ``share`` of a core; ``credit`` is
+    the CPU time that may be spent ahead. A host that refuses the credentials is asked again for ``patience``: a token
+    may be renewed too late.
+    """
+
+    shortest: float = 1.0
+    longest: float = 10.0
+    factor: float = 1.4
+    share: float = 0.05
+    credit: float = 1.0
+    patience: float = 60.0
+    sleep: Callable[[float], object] = time.sleep
+
+
+DEFAULT_PACE = Pace()
+
+
+class Waits:
+    """The waits between the polls of one run."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._next = pace.shortest
+        #: The CPU time that is left; below 0, it has to be waited for.
+        self._left = pace.credit
+
+    def wait(self, *, changed: bool, cost: float) -> None:
+        """Wait until the next poll.
+
+        Args:
+            changed: whether the last poll has found something new.
+            cost: the CPU time that it took.
+        """
+        pace = self._pace
+        if changed:
+            self._next = pace.shortest
+        self._left -= cost
+        seconds = max(self._next, -self._left / pace.share)
+        pace.sleep(seconds)
+        self._left = min(self._left + seconds * pace.share, pace.credit)
+        self._next = min(self._next * pace.factor, pace.longest)
