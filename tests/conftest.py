@@ -42,6 +42,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 #: Folders and files of tests that wait: for servers, containers, trainings, time limits.
 _WAITING = (
+    "backend/test_host_server.py",
     "cluster",
     "components",
     "containers",

@@ -449,6 +449,17 @@ def test_a_request_that_is_not_in_the_api(tmp_path: Path) -> None:
         host.__exit__(None)
 
 
+def test_a_run_that_this_machine_cannot_run(tmp_path: Path) -> None:
+    spec = spec_of(small)
+    # Only the image knows what it starts.
+    spec["deploymentSpec"]["executors"]["exec-work"]["container"] = {"image": "app:1"}
+    host = KfpHost(tmp_path)
+    host.__enter__()
+    assert ended(host, submit(host, spec, {"code": ""}))["state"] == "FAILED"
+    with pytest.raises(AssertionError, match=says("'test' could not be run on this machine", "work")):
+        host.__exit__(None)
+
+
 def test_tokens(host: KfpHost) -> None:
     host.token = "one"
     assert request(host, "GET", RUNS)[0] == 401

@@ -90,7 +90,7 @@ class Api:
 
     def _health(self, **_: Any) -> Any:
         if self._version == "2.14":
-            return {"multi_user": False}
+            return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False}
         return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False, "pipeline_store": "database"}
 
     def _find(self, run_id: str) -> Run:

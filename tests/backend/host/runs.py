@@ -53,6 +53,9 @@ class Run:
         self._taken = len(self.lines)
         return self._facts
 
+    #: Why the run could not be run on this machine.
+    problem: str = ""
+
     def refresh(self) -> None:
         """Read what has happened since the last time."""
 
@@ -173,11 +176,6 @@ class LocalRun(Run):
             )
         self._asked_to_end = False
 
-    @property
-    def problem(self) -> str:
-        """What the process printed, such as why it cannot run the pipeline."""
-        return self._output.read_text(encoding="utf-8", errors="replace")
-
     def refresh(self) -> None:
         ended = self.process.poll() is not None
         if self._journal.exists():
@@ -194,6 +192,8 @@ class LocalRun(Run):
         if ended and self.facts.over is None and not self.owes_canceling and self.record.finished is None:
             self.record.finished = time.time()
             self.record.history.append(("FAILED", self.record.finished))
+            said = self._output.read_text(encoding="utf-8", errors="replace")
+            self.problem = f"The run {self.record.display_name!r} could not be run on this machine: {said}"
 
     def terminate(self) -> None:
         super().terminate()

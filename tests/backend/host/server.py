@@ -25,7 +25,8 @@ _LOGIN = "<!DOCTYPE html><html><head><title>Log in to Your Account</title></head
 class KfpHost:
     """KFP's API on a free port of this machine, for as long as the context lasts.
 
-    At its end, a request or an answer that is not as KFP's API has it is an AssertionError.
+    At its end, a request or an answer that is not as KFP's API has it is an AssertionError, and so is a run that cannot
+    be run on this machine.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class KfpHost:
         self.served = {"v2beta1", "v1beta1", "v1alpha1"}
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
+        #: Whether requests and answers are compared with the description of the API; it takes 0.7 s for 1,000 stages.
+        self.checks = True
         #: What was not as KFP's API has it.
         self.problems: list[str] = []
         self._api = Api(
@@ -97,6 +100,7 @@ class KfpHost:
         self._server.close()
         for run in self.runs.values():
             run.close()
+        self.problems += [run.problem for run in self.runs.values() if run.problem]
         if kind is None:
             assert not self.problems, "\n".join(self.problems)
 
@@ -150,7 +154,7 @@ class KfpHost:
             body = json.loads(data) if data else None
         except ValueError as error:
             return Answer.json(400, {"code": 3, "message": f"proto: syntax error: {error}"})
-        if version != "v1alpha1" and (wrong := request_problems(method, path, query, body)):
+        if self.checks and version != "v1alpha1" and (wrong := request_problems(method, path, query, body)):
             self.problems += wrong
             return Answer.json(400, {"code": 3, "message": " ".join(wrong)})
         try:
@@ -162,7 +166,7 @@ class KfpHost:
         known, answer = self._sent.get(path, (None, None))
         if answer is None or known is not content:
             answer = Answer.json(status, content)
-            if version != "v1alpha1":
+            if self.checks and version != "v1alpha1":
                 self.problems += answer_problems(method, path, status, json.loads(answer.text))
             self._sent[path] = content, answer
         return answer
