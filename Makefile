@@ -6,7 +6,7 @@ DEMO ?= demo-results
 
 export PYTHON
 bin := $(VENV)/bin
-sources := torchx_kfp components pipelines tests benchmarks tools docs
+sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 # Collecting all tests takes longer than running most of these.
 marked = $(shell grep -rlE 'mark\.(versions|lowest)' --include='test_*.py' tests)
 

@@ -31,6 +31,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "semantics", "runs"},
     "backend": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "semantics", "runs"},
     "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "semantics", "runs"},
+    "scheduler": {*_FOUNDATION, "protocol", "sdk", "engines", "adapter", "pipeline", "runs", "backend"},
     "cli": {
         *{*_FOUNDATION, "protocol", "sdk", "engines", "tracking", "pipeline", "semantics", "runs"},
         *{"local", "backend", "report"},
@@ -41,8 +42,16 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 #: The packages (with everything in them) or modules that may use each library.
 MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local"},
-    "kfp": {"adapter", "sdk", "pipeline.load", "backend.client", "cli.pipeline_files", "cli.import_errors"},
-    "torchx": {"adapter", "engines.pods", "tracking.backends", "tracking.forwarding"},
+    "kfp": {
+        "adapter",
+        "scheduler",
+        "sdk",
+        "pipeline.load",
+        "backend.client",
+        "cli.pipeline_files",
+        "cli.import_errors",
+    },
+    "torchx": {"adapter", "scheduler", "engines.pods", "tracking.backends", "tracking.forwarding"},
     "yaml": {"pipeline", "semantics", "local"},
     "celpy": {"pipeline", "cli"},
     "packaging": {"local.attempt"},

@@ -79,6 +79,8 @@ class HostRun:
         self._run = RunState()
         self._has_outline = False
         self._last: RunRecord | None = None
+        #: What the host has answered last, as JSON of v2beta1.
+        self.answer: Mapping[str, Any] = {}
         #: The pipeline of a run that names an uploaded one; None before the host has been asked.
         self._uploaded: Mapping[str, Any] | None = None
         #: Sentences about what the host does not tell.
@@ -96,7 +98,7 @@ class HostRun:
             HostNotFoundError: it had, but the run has been deleted.
             HostError: the host does not answer, or reports an error.
         """
-        run = self._with_pipeline(self._ask())
+        self.answer = run = self._with_pipeline(self._ask())
         manifest = self._manifest() if self._observer.wants_manifest(run) else None
         events = self._completed(self._observer.observe(run, manifest))
         self._fold(events)

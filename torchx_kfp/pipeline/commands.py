@@ -141,20 +141,37 @@ def _is_kfp(words: tuple[str, ...]) -> bool:
 
 
 def fill_in(words: Sequence[str]) -> list[str]:
-    """Return the words that a tracked stage's script puts together, without running it.
+    """Return the words that a stage's script puts together, without running it.
 
     The values are those of the input ``stage``.
 
     Args:
         words: a stage's command, with its placeholders filled in; any other command is returned unchanged.
     """
+    return _filled(words)[0]
+
+
+def application_of(words: Sequence[str]) -> list[str]:
+    """Return the words that a stage's script executes, filled in; any other command is returned unchanged.
+
+    They are an ``env`` with the application's variables, if it has any, and its command line.
+    """
+    filled, start = _filled(words)
+    return filled[start:]
+
+
+def _filled(words: Sequence[str]) -> tuple[list[str], int]:
+    """Return the words, filled in, and the number of those that belong to the script."""
     filled = list(words)
     start = words.index("-ec") if "-ec" in words else len(words)
     script, name = (*words[start + 1 : start + 3], "", "")[:2]
-    if not name.startswith("torchx-kfp-") or "_v=$2" not in script:
-        return filled
-    filled[start + 4], *values = words[start + 4].split(" ")
-    at = start + 5
+    if not name.startswith("torchx-kfp-"):
+        return filled, 0
+    at = start + 3
+    values: list[str] = []
+    if "_v=$2" in script:
+        filled[at + 1], *values = words[at + 1].split(" ")
+        at += 2
     if "_j=" in script:
         # Constant text alternates with run ids of the stages that are read; an empty name stands for the next value.
         while True:
@@ -165,13 +182,13 @@ def fill_in(words: Sequence[str]) -> list[str]:
         at += 1
     at += 2 if 'printf %b "$2"' in script else 0
     if "_m=$1" not in script:
-        return filled
+        return filled, at
     for place, kind in enumerate(words[at], at + 1):
         if kind == "v":
             filled[place] += values.pop(0)
         if kind in "bv":
             filled[place] = _decode(filled[place])
-    return filled
+    return filled, at + 1
 
 
 def _decode(text: str) -> str:

@@ -10,11 +10,13 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+#: TorchX's macro for the index of a replica.
+REPLICA = "${replica_id}"
 #: The word after the specification.
-_EXECUTOR_INPUT = "{{$}}"
+EXECUTOR_INPUT = "{{$}}"
 #: The label of Kueue's queue, and the ``ttl`` of an engine without one.
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _TTL = 86400
@@ -27,7 +29,9 @@ class ReplicaRole:
     """A role of a distributed stage.
 
     ``image`` may contain placeholders; ``pod`` is the spec of its pods. ``count`` is the number of its replicas if
-    it is known only at run time, as text with a placeholder; it must be from ``least`` to ``most``.
+    it is known only at run time, as text with a placeholder; it must be from ``least`` to ``most``. ``command`` is its
+    command line, and ``env`` has its variables, except those that all roles get; ``${replica_id}`` in them is the index
+    of the replica.
     """
 
     name: str
@@ -36,6 +40,8 @@ class ReplicaRole:
     count: str = ""
     least: int = 1
     most: int = 1
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def variables(self) -> list[Mapping[str, Any]]:
@@ -84,7 +90,7 @@ def _specifications(words: Sequence[str]) -> Iterator[tuple[Any, Sequence[str]]]
     """Yield what may be a launcher's specification, with the words after it."""
     for place, (word, following) in enumerate(itertools.pairwise(words)):
         # The program that publishes results is called in the same way.
-        if following == _EXECUTOR_INPUT and word.startswith("{"):
+        if following == EXECUTOR_INPUT and word.startswith("{"):
             with contextlib.suppress(ValueError):
                 spec = json.loads(word)
                 if {"object", "roles"} <= spec.keys():
@@ -109,9 +115,15 @@ def _roles(spec: Any, words: Sequence[str]) -> list[ReplicaRole]:
             words[role["count"]] if "count" in role else "",
             role.get("least", 1),
             role.get("most", 1),
+            tuple(_text(parts, words) for parts in role["command"]),
+            {name: _text(parts, words) for name, parts in role["env"] if parts is not None},
         )
         for role in spec["roles"]
     ]
+
+
+def _text(parts: Sequence[int | None], words: Sequence[str]) -> str:
+    return "".join(REPLICA if part is None else words[part] for part in parts)
 
 
 def _pods(node: Any) -> Iterator[Mapping[str, Any]]:

@@ -231,6 +231,23 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
     return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
 
 
+def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
+    """Return the pipeline in the text of a compiled file.
+
+    Args:
+        text: the text.
+        name: the name of the file in messages.
+
+    Raises:
+        PipelineFileError: it is not a compiled KFP v2 pipeline.
+    """
+    try:
+        documents = _documents(text)
+    except (yaml.YAMLError, _TooMuch) as error:
+        raise PipelineFileError(f"The file {name!r} is not a compiled pipeline: {error}") from None
+    return pipeline_from_documents(documents, name, text)
+
+
 def read_specs(pipeline: Pipeline) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the pipeline's documents as KFP's API takes them: the PipelineSpec and the platform spec, or ``{}``."""
     documents = _documents(pipeline.text)

@@ -1,0 +1,153 @@
+"""AppDefs as pipelines of one stage, without the variables that TorchX's runner adds to every role.
+
+The runner sets ``TORCHX_JOB_ID`` and others for its own tracker. A tracked stage gets those of the stage protocol in
+their place, and a variable with the id of TorchX's session would make each run differ for KFP's cache.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx import specs
+
+from torchx_kfp import protocol
+from torchx_kfp.backend.checks import check_submission, refuse_submission
+from torchx_kfp.errors import AppDefError, ReadsError
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.scheduler.options import Options
+from torchx_kfp.text import printable
+
+_logger = logging.getLogger(__name__)
+
+_SESSION_ID = "TORCHX_INTERNAL_SESSION_ID"
+#: The alias of the run that ``--parent_run_id`` names: applications find it as ``current_run().parent``.
+PARENT = "parent"
+
+
+@dataclass(frozen=True)
+class RunnerVariables:
+    """What TorchX's runner has put into the roles of an app: trackers with their configurations, and a parent run."""
+
+    trackers: Mapping[str, str | None] = field(default_factory=dict)
+    parent: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is submitted to a KFP host. ``pipeline`` is the compiled pipeline, ``torchx run --dryrun`` shows all."""
+
+    pipeline: str
+    arguments: Mapping[str, Any]
+    host: str = ""
+    namespace: str = ""
+    experiment: str = ""
+    name: str = ""
+    service_account: str = ""
+    pipeline_root: str = ""
+    cache: bool = True
+
+    def __str__(self) -> str:
+        """Return the file to upload, below the other parts of the request as comments."""
+        others = {name: value for name, value in vars(self).items() if name != "pipeline" and value not in ("", True)}
+        others.update({f"argument {name}": value for name, value in others.pop("arguments").items()})
+        lines = [f"# {name}: {printable(str(value))}" for name, value in others.items()]
+        return "\n".join([*lines, self.pipeline])
+
+
+def make_request(app: specs.AppDef, options: Options) -> Request:
+    """Return the request that runs the app, after the check of what KFP's backend would refuse or change.
+
+    Raises:
+        AppDefError: the app cannot become a stage without losing something.
+        ReadsError: it has a parent run, but no tracker base; or the tracker base is not one.
+        UnsupportedPipelineError: the run would surely fail, such as with a tracker base that pods do not reach.
+    """
+    app, variables = without_runner_variables(app)
+    arguments = {protocol.TRACKER_BASE_PARAMETER: options.tracker_base} if options.tracker_base else {}
+    if not options.tracker_base and variables.parent:
+        raise ReadsError(
+            f"The app is to read the run {variables.parent!r} (--parent_run_id), but there is no tracker base, under "
+            "which results are stored. Give one: -cfg tracker_base=s3://bucket/results"
+        )
+    if not options.tracker_base and variables.trackers:
+        _logger.warning(
+            "Nothing is recorded in the trackers %s: an app that runs on KFP gets TorchX's trackers with a tracker "
+            "base, such as -cfg tracker_base=s3://bucket/results.",
+            ", ".join(variables.trackers),
+        )
+    pipeline = _compile(app, options, variables)
+    findings = check_submission(pipeline, arguments)
+    refuse_submission(pipeline, findings)
+    for finding in findings:
+        _logger.warning("%s: %s", finding.kind.value, finding)
+    return Request(
+        pipeline=pipeline.text,
+        arguments=arguments,
+        host=options.host,
+        namespace=options.namespace,
+        experiment=options.experiment,
+        name=options.name,
+        service_account=options.service_account,
+        pipeline_root=options.pipeline_root,
+        cache=options.cache,
+    )
+
+
+def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, RunnerVariables]:
+    """Return a copy of the app without the variables of TorchX's runner, and what they say."""
+    trackers: dict[str, str | None] = {}
+    parent = ""
+    roles = []
+    for role in app.roles:
+        env = dict(role.env)
+        trackers.update(protocol.decode_trackers(env))
+        parent = parent or env.get(protocol.PARENT_RUN_ID, "")
+        names = [protocol.JOB_ID, protocol.TRACKERS, protocol.PARENT_RUN_ID, _SESSION_ID, protocol.TRACKER_CONFIG]
+        for name in (*names, *map(protocol.tracker_config_variable, trackers)):
+            env.pop(name, None)
+        role = copy.copy(role)
+        role.env = env
+        roles.append(role)
+    app = copy.copy(app)
+    app.roles = roles
+    return app, RunnerVariables(trackers, parent)
+
+
+def _compile(app: specs.AppDef, options: Options, variables: RunnerVariables) -> Pipeline:
+    from torchx_kfp.sdk import import_kfp
+
+    import_kfp()
+    from kfp import dsl
+
+    from torchx_kfp.adapter.tasks import task_from_app
+    from torchx_kfp.adapter.values.names import component_name
+    from torchx_kfp.pipeline.load import compile_function
+
+    shared: dict[str, Any] = {"engine": options.engine, "secrets": options.secrets, "labels": True}
+
+    def tracked(tracker_base: Any) -> None:
+        reads = {PARENT: variables.parent} if variables.parent else None
+        task_from_app(app, tracker_base=tracker_base, reads=reads, trackers=variables.trackers, **shared)
+
+    def untracked() -> None:
+        task_from_app(app, **shared)
+
+    # KFP does not evaluate the text that annotations are in this module.
+    tracked.__annotations__, untracked.__annotations__ = {protocol.TRACKER_BASE_PARAMETER: str}, {}
+    try:
+        made = dsl.pipeline(name=component_name(app.name))(tracked if options.tracker_base else untracked)
+        return compile_function(made, app.name)
+    except AppDefError as error:
+        # The adapter names arguments of Python.
+        raise AppDefError(f"{error}{_way_out(app, options)}") from None
+
+
+def _way_out(app: specs.AppDef, options: Options) -> str:
+    several = len(app.roles) > 1 or any(role.num_replicas > 1 for role in app.roles)
+    if options.engine is not None or not several:
+        return ""
+    return f" For torchx run: -cfg engine={'jobset' if len(app.roles) > 1 else 'job'}"
