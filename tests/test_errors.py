@@ -59,7 +59,9 @@ def test_exit_codes() -> None:
         "UnknownRunError",
         "UnsupportedPipelineError",
     }
-    assert set(codes.values()) == {1, 2}
+    # 128 and the number of SIGINT.
+    assert [name for name, code in codes.items() if code == 130] == ["DetachedError"]
+    assert set(codes.values()) == {1, 2, 130}
 
 
 def test_what_a_caller_can_mend_is_a_value_error() -> None:
@@ -68,6 +70,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "TorchxKfpError",
         "MissingExtraError",
         "ContainerEngineError",
+        "DetachedError",
         "HostCredentialsError",
         "HostError",
         "HostNotFoundError",

@@ -305,6 +305,12 @@ def test_errors_of_the_api_have_its_words_once(
     assert str(caught.value).count(message[:20]) == 1
 
 
+def test_a_query_is_not_shown(server: Scripted) -> None:
+    server.script = lambda request: status(3, "wrong filter", 400)
+    with pytest.raises(HostRefusedError, match=rf"^GET {server.url}{RUNS} failed: wrong filter\.$"):
+        connect(server).get(RUNS, filter='{"predicates": []}')
+
+
 def test_words_of_the_api_cannot_harm_a_terminal(server: Scripted) -> None:
     server.script = lambda request: status(3, "wrong \x1b[31mname", 400)
     with pytest.raises(HostRefusedError, match=r"wrong \\x1b\[31mname"):

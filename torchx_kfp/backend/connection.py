@@ -174,7 +174,8 @@ class Connection:
         )
         retry.longest_wait = patience.longest_wait
         url = f"{self._base(client)}{where}"
-        request = f"{method} {printable(url)}"
+        # A filter in the query is long, and says nothing to a user.
+        request = f"{method} {printable(url.partition('?')[0])}"
         try:
             answer = api.rest_client.pool_manager.request(
                 method,
