@@ -26,7 +26,6 @@
     │   ├── HostCredentialsError the host does not accept the credentials
     │   ├── HostNotFoundError    the host does not have what was asked for
     │   └── HostRefusedError     the host takes a request for invalid
-    ├── DetachedError        Ctrl-C has ended the view of a run that goes on
     └── LocalRunError        a compiled pipeline cannot be run on this machine
         ├── UnsupportedPipelineError  the pipeline uses something that cannot run here
         ├── PipelineFileError         the file is not a compiled pipeline
@@ -50,7 +49,6 @@ __all__ = [
     "ChannelError",
     "ContainerEngineError",
     "CorruptResultError",
-    "DetachedError",
     "HostCredentialsError",
     "HostError",
     "HostNotFoundError",
@@ -256,9 +254,3 @@ class StageNotFoundError(LocalRunError, KeyError):
     """The run has no stage with this name, or several match it."""
 
     __str__ = Exception.__str__
-
-
-class DetachedError(TorchxKfpError):
-    """Ctrl-C has ended the view of a run that goes on."""
-
-    exit_code = 130

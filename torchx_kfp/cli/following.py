@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
-from torchx_kfp.cli.display.printing import this_command
-from torchx_kfp.errors import DetachedError, PipelineFileError, StageFailedError
+import click
+
+from torchx_kfp.cli.display.printing import print_message, this_command
+from torchx_kfp.errors import PipelineFileError, StageFailedError
 from torchx_kfp.runs.vocabulary import State
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_jso
 
     Raises:
         StageFailedError: the run has failed.
-        DetachedError: Ctrl-C has ended the view.
+        Exit: Ctrl-C has ended the view; the code is 130.
     """
     from torchx_kfp.cli.display.summary import summarize
     from torchx_kfp.cli.display.views import view_of
@@ -52,9 +55,10 @@ def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_jso
                 failed = [name for name, end in record.run.ends.items() if end.state is State.FAILED]
                 source.fetch(failed[:_QUOTED])
         except KeyboardInterrupt:
-            back, end = this_command("watch", record.run_id, *words), this_command("cancel", record.run_id, *words)
-            text = f"The run {record.run_id} goes on. To watch it again: {back}\nTo end it: {end}"
-            raise DetachedError(text) from None
+            print_message(f"The run {record.run_id} goes on.")
+            print_message(f"To watch it again: {this_command('watch', record.run_id, *words)}")
+            print_message(f"To end it: {this_command('cancel', record.run_id, *words)}")
+            raise click.exceptions.Exit(128 + signal.SIGINT) from None
         return record.run.result()
 
     result = summarize(follow, view.run, quiet=quiet, as_json=as_json)
