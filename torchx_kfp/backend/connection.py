@@ -278,15 +278,16 @@ def _short(error: object) -> str:
 def _about_credentials(settings: Settings) -> str:
     """Say which credentials were sent, and how to give others."""
     given = [name for name in CREDENTIALS if getattr(settings, name)]
+    where = f"in the namespace {settings.namespace!r}" if settings.namespace else "here"
+    lack = f"They may have expired, or lack the right to do this {where}."
     if given:
-        sent = f"Sent were: {joined(settings.source(name) for name in given)}."
+        sent = f"Sent were: {joined(settings.source(name) for name in given)}. {lack}"
     elif settings.host:
         sent = "No credentials were sent."
     else:
-        sent = "The credentials of the cluster were sent."
-    where = repr(settings.namespace) if settings.namespace else "of the run"
+        sent = f"The credentials of the cluster were sent. {lack}"
     return (
-        f"{sent} They may have expired, or lack the right to do this in the namespace {where}. Give a token "
+        f"{sent} Give a token "
         f"({flag('existing_token')}, {variable('existing_token')}), a file with one ({flag('token_file')}, "
         f"{variable('token_file')}), or the cookies of a browser that is signed in "
         f"({flag('cookies')} 'authservice_session=...', {variable('cookies')})."
