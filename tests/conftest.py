@@ -47,6 +47,7 @@ _WAITING = (
     "components",
     "containers",
     "pipelines",
+    "scheduler",
     "trackers",
     "local/test_signals.py",
     "tracking/test_load.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -53,6 +54,20 @@ class Program:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def shell(self, line: str) -> Said:
+        """Run a line of a shell in which the program is on the PATH."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
+        done = subprocess.run(
+            ["sh", "-c", line],
+            cwd=self.folder,
+            env={**self.environment, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Said(_COLOURS.sub("", done.stdout), _COLOURS.sub("", done.stderr), done.returncode)
 
     def python(self, code: str) -> Said:
         """Run a program of Python in the same environment."""
