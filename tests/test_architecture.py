@@ -64,7 +64,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "markupsafe": {"report"},
     "mlflow": {"tracking.backends"},
     "pandas": {"tracking"},
-    "typing_extensions": {"adapter", "local.runner"},
+    "typing_extensions": {"adapter", "local.runner", "backend.api"},
 }
 #: Libraries that an extra installs, that are slow to load, or that only type checkers need. Modules must not import
 #: them at the top.

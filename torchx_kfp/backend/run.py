@@ -34,8 +34,10 @@ from torchx_kfp.pipeline.names import safe_name
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.runs.record import RunRecord
+from torchx_kfp.runs.result import RunResult
+from torchx_kfp.runs.source import attend
 from torchx_kfp.runs.state import RunState, outline
-from torchx_kfp.runs.watch import Terminal
+from torchx_kfp.runs.watch import Lines, Terminal, Watch
 
 #: How many logs are asked for at once.
 _LOGS_AT_ONCE = 8
@@ -151,6 +153,17 @@ class HostRun:
     def interval(self) -> float:
         """The seconds between two looks at a run that goes on."""
         return self._pace.shortest
+
+    def wait(self, watch: Watch | None = None) -> RunResult:
+        """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
+
+        Args:
+            watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
+
+        Raises:
+            HostError: see ``follow``.
+        """
+        return attend(self, watch if watch is not None else Lines()).run.result()
 
     def fetch(self, stages: Collection[str]) -> None:
         """Bring the log files of these stages, given by name, up to date. What cannot be read is said, once."""

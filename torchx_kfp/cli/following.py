@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from torchx_kfp.runs.result import RunResult
     from torchx_kfp.runs.source import Source
 
-#: The summary quotes the logs of no more failed stages than this.
-_QUOTED = 20
-
 
 def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
     """Show a run until its end, then its summary.
@@ -35,6 +32,7 @@ def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_jso
     """
     from torchx_kfp.cli.display.summary import summarize
     from torchx_kfp.cli.display.views import view_of
+    from torchx_kfp.runs.source import attend
     from torchx_kfp.runs.state import RunState, outline
 
     first = source.read()
@@ -45,21 +43,14 @@ def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_jso
     view = view_of(RunState(stages), quiet=quiet, verbose=verbose, as_json=as_json)
 
     def follow() -> RunResult:
-        record, seen = first, 0
         try:
             with view.shown():
-                for record in source.follow():
-                    for event in record.events[seen:]:
-                        view.on_event(event)
-                    seen = len(record.events)
-                failed = [name for name, end in record.run.ends.items() if end.state is State.FAILED]
-                source.fetch(failed[:_QUOTED])
+                return attend(source, view).run.result()
         except KeyboardInterrupt:
-            print_message(f"The run {record.run_id} goes on.")
-            print_message(f"To watch it again: {this_command('watch', record.run_id, *words)}")
-            print_message(f"To end it: {this_command('cancel', record.run_id, *words)}")
+            print_message(f"The run {first.run_id} goes on.")
+            print_message(f"To watch it again: {this_command('watch', first.run_id, *words)}")
+            print_message(f"To end it: {this_command('cancel', first.run_id, *words)}")
             raise click.exceptions.Exit(128 + signal.SIGINT) from None
-        return record.run.result()
 
     result = summarize(follow, view.run, quiet=quiet, as_json=as_json)
     if result.state is not State.SUCCEEDED:

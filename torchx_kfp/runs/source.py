@@ -6,6 +6,11 @@ from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from torchx_kfp.runs.record import RunRecord
+from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.runs.watch import Watch
+
+#: Messages quote the logs of no more failed stages than this.
+_QUOTED = 20
 
 
 class Source(Protocol):
@@ -23,3 +28,16 @@ class Source(Protocol):
 
     def fetch(self, stages: Collection[str]) -> None:
         """Bring the log files of these stages, given by name, up to date."""
+
+
+def attend(source: Source, watch: Watch) -> RunRecord:
+    """Give a watch all events of a run, and those to come as they happen; return the record at the run's end."""
+    record, seen = source.read(), 0
+    for record in source.follow():
+        for event in record.events[seen:]:
+            watch.on_event(event)
+        seen = len(record.events)
+    # A result quotes the last lines of stages that failed.
+    failed = [name for name, end in record.run.ends.items() if end.state is State.FAILED]
+    source.fetch(failed[:_QUOTED])
+    return record

@@ -1,0 +1,103 @@
+"""``submit`` and ``attach``: runs on a KFP host from Python, as ``torchx-kfp submit`` and ``watch`` have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from torchx_kfp.backend.checks import check_submission, refuse_submission
+from torchx_kfp.backend.connection import Connection
+from torchx_kfp.backend.host import Host
+from torchx_kfp.backend.run import HostRun
+from torchx_kfp.backend.settings import read_settings
+from torchx_kfp.pipeline.arguments import complete_arguments
+from torchx_kfp.pipeline.load import PipelineLike, load_pipeline
+
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
+
+
+class HostKeywords(TypedDict, total=False):
+    """The settings of the connection: see ``settings.Settings``. None leaves one to the environment and the file."""
+
+    host: str | None
+    ui_host: str | None
+    namespace: str | None
+    service_namespace: str | None
+    existing_token: str | None
+    token_file: str | None
+    cookies: str | None
+    client_id: str | None
+    other_client_id: str | None
+    other_client_secret: str | None
+    ssl_ca_cert: str | None
+    verify_ssl: bool | None
+    kube_context: str | None
+    proxy: str | None
+
+
+def submit(
+    pipeline: PipelineLike,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    name: str = "",
+    experiment: str = "",
+    cache: bool = True,
+    service_account: str = "",
+    pipeline_root: str = "",
+    **settings: Unpack[HostKeywords],
+) -> HostRun:
+    """Start a run on a KFP host.
+
+    Args:
+        pipeline: the path of a compiled pipeline, or a function decorated with ``dsl.pipeline``.
+        arguments: values of the pipeline's parameters.
+        name: the run's name in KFP's UI; by default, that of the pipeline with the date.
+        experiment: the name of its experiment, which is created if it does not exist.
+        cache: False to run all stages, whatever the pipeline says.
+        service_account: the Kubernetes service account of the stages.
+        pipeline_root: where KFP stores the run's artifacts.
+        settings: the connection, such as ``host="https://kfp.example.com"``: see ``HostKeywords``.
+
+    Returns:
+        The run, which goes on by itself: ``.wait()`` returns its result.
+
+    Raises:
+        PipelineFileError: the file is not a compiled pipeline.
+        UnsupportedPipelineError: the pipeline would fail on KFP, or its pods cannot reach the tracker base.
+        ArgumentError: the arguments do not fit the pipeline's parameters.
+        HostError: there is no host, it does not answer, or it refuses the run.
+    """
+    loaded = load_pipeline(pipeline)
+    refuse_submission(loaded, check_submission(loaded, complete_arguments(loaded, arguments or {})))
+    host = _connect(settings)
+    run_id = host.submit(
+        loaded,
+        arguments,
+        name=name,
+        experiment=experiment,
+        cache=cache,
+        service_account=service_account,
+        pipeline_root=pipeline_root,
+    )
+    return HostRun(host.connection, run_id)
+
+
+def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
+    """Return a run on a KFP host.
+
+    Args:
+        run: its id, at least 8 characters of its beginning, its name in KFP's UI, the URL of its page there, or
+            ``latest``.
+        settings: the connection, as for ``submit``.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        HostError: there is no host, or it does not answer.
+    """
+    host = _connect(settings)
+    return HostRun(host.connection, host.find(run))
+
+
+def _connect(settings: HostKeywords) -> Host:
+    return Host(Connection(read_settings(settings)))
