@@ -8,7 +8,7 @@ export PYTHON
 bin := $(VENV)/bin
 sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 # Collecting all tests takes longer than running most of these.
-marked = $(shell grep -rlE 'mark\.(versions|lowest)' --include='test_*.py' tests)
+marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-containers test-cluster test-torch test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
@@ -40,7 +40,7 @@ test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with t
 	.venv-lowest/bin/python -m pytest -n 2 -m "(versions or lowest) and not docker" $(or $(ARGS),$(marked))
 
 test-newest: .venv-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
-	.venv-newest/bin/python -m pytest -n 2 -m "versions and not s3" $(or $(ARGS),$(marked))
+	.venv-newest/bin/python -m pytest -n 2 -m "(versions or newest) and not s3" $(or $(ARGS),$(marked))
 
 ci: ## run everything that CI runs
 	bash .ci/run

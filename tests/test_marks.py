@@ -16,7 +16,7 @@ def test_marks_of_versions_are_where_the_makefile_looks_for_them(request: pytest
     marked = {
         item.path
         for item in request.session.items
-        if {"versions", "lowest"} & {mark.name for mark in item.iter_markers()}
+        if {"versions", "lowest", "newest"} & {mark.name for mark in item.iter_markers()}
     }
     missed = [str(path) for path in marked if not re.search(pattern[1], path.read_text())]
     assert not missed, f"Write the mark in the file of the test, as in pytest.mark.versions: {missed}"

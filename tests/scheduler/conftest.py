@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +16,6 @@ from tests.backend.host import KfpHost
 from tests.scheduler.program import Program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-#: Whether setuptools can read a license here: the lowest version of packaging is too old for it.
-KNOWS_LICENSES = importlib.util.find_spec("packaging.licenses") is not None
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +25,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         REPOSITORY / "scheduler", folder / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
     )
-    if not KNOWS_LICENSES:
-        project = folder / "source" / "pyproject.toml"
-        project.write_text(re.sub("^license = .*\n", "", project.read_text(), flags=re.MULTILINE))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q"]
     built = subprocess.run(
         [*command, "-w", folder, folder / "source"], capture_output=True, text=True, check=False, timeout=240

@@ -15,7 +15,7 @@ import torchx_kfp
 from tests.scheduler.conftest import KNOWS_LICENSES
 from tests.scheduler.program import Program
 
-pytestmark = pytest.mark.versions
+pytestmark = pytest.mark.newest
 
 _SCHEDULERS = """
 import json

@@ -17,7 +17,7 @@ from tests.facts import says
 from tests.scheduler.program import Program, Said
 from torchx_kfp.tracking import FsspecResultTracker
 
-pytestmark = pytest.mark.versions
+pytestmark = pytest.mark.newest
 
 IS_NIGHTLY = hasattr(specs, "Workspace")
 UNKNOWN = "kfp://torchx/12345678-1234-1234-1234-123456789012"
