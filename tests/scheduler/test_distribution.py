@@ -12,7 +12,6 @@ from torchx import specs
 from torchx.schedulers import DEFAULT_SCHEDULER_MODULES
 
 import torchx_kfp
-from tests.scheduler.conftest import KNOWS_LICENSES
 from tests.scheduler.program import Program
 
 pytestmark = pytest.mark.newest
@@ -40,7 +39,7 @@ def test_the_wheel_has_nothing_but_metadata(wheel: Path) -> None:
         assert {name.rpartition("/")[0] for name in archive.namelist()} <= {info, f"{info}/licenses"}
         metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
     assert metadata["Name"] == "torchx-kfp-scheduler"
-    assert metadata["License-Expression"] == ("Apache-2.0" if KNOWS_LICENSES else None)
+    assert metadata["License-Expression"] == "Apache-2.0"
     # torchx itself is not among them: pip would install it over the nightly.
     assert metadata.get_all("Requires-Dist") == ["torchx-kfp>=0.1"]
 
