@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import random
+import sys
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.backend.answers_of_kfp import RUNS, fold, manifest, observed, pods, polls, states
+from tests.backend.host import KfpHost
+from tests.backend.workflows import of_2_14
 from torchx_kfp.backend.observer import CANCELED_BY, Observer
 from torchx_kfp.runs.events import Event, RunEnding, RunFinished, RunStarted, StageFinished, encode
 from torchx_kfp.runs.state import RunState
@@ -216,3 +225,129 @@ def test_the_run_has_a_link_and_its_arguments() -> None:
     assert first.arguments == {"accuracy": 0.900745, "code": 3, "tracker_base": "/mnt/results", "wait": 2.0}
     assert observer.pipeline is not None
     assert first.pipeline == observer.pipeline.name == "recorded"
+
+
+def test_v1beta1_is_asked_once_for_all_pods_and_again_about_the_end_of_a_run_that_did_not_succeed() -> None:
+    asked: dict[str, list[int]] = {}
+    for name in RUNS:
+        observer, events = Observer(), []
+        for index, answer in enumerate(polls(name)):
+            wants = observer.wants_manifest(answer)
+            if wants:
+                asked.setdefault(name, []).append(index)
+            events += observer.observe(answer, manifest(name) if wants else None)
+            assert not observer.wants_manifest(answer)
+        result = fold(observer, events).result()
+        assert {stage.name: str(stage.state) for stage in result.stages} == ENDS[name]
+        assert all(stage.pod_name and stage.run_id for stage in result.stages if stage.attempts)
+    # All stages of the cached run have no pods. The ends of runs that did not succeed are in v1beta1 only.
+    assert {name: len(times) for name, times in asked.items()} == {"succeeded": 1, "failed": 2, "terminated": 2}
+
+
+def test_a_manifest_with_unexpected_templates_tells_no_other_pods() -> None:
+    answers = polls("succeeded")
+    at = next(index for index, answer in enumerate(answers) if "first(0)" in str(answer.get("run_details")))
+    content = json.loads(manifest("succeeded")["pipeline_runtime"]["workflow_manifest"])
+    content["status"]["nodes"] = {}
+    template = next(item for item in content["spec"]["templates"] if item["name"].endswith("-impl"))
+    template["name"] = "k8s-comp-first-system-container-impl"
+    observer = Observer()
+    events = [*observer.observe(answers[at], content), *observer.observe(answers[-1])]
+    assert not any(stage.pod_name for stage in fold(observer, events).result().stages)
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from(RUNS), st.floats(0.2, 1))
+@settings(deadline=None)
+def test_whatever_answers_lack_no_stage_goes_back(seed: int, name: str, share: float) -> None:
+    rng = random.Random(seed)
+    observer, state, over = Observer(), RunState(), dict[str, str]()
+    seen = set()
+    for answer in polls(name):
+        entries = (answer.get("run_details") or {}).get("task_details") or []
+        rng.shuffle(entries)
+        entries[:] = [_damaged(rng, entry, share) for entry in entries if rng.random() < share]
+        entries += rng.sample(entries, len(entries) // 4)
+        for event in observer.observe(answer):
+            content = str(encode(event))
+            assert content not in seen
+            seen.add(content)
+            state.on_event(event)
+        for stage in state.stages:
+            assert over.get(stage.name, str(stage.state)) == str(stage.state)
+            if stage.state.is_over:
+                over[stage.name] = str(stage.state)
+    assert state.state is STATES[name]
+    assert all(stage.state.is_over for stage in state.stages)
+
+
+def _damaged(rng: random.Random, entry: dict[str, Any], share: float) -> dict[str, Any]:
+    """Return an entry of which something may be missing or unknown."""
+    entry = {key: value for key, value in entry.items() if key == "display_name" or rng.random() < 0.5 + share / 2}
+    if rng.random() > share:
+        entry["state"] = rng.choice(["PAUSED", "", None, 7, "A_STATE_OF_2030", "CANCELED"])
+    return entry
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {},
+        {"state": None, "run_id": 3, "state_history": {}, "run_details": []},
+        {"state": "RUNNING", "run_details": {"task_details": "none"}, "pipeline_spec": []},
+        {"state": "FAILED", "state_history": [None, {"state": "FAILED"}], "runtime_config": {"parameters": 3}},
+        {"state": "SUCCEEDED", "run_details": {"task_details": [None, 3, {}, {"display_name": "x", "child_tasks": 3}]}},
+    ],
+)
+def test_answers_that_say_next_to_nothing(run: dict[str, Any]) -> None:
+    spec = polls("failed")[0]["pipeline_spec"]
+    for answer in (run, {**run, "pipeline_spec": spec}):
+        observer = Observer()
+        assert isinstance(observer.observe(answer)[0], RunStarted)
+        assert observer.observe(answer) == []
+
+
+def test_the_pipeline_may_come_with_any_answer() -> None:
+    first, *_, last = polls("succeeded")
+    observer = Observer()
+    spec = last.pop("pipeline_spec")
+    without = {key: value for key, value in first.items() if key != "pipeline_spec"}
+    events = observer.observe(without)
+    events += observer.observe({**last, "state": "RUNNING"})
+    assert len(events) == 1
+    events += observer.observe({**last, "pipeline_spec": spec})
+    assert states(fold(observer, events)) == ENDS["succeeded"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_before_2_17_stages_end_the_same(name: str) -> None:
+    run = of_2_14(name, polls(name)[-1])
+    assert states(observed(run)) == ENDS[name] | UNREPORTED.get(name, {})
+
+
+@pytest.mark.parametrize("version", ["2.14", "2.17"])
+def test_an_answer_about_many_stages_is_read_in_time_that_grows_with_their_number(tmp_path: Path, version: str) -> None:
+    """Count calls in place of seconds: they do not depend on the machine."""
+    calls = {}
+    with KfpHost(tmp_path, version=version) as host:
+        runs = {stages: host.make_run(stages, chains=10) for stages in (50, 200)}
+    for stages, run in runs.items():
+        observer = Observer()
+        run.advance(started=stages, ended=stages - 10)
+        observer.observe(run.describe())
+        run.advance(started=stages, ended=stages - 9)
+        answer = run.describe()
+        count = 0
+
+        def count_call(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(count_call)
+        try:
+            events = observer.observe(answer)
+        finally:
+            sys.setprofile(None)
+        assert len(events) == 1
+        calls[stages] = count
+    assert calls[200] < 4.5 * calls[50]
+    assert calls[200] < 300 * 200

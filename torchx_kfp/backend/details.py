@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from torchx_kfp.backend.leaves import EXECUTOR, Leaf, identify
-from torchx_kfp.backend.nodes import Node, Nodes, hash_of, mapping, seconds, state_of, text
+from torchx_kfp.backend.nodes import Node, Nodes, seconds, state_of
+from torchx_kfp.backend.values import hash_of, mapping, text
 from torchx_kfp.pipeline.spec import Component, Pipeline, Task
 from torchx_kfp.runs.vocabulary import State
 
@@ -43,6 +44,8 @@ class _Answer:
     entries: list[Mapping[str, Any]] = field(default_factory=list)
     found: dict[str, Node] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
+    #: The ids of all nodes that exist.
+    ids: set[str] = field(default_factory=set)
     leaves: list[Leaf] = field(default_factory=list)
 
 
@@ -52,6 +55,8 @@ class Details:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._hashes: dict[str, int] = {}
+        #: The nodes that were found by their children, with the state and end in their entries.
+        self._known: dict[str, tuple[tuple[Any, Any], Node]] = {}
         self._workflow = ""
         self._answer = _Answer()
 
@@ -61,12 +66,15 @@ class Details:
         seen = set()
         for entry in map(mapping, entries_of(run)):
             identity = text(entry.get("task_id"))
+            # The launcher's own entries have no name.
             if not text(entry.get("display_name")) or identity in seen:
-                continue  # the launcher's own entries have no name
+                continue
             if identity:
                 seen.add(identity)
-            for child in _children(entry):
-                answer.by_child[child].append(len(answer.entries))
+            children = entry.get("child_tasks")
+            for child in children if isinstance(children, list) else ():
+                if pod := text(mapping(child).get("pod_name")):
+                    answer.by_child[pod].append(len(answer.entries))
             answer.entries.append(entry)
         self._workflow = self._find_workflow(run)
         if not self._workflow:
@@ -160,20 +168,34 @@ class Details:
             for index in answer.by_child.get(self._id(child), ()):
                 if answer.entries[index].get("display_name") == wanted.display:
                     answer.used.add(index)
-                    answer.found[wanted.name] = _node(wanted.name, answer.entries[index])
+                    answer.found[wanted.name] = self._node(wanted.name, answer.entries[index])
                     return
         answer.leaves.append(wanted)
 
     def _find_leaves(self) -> None:
         answer = self._answer
         entries: dict[str, list[Node]] = defaultdict(list)
+        # An entry whose children are not known may be any node.
+        unknown = {index for child in answer.by_child.keys() - answer.ids for index in answer.by_child[child]}
         for index, entry in enumerate(answer.entries):
-            if index not in answer.used:
+            if index not in answer.used and index not in unknown:
                 entries[entry["display_name"]].append(_node("", entry))
         answer.found.update((node.name, node) for node in list(identify(answer.leaves, entries, answer.found)))
 
+    def _node(self, name: str, entry: Mapping[str, Any]) -> Node:
+        """Return a node; the same object as in the last answer, if nothing has changed."""
+        parts = entry.get("state"), entry.get("end_time")
+        known = self._known.get(name)
+        if known is None or known[0] != parts:
+            known = self._known[name] = parts, _node(name, entry)
+        return known[1]
+
     def _exists(self, name: str) -> bool:
-        return self._id(name) in self._answer.by_child
+        identity = self._id(name)
+        if identity not in self._answer.by_child:
+            return False
+        self._answer.ids.add(identity)
+        return True
 
     def _id(self, name: str) -> str:
         return f"{self._workflow}-{self._hash(name)}"
@@ -198,13 +220,6 @@ def _first(component: Component, base: str) -> list[str]:
     """Return the names of the nodes with which a scope begins."""
     names = [task.name for task in component.as_dag().tasks.values() if not task.depends_on]
     return [f"{base}.{name}{suffix}" for name in names for suffix in ("-driver", "")]
-
-
-def _children(entry: Mapping[str, Any]) -> Iterator[str]:
-    found = entry.get("child_tasks")
-    for child in found if isinstance(found, list) else ():
-        if pod := text(mapping(child).get("pod_name")):
-            yield pod
 
 
 def _node(name: str, entry: Mapping[str, Any]) -> Node:

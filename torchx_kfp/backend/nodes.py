@@ -17,6 +17,7 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import gzip
 import json
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.backend import states
+from torchx_kfp.backend.pods import has_ids_as_names, pod_name
+from torchx_kfp.backend.values import mapping, text
 from torchx_kfp.runs.vocabulary import State
 
 #: Node states in v2beta1 and phases in Argo. Argo omits a node if those before it did not end as it needs.
@@ -42,9 +45,10 @@ _STATES = {
 }
 #: The outputs of drivers that tell what they have decided.
 _DECISIONS = ("cached-decision", "condition", "iteration-count")
-#: The longest name of a pod, without the hash at its end.
-_LONGEST_PREFIX = 253 - 10 - 1
-_OFFSET, _PRIME = 2166136261, 16777619
+
+
+#: What v2beta1 does not tell, or not of all nodes.
+_DETAILS = ("start", "end", "message", "exit_code", "pod", "decisions")
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,19 @@ class Nodes:
         if not self.by_name:
             return newer
         known = self.by_name
-        changed = {
-            name: node
-            for name, node in newer.by_name.items()
-            if (old := known.get(name)) is None or (old != node and _goes_on(old, node))
-        }
-        nodes = {**known, **changed} if changed else known
-        return Nodes(newer.workflow or self.workflow, nodes, newer.message or self.message)
+        changed = {name: node for name, node in newer.by_name.items() if known.get(name) is not node}
+        merged = {**known, **{name: _merged(known.get(name), node) for name, node in changed.items()}}
+        return Nodes(newer.workflow or self.workflow, merged, newer.message or self.message)
+
+
+def _merged(old: Node | None, new: Node) -> Node:
+    """Return what is known about a node after another answer, which may know less."""
+    if old is None:
+        return new
+    if not _goes_on(old, new):
+        return old
+    kept = {name: value for name in _DETAILS if (value := getattr(old, name)) and not getattr(new, name)}
+    return dataclasses.replace(new, **kept) if kept else new
 
 
 def _goes_on(old: Node, new: Node) -> bool:
@@ -115,24 +125,8 @@ def _goes_on(old: Node, new: Node) -> bool:
     return not (old.has_begun and new.state in (State.SKIPPED, State.NOT_RUN))
 
 
-def from_manifest(manifest: Mapping[str, Any]) -> Nodes:
-    """Return the nodes in an Argo workflow, or in v1beta1's answer about a run, which contains one.
-
-    Argo writes the nodes of a large workflow compressed. Without a workflow, there are no nodes.
-    """
-    workflow = _workflow(manifest)
-    metadata, status = mapping(workflow.get("metadata")), mapping(workflow.get("status"))
-    name = text(metadata.get("name"))
-    of_version_1 = mapping(metadata.get("annotations")).get("workflows.argoproj.io/pod-name-format") == "v1"
-    nodes = {}
-    for item in (mapping(status.get("nodes")) or _decompressed(status)).values():
-        node = _node(name, mapping(item), of_version_1)
-        if node.name:
-            nodes[node.name] = node
-    return Nodes(name, nodes, text(status.get("message")))
-
-
-def _workflow(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def workflow_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the Argo workflow in v1beta1's answer about a run; the argument itself may be one."""
     runtime = manifest.get("pipeline_runtime")
     if runtime is None:
         return manifest
@@ -142,6 +136,23 @@ def _workflow(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
 
 
+def from_manifest(manifest: Mapping[str, Any]) -> Nodes:
+    """Return the nodes in an Argo workflow, or in v1beta1's answer about a run, which contains one.
+
+    Argo writes the nodes of a large workflow compressed. Without a workflow, there are no nodes.
+    """
+    workflow = workflow_of(manifest)
+    metadata, status = mapping(workflow.get("metadata")), mapping(workflow.get("status"))
+    name = text(metadata.get("name"))
+    has_ids = has_ids_as_names(metadata)
+    nodes = {}
+    for item in (mapping(status.get("nodes")) or _decompressed(status)).values():
+        node = _node(name, mapping(item), has_ids)
+        if node.name:
+            nodes[node.name] = node
+    return Nodes(name, nodes, text(status.get("message")))
+
+
 def _decompressed(status: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return mapping(json.loads(gzip.decompress(base64.b64decode(status.get("compressedNodes") or ""))))
@@ -149,7 +160,7 @@ def _decompressed(status: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
 
 
-def _node(workflow: str, item: Mapping[str, Any], of_version_1: bool) -> Node:
+def _node(workflow: str, item: Mapping[str, Any], has_ids: bool) -> Node:
     name, outputs = text(item.get("name")), mapping(item.get("outputs"))
     exit_code = text(outputs.get("exitCode"))
     parameters = outputs.get("parameters")
@@ -165,24 +176,23 @@ def _node(workflow: str, item: Mapping[str, Any], of_version_1: bool) -> Node:
         end=seconds(item.get("finishedAt")),
         message=text(item.get("message")),
         exit_code=int(exit_code) if re.fullmatch(r"-?\d{1,9}", exit_code) else None,
-        pod=_pod_name(workflow, item, of_version_1) if item.get("type") == "Pod" else "",
+        pod=_pod_name(workflow, item, has_ids) if item.get("type") == "Pod" else "",
         decisions=decisions,
     )
 
 
-def _pod_name(workflow: str, item: Mapping[str, Any], of_version_1: bool) -> str:
-    """Return the name that Argo gives to the pod of a node."""
+def _pod_name(workflow: str, item: Mapping[str, Any], has_ids: bool) -> str:
     name, template = text(item.get("name")), text(item.get("templateName"))
     if name == workflow:
         return workflow
-    if of_version_1 or not template:
-        return text(item.get("id"))
-    return f"{f'{workflow}-{template}'[:_LONGEST_PREFIX]}-{hash_of(name)}"
+    return text(item.get("id")) if has_ids or not template else pod_name(workflow, name, template)
 
 
 def state_of(word: Any) -> State:
     """Return the state for KFP's or Argo's word; one that this version does not know counts as queued."""
-    return _STATES.get(word.upper(), State.QUEUED) if isinstance(word, str) else State.QUEUED
+    if not isinstance(word, str):
+        return State.QUEUED
+    return _STATES.get(word) or _STATES.get(word.upper(), State.QUEUED)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -193,20 +203,3 @@ def _seconds(moment: str) -> float | None:
 def seconds(moment: Any) -> float | None:
     """Return a time of the API in seconds since the epoch; None if it is not set. Nodes share many times."""
     return _seconds(moment) if isinstance(moment, str) else None
-
-
-def hash_of(text: str, base: int = _OFFSET) -> int:
-    """Return the hash of a name (FNV-1a, 32 bits) of which Argo makes ids; ``base`` is that of the text before it."""
-    for byte in text.encode(errors="replace"):
-        base = ((base ^ byte) * _PRIME) & 0xFFFFFFFF
-    return base
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a JSON object; an empty one for anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def text(value: Any) -> str:
-    """Return text or a number as text; empty for anything else."""
-    return str(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""

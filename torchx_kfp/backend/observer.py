@@ -6,14 +6,16 @@ Whatever ``RunState`` computes from them is therefore the same: the view, the ta
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torchx_kfp.backend.details import Details, entries_of
-from torchx_kfp.backend.nodes import Nodes, from_manifest, mapping, text
-from torchx_kfp.backend.stages import Progress, Told, Tracked, tell
-from torchx_kfp.backend.states import run_state, seconds
+from torchx_kfp.backend.nodes import Nodes, from_manifest, workflow_of
+from torchx_kfp.backend.pods import PodNames
+from torchx_kfp.backend.stages import Plan, Progress, Told, tell
+from torchx_kfp.backend.states import is_canceled, run_state, seconds
 from torchx_kfp.backend.tracked import tracked_stages
+from torchx_kfp.backend.values import mapping, text
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.known import known_inputs
@@ -25,6 +27,8 @@ from torchx_kfp.text import clean
 
 #: What ends a canceled run: "Run X was ended by ...".
 CANCELED_BY = "a request to KFP"
+#: The reason in the event of a cancellation.
+ENDING = "Canceled on KFP"
 _CANCELING = "CANCELING"
 #: Kubernetes gives the processes of a pod this many seconds to end by themselves.
 GRACE = 30.0
@@ -41,10 +45,12 @@ class Observer:
         #: Why the pipeline in the answers cannot be read, as a sentence. Then there are no events of stages.
         self.problem = ""
         self._details: Details | None = None
-        self._tracked: dict[str, Tracked] = {}
-        self._items: dict[str, int] = {}
+        self._plan: Plan | None = None
         self._nodes = Nodes()
+        #: The parts of the last observed answer that matter.
         self._last: tuple[Any, ...] | None = None
+        #: An answer that has been read, or is the same as the last one, and the events that it tells.
+        self._read_one: tuple[Mapping[str, Any], list[Told]] | None = None
         self._keys: set[Hashable] = set()
         #: The round in which each stage has ended last.
         self._ended: dict[str, tuple[int, ...]] = {}
@@ -57,17 +63,20 @@ class Observer:
             run: v2beta1's answer about the run.
             manifest: v1beta1's answer about the run, or the Argo workflow in it: see ``wants_manifest``.
         """
-        if self._is_over or (manifest is None and self._is_known(run)):
+        if self._is_over:
             return []
+        told = self._read(run)
+        if manifest is not None:
+            self._add_manifest(manifest)
+            told = self._tell(run)
         events = []
-        for told in self._read(run, manifest):
-            if not self._is_new(told):
-                continue
-            self._keys.add(told.key)
-            if isinstance(told.event, StageFinished):
-                self._ended[told.stage] = told.round
-            events.append(told.event)
-        self._last = _compared(run)
+        for one in told:
+            if self._is_new(one):
+                self._keys.add(one.key)
+                if isinstance(one.event, StageFinished):
+                    self._ended[one.stage] = one.round
+                events.append(one.event)
+        self._last, self._read_one = _compared(run), None
         self._is_over = any(isinstance(event, RunFinished) for event in events)
         return events
 
@@ -76,48 +85,62 @@ class Observer:
 
         Pass its answer to the next ``observe``: what has been told once is not told again.
         """
-        if self._is_over or self._is_known(run):
+        if self._is_over:
             return False
-        if run_state(run).is_over:
-            return True
-        new = (told.event for told in self._read(run, None) if self._is_new(told))
-        return any(
-            (isinstance(event, StageStarted) and not event.pod_name)
-            or (isinstance(event, StageFinished) and (event.result.attempts or event.result.state is State.FAILED))
-            for event in new
-        )
+        new = [one.event for one in self._read(run) if self._is_new(one)]
+        for event in new:
+            if isinstance(event, StageStarted) and not event.pod_name:
+                return True
+            if isinstance(event, StageFinished) and (
+                event.result.state is State.FAILED or (event.result.attempts and not event.result.pod_name)
+            ):
+                return True
+            if isinstance(event, RunFinished) and not (event.state is State.SUCCEEDED and self._has_ended()):
+                return True
+        return False
 
-    def _is_known(self, run: Mapping[str, Any]) -> bool:
-        return self._last is not None and _compared(run) == self._last
+    def _has_ended(self) -> bool:
+        """Tell whether the nodes of the run have ended: KFP may report that some time after the run's own end."""
+        whole = self._nodes.get(self._nodes.workflow)
+        return whole is not None and whole.state.is_over
 
     def _is_new(self, told: Told) -> bool:
         ended = self._ended.get(told.stage)
-        return told.key not in self._keys and (ended is None or told.round > ended)
+        return told.key not in self._keys and (ended is None or _is_later(told.round, ended))
 
-    def _read(self, run: Mapping[str, Any], manifest: Mapping[str, Any] | None) -> Iterator[Told]:
-        """Yield all events of the run so far."""
-        self._load(run)
+    def _read(self, run: Mapping[str, Any]) -> list[Told]:
+        """Return all events of the run so far, or none if the answer is the same as the last one."""
+        if self._read_one is not None and self._read_one[0] is run:
+            return self._read_one[1]
+        told: list[Told] = []
+        if self._last is None or _compared(run) != self._last:
+            self._load(run)
+            if self._details is not None:
+                self._nodes = self._nodes.updated(self._details.read(run))
+            told = self._tell(run)
+        self._read_one = run, told
+        return told
+
+    def _add_manifest(self, manifest: Mapping[str, Any]) -> None:
+        workflow = workflow_of(manifest)
+        self._nodes = self._nodes.updated(from_manifest(workflow))
+        if self._plan is not None:
+            self._plan.pods = PodNames.of(workflow, self._plan.pipeline)
+
+    def _tell(self, run: Mapping[str, Any]) -> list[Told]:
         progress = _progress(run)
-        yield Told(self._started(run, progress), "started")
-        if self._details is not None:
-            self._nodes = self._nodes.updated(self._details.read(run))
-        if manifest is not None:
-            self._nodes = self._nodes.updated(from_manifest(manifest))
-        last = progress.started_at
-        ending = progress.canceled_at
-        stages = (
-            tell(self.pipeline, self._nodes, progress, self._tracked, self._items) if self.pipeline is not None else []
-        )
-        for told in stages:
-            last = max(last, told.event.time)
-            if ending is not None and told.event.time >= ending:
-                yield _ending(ending)
-                ending = None
-            yield told
-        if ending is not None:
-            yield _ending(ending)
+        stages = tell(self._plan, self._nodes, progress) if self._plan is not None else []
+        last = max((one.event.time for one in stages), default=progress.started_at)
+        canceled = progress.canceled_at
+        ending = [Told(RunEnding(ENDING, GRACE, time=canceled), "ending")] if canceled is not None else []
+        before = [one for one in stages if canceled is None or one.event.time < canceled]
+        told = [Told(self._started(run, progress), "started"), *before, *ending, *stages[len(before) :]]
         if progress.is_over:
-            yield Told(self._finished(run, progress, last), "finished")
+            has_failed = any(
+                isinstance(one.event, StageFinished) and one.event.result.state is State.FAILED for one in stages
+            )
+            told.append(Told(self._finished(run, progress, last, has_failed=has_failed), "finished"))
+        return told
 
     def _load(self, run: Mapping[str, Any]) -> None:
         spec = run.get("pipeline_spec")
@@ -129,8 +152,7 @@ class Observer:
         try:
             pipeline = pipeline_from_documents([document for document in documents if document], name)
             arguments = self._arguments(run, pipeline)
-            self._tracked = tracked_stages(pipeline, arguments)
-            self._items = _items(pipeline, arguments)
+            self._plan = Plan(pipeline, tracked_stages(pipeline, arguments), _items(pipeline, arguments))
         except (TorchxKfpError, ValueError) as error:
             self.problem = f"The pipeline of this run cannot be read: {error}"
             return
@@ -152,18 +174,19 @@ class Observer:
             link=self._link,
         )
 
-    def _finished(self, run: Mapping[str, Any], progress: Progress, last: float) -> RunFinished:
+    def _finished(self, run: Mapping[str, Any], progress: Progress, last: float, *, has_failed: bool) -> RunFinished:
+        """Return the end of the run; ``has_failed`` tells whether a stage has failed, which is then the reason."""
         end = max(progress.ended_at or last, last)
         reason = CANCELED_BY if progress.state is State.CANCELED else ""
-        if progress.state is State.FAILED and not self._has_failed_stage():
+        if progress.state is State.FAILED and not has_failed:
             reason = text(mapping(run.get("error")).get("message")) or self._nodes.message or "KFP does not say why"
         return RunFinished(progress.run_id, progress.state, end - progress.started_at, reason=clean(reason), time=end)
 
-    def _has_failed_stage(self) -> bool:
-        return any(
-            node.state is State.FAILED and node.name.endswith(("-driver", ".executor"))
-            for node in self._nodes.by_name.values()
-        )
+
+def _is_later(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Tell whether a round comes after another one; the other may be that of a pipeline around the stage."""
+    common = min(len(one), len(other))
+    return one[:common] > other[:common]
 
 
 def _progress(run: Mapping[str, Any]) -> Progress:
@@ -179,15 +202,13 @@ def _progress(run: Mapping[str, Any]) -> Progress:
     state = run_state(run)
     if not state.is_over:
         state = State.RUNNING
-    canceled = next((when for word, when in times if word == _CANCELING), None)
-    if canceled is None and (state is State.CANCELED or run.get("state") == _CANCELING):
-        canceled = times[-1][1] if times else started
+    canceled = None
+    if state is State.CANCELED or is_canceled(run):
+        canceled = next(
+            (when for word, when in reversed(times) if word == _CANCELING), times[-1][1] if times else started
+        )
     ended = seconds(run.get("finished_at")) or (times[-1][1] if times else started) if state.is_over else None
     return Progress(text(run.get("run_id")), state, started, canceled, ended)
-
-
-def _ending(time: float) -> Told:
-    return Told(RunEnding("Canceled on KFP", GRACE, time=time), "ending")
 
 
 def _items(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, int]:

@@ -6,6 +6,7 @@ is decided by the tasks before it, as the local runner does, and at the end of t
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 from torchx_kfp.backend.nodes import Node, Nodes
+from torchx_kfp.backend.pods import PodNames
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.pipeline.spec import Component, Pipeline, Task
 from torchx_kfp.pipeline.volume_tasks import volume_task
@@ -99,39 +101,51 @@ class _Scope:
     is_closed: bool = False
 
 
-def tell(
-    pipeline: Pipeline, nodes: Nodes, progress: Progress, tracked: Mapping[str, Tracked], items: Mapping[str, int]
-) -> list[Told]:
+@dataclass
+class Plan:
+    """What is known about a run's pipeline from the beginning.
+
+    ``tracked`` has the tracked stages by their names without indices, and ``items`` the numbers of items of loops, as
+    far as the pipeline and its arguments tell them, likewise.
+    """
+
+    pipeline: Pipeline
+    tracked: Mapping[str, Tracked]
+    items: Mapping[str, int]
+    pods: PodNames = field(default_factory=PodNames)
+    #: The tasks of each component, in an order in which they could run.
+    _orders: dict[str, list[Task]] = field(default_factory=dict)
+
+    def tasks_of(self, component: Component) -> list[Task]:
+        """Return the tasks of a DAG, each after those that it depends on."""
+        found = self._orders.get(component.name)
+        if found is None:
+            tasks = component.as_dag().tasks
+            graph = TopologicalSorter({task.name: task.depends_on for task in tasks.values()})
+            found = self._orders[component.name] = [tasks[name] for name in graph.static_order()]
+        return found
+
+
+def tell(plan: Plan, nodes: Nodes, progress: Progress) -> list[Told]:
     """Return the events of all stages so far, in the order of their times.
 
     Args:
-        pipeline: the pipeline.
+        plan: what is known about the pipeline.
         nodes: what is known about its workflow.
         progress: how far the run is. If it is over, each stage has an end.
-        tracked: the tracked stages, by their names without indices.
-        items: the number of items of loops that is known from the pipeline and its arguments, by the loops' names
-            without indices.
     """
-    return _Reading(pipeline, nodes, progress, tracked, items).read()
+    return _Reading(plan, nodes, progress).read()
 
 
 class _Reading:
     """One reading of all nodes."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        nodes: Nodes,
-        progress: Progress,
-        tracked: Mapping[str, Tracked],
-        items: Mapping[str, int],
-    ) -> None:
-        self._pipeline = pipeline
+    def __init__(self, plan: Plan, nodes: Nodes, progress: Progress) -> None:
+        self._plan = plan
+        self._pipeline = plan.pipeline
         self._nodes = nodes
         self._progress = progress
-        self._tracked = tracked
-        self._items = items
-        self._told: list[tuple[float, Told]] = []
+        self._told: list[Told] = []
         self._clocks: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
 
@@ -145,7 +159,7 @@ class _Reading:
         for base, round_, is_closed in rounds or [("", (0, 0), False)]:
             self._scope(root, _Scope(StageNames(), base, round_, is_closed or self._progress.is_over))
         # The sort keeps the order of events with equal times.
-        return [told for _, told in sorted(self._told, key=lambda item: item[0])]
+        return sorted(self._told, key=lambda told: told.event.time)
 
     # Scopes
 
@@ -153,10 +167,10 @@ class _Reading:
         """Read the tasks of a DAG."""
         tasks = component.as_dag().tasks
         ends: dict[str, _End] = {}
-        for task in _in_order(tasks):
+        for task in self._plan.tasks_of(component):
             ends[task.name] = self._task(task, ends, scope, component)
         if scope.is_closed:
-            for task in _in_order(tasks):
+            for task in self._plan.tasks_of(component):
                 if ends[task.name].state is None:
                     ends[task.name] = self._settle(task, ends, scope)
         if any(end.state is None for end in ends.values()):
@@ -280,7 +294,7 @@ class _Reading:
         name = scope.names.of(task.name)
         delay = max(0.0, self._time(following.start, end.time) - end.time)
         event = PipelineRetried(name, attempt, reasons.failed_in(end.failed), delay, time=end.time)
-        self._tell(end.time, Told(event, ("again", name, scope.round, attempt)))
+        self._tell(Told(event, ("again", name, scope.round, attempt)))
 
     def _loop(self, task: Task, component: Component, scope: _Scope) -> _End:
         node = self._nodes.get(f"{scope.base}.{task.name}")
@@ -318,7 +332,7 @@ class _Reading:
         ]
         time = self._time(group.start)
         name = scope.names.of(task.name)
-        self._tell(time, Told(LoopStarted(name, count, tuple(names), time=time), ("loop", name, scope.round, count)))
+        self._tell(Told(LoopStarted(name, count, tuple(names), time=time), ("loop", name, scope.round, count)))
         ends = [self._iteration(task, component, scope, index, item) for index, item in enumerate(items)]
         if scope.is_closed:
             ends += [self._missing(task, component, scope, index, ends) for index in range(len(items), count)]
@@ -336,7 +350,7 @@ class _Reading:
         return max(known, seen)
 
     def _known_count(self, task: Task, scope: _Scope) -> int | None:
-        return self._items.get(without_indices(scope.names.of(task.name)))
+        return self._plan.items.get(without_indices(scope.names.of(task.name)))
 
     def _iteration(self, task: Task, component: Component, scope: _Scope, index: int, item: Node) -> _End:
         names, end = scope.names.inside_iteration(index), _End()
@@ -377,9 +391,8 @@ class _Reading:
         time = self._time(driver.end, driver.start)
         if self._is_canceled(driver):
             return self._drop(task, scope, time)
-        why = f": {_exit(driver)[1]}" if driver.message or driver.exit_code is not None else ""
         name = scope.names.of(task.name)
-        reason = f"could not be prepared: KFP's driver failed{why.replace(': failed: ', ': ')}"
+        reason = f"could not be prepared: KFP's driver {_exit(driver, is_driver=True)[1]}"
         self._finish(StageResult(name, task.name, State.FAILED, reason=clean(reason)), scope, time)
         return _End(State.FAILED, name, time)
 
@@ -397,22 +410,26 @@ class _Reading:
             return self._unprepared(task, driver, scope)
         if node is not None and node.state is State.SKIPPED:
             return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
-        pods = [pod for body in self._nodes.attempts(path) for pod in self._nodes.attempts(f"{body.name}.executor")]
+        bodies = self._nodes.attempts(path)
+        pods = [pod for body in bodies for pod in self._nodes.attempts(f"{body.name}.executor")]
+        if not pods and driver is None:
+            pods = bodies  # a version of KFP without drivers of their own
         is_skipped = bool(pods) and pods[-1].state is State.SKIPPED
         pods = [pod for pod in pods if pod.state is not State.SKIPPED]
         begun = [pod for pod in pods if pod.has_begun]
         base = self._attempts[name]
         self._attempts[name] += len(begun)
-        self._tell_attempts(task, begun, base, scope, is_over=node is not None and node.state.is_over)
+        self._tell_attempts(task, component, begun, base, scope, is_over=node is not None and node.state.is_over)
         last = begun[-1] if begun else None
         is_cached = last is None and (is_skipped or (not pods and node is not None and node.state is State.SUCCEEDED))
         state, reason, end = self._stage_end(node, last, is_cached)
         if state is None:
             return _End()
         exit_code = _exit(last)[0] if last is not None and state is State.FAILED else None
-        if state is State.SUCCEEDED and last is not None:
-            exit_code = last.exit_code
-        tracked = self._tracked.get(without_indices(name)) if last is not None and last.pod else None
+        if last is not None and last.state is State.SUCCEEDED:
+            exit_code = 0
+        pod = self._pod(last, task, component) if last is not None else ""
+        tracked = self._plan.tracked.get(without_indices(name)) if pod else None
         started = begun[0].start if begun else None
         time = self._time(end, started)
         result = StageResult(
@@ -423,8 +440,8 @@ class _Reading:
             reason=clean(reason),
             duration=max(0.0, time - started) if started is not None else 0.0,
             attempts=base + len(begun),
-            pod_name=last.pod if last is not None else "",
-            run_id=f"{self._progress.run_id}/{tracked.name}/{last.pod}" if tracked and last else None,
+            pod_name=pod,
+            run_id=f"{self._progress.run_id}/{tracked.name}/{pod}" if tracked else None,
             tracker_base=tracked.base if tracked else None,
             started_at=started,
         )
@@ -464,11 +481,14 @@ class _Reading:
             return State.CANCELED, reasons.ended_with_the_run(), last.end or time
         return (State.NOT_RUN, _NO_START, time) if last is None else (State.INTERRUPTED, _NO_END, time)
 
-    def _tell_attempts(self, task: Task, pods: list[Node], base: int, scope: _Scope, *, is_over: bool) -> None:
+    def _tell_attempts(
+        self, task: Task, component: Component, pods: list[Node], base: int, scope: _Scope, *, is_over: bool
+    ) -> None:
         name = scope.names.of(task.name)
         for index, pod in enumerate(pods):
             number = base + index + 1
-            started = StageStarted(name, pod.pod, number, task.name, time=self._time(pod.start))
+            pod_name = self._pod(pod, task, component)
+            started = StageStarted(name, pod_name, number, task.name, time=self._time(pod.start))
             self._tell_of(name, started, ("started", number), scope)
             if pod.state is not State.FAILED:
                 continue
@@ -503,6 +523,9 @@ class _Reading:
 
     # Helpers
 
+    def _pod(self, node: Node, task: Task, component: Component) -> str:
+        return node.pod or self._plan.pods.name(node.name, task, component)
+
     @property
     def _is_ending(self) -> bool:
         return self._progress.is_over or self._progress.canceled_at is not None
@@ -522,12 +545,13 @@ class _Reading:
         self._tell_of(result.name, StageFinished(result, time=time), "finished", scope)
 
     def _tell_of(self, stage: str, event: Event, what: Hashable, scope: _Scope) -> None:
-        self._tell(event.time, Told(event, (what, stage, scope.round), stage, scope.round))
+        # Clocks of pods and of KFP differ: an event of a stage is not older than the one before it.
+        time = self._clocks[stage] = max(event.time, self._clocks.get(stage, event.time))
+        event = dataclasses.replace(event, time=time) if time > event.time else event
+        self._tell(Told(event, (what, stage, scope.round), stage, scope.round))
 
-    def _tell(self, time: float, told: Told) -> None:
-        if told.stage:
-            time = self._clocks[told.stage] = max(time, self._clocks.get(told.stage, time))
-        self._told.append((time, told))
+    def _tell(self, told: Told) -> None:
+        self._told.append(told)
 
 
 def _together(ends: list[_End], failed: list[str], time: float) -> _End:
@@ -544,23 +568,18 @@ def _together(ends: list[_End], failed: list[str], time: float) -> _End:
     return _End(State.INTERRUPTED, time=time)
 
 
-def _in_order(tasks: Mapping[str, Task]) -> Iterator[Task]:
-    for name in TopologicalSorter({task.name: task.depends_on for task in tasks.values()}).static_order():
-        yield tasks[name]
-
-
 def _latest(ends: Mapping[str, _End], task: Task) -> float:
     return max((ends[name].time for name in task.depends_on), default=0.0)
 
 
-def _exit(node: Node) -> tuple[int | None, str]:
+def _exit(node: Node, *, is_driver: bool = False) -> tuple[int | None, str]:
     """Return the exit code of a failed pod, if it is known, and the reason of the failure."""
     found = _EXIT.fullmatch(node.message)
     code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
     if not code:
         return None, f"failed: {node.message}" if node.message else "failed"
     # KFP's launcher ends with 1 whatever the exit code of the stage's own process is.
-    of = ["of KFP's launcher"] if code == 1 else []
+    of = ["of KFP's launcher"] if code == 1 and not is_driver else []
     what = [found["what"]] if found and found["what"] not in ("", "Error") else []
     notes = f" ({', '.join(of + what)})" if of or what else ""
     return code, f"{describe_exit(code)}{notes}"

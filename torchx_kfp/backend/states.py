@@ -19,6 +19,7 @@ _STATES = {
     "CANCELED": State.CANCELED,
 }
 _CANCELING = "CANCELING"
+_ENDS = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 
 def run_state(run: Mapping[str, Any]) -> State:
@@ -33,10 +34,12 @@ def run_state(run: Mapping[str, Any]) -> State:
 
 
 def is_canceled(run: Mapping[str, Any]) -> bool:
-    """Tell whether somebody has terminated a run."""
+    """Tell whether somebody has terminated a run, and nobody has tried it again since."""
     history = run.get("state_history")
     states = [item.get("state") for item in (history if isinstance(history, list) else []) if isinstance(item, Mapping)]
-    return _CANCELING in (run.get("state"), *states)
+    # A run that is tried again runs after its end.
+    before_the_end = [state for state in (*states, run.get("state")) if state not in _ENDS]
+    return before_the_end[-1:] == [_CANCELING]
 
 
 def is_over(run: Mapping[str, Any]) -> bool:
