@@ -121,6 +121,29 @@ class Fields(Generated):
         return what, why.strip()
 
 
+class Settings(Generated):
+    """Every setting of the connection to a KFP host."""
+
+    def run(self) -> list[nodes.Node]:
+        from torchx_kfp.backend import settings
+
+        meanings = attributes(settings.Settings)
+        rows = []
+        for name in settings.NAMES:
+            variables = [settings.variable(name), *filter(None, [settings.OF_CLIENT.get(name)])]
+            rows.append(
+                [f"`{name}`", f"`{settings.flag(name)}`", ", ".join(f"`{it}`" for it in variables), meanings[name]]
+            )
+        return [table(["setting", "flag", "variables", "meaning"], rows, [15, 15, 30, 40])]
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """Return what the docstring of a class says about each attribute."""
+    _, _, part = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    found = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", part, re.MULTILINE)
+    return {name: " ".join(text.split()).replace("``", "`") for name, text in found}
+
+
 class Events(Generated):
     """Every event of a run with its fields."""
 
@@ -165,6 +188,7 @@ def without_module_docstrings(app: Sphinx, what: str, name: str, obj: Any, optio
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("commands", Commands)
     app.add_directive("fields", Fields)
+    app.add_directive("settings", Settings)
     app.add_directive("events", Events)
     app.add_directive("exceptions", Exceptions)
     app.connect("autodoc-process-docstring", without_module_docstrings)

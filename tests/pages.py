@@ -8,15 +8,18 @@
 - A shell block is a script, which also runs in the environment of a stage.
 
 ``<!-- files: other.md -->`` adds the files of another page to the page's own. ``<!-- not run: reason -->`` exempts the
-next block. Readers see neither.
+next block. ``<!-- host -->`` gives the page's commands a KFP host that runs what they submit, and its S3 store: see
+``pages_host``. Readers see none of them.
 
-Run ids on a page are those of one sequence of runs, so that a reader recognizes a run.
+Run ids on a page are those of one sequence of runs, so that a reader recognizes a run. A host makes other ids each
+time: a command that names a run by its id on the page gets the real one.
 
 ``python -m tests.pages [PAGE...]`` rewrites outputs that differ from those of the commands, and then all run ids.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,10 +29,11 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.cli.ready import Ready, ready
+from tests.pages_host import NOTHING, Around, cluster
 
 REPOSITORY = Path(__file__).parent.parent
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -46,6 +50,7 @@ _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^(?P=ind
 _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 _FILE = re.compile(r"# ([\w/]+\.py)\n")
 _SECTIONS = re.compile(r"<!-- files: (\S+) -->")
+_HOST = "<!-- host -->\n"
 _EXEMPT = re.compile(r"<!-- not run: .+ -->\s*\Z")
 #: The text before the parts of a pipeline.
 _PIPELINE = """
@@ -69,10 +74,15 @@ def parts(tracker_base: str, rate: float = 0.1):
 _ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
 #: The length of the part of an id that is not a time.
 _RANDOM = len("-ffffff")
-_TIME = r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}(?::\d{2})?(?: \+0000)?"
+#: The id of a run on a host, the length of its beginning that names it, and the names of its pods.
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_BEGINNING = 8
+_POD = r"\b([a-z-]+-)[a-z0-9]{5}(-[a-z-]+-)\d{6,10}\b"
+_TIME = r"\d{4}-\d{2}-\d{2} \d{2}[:-]\d{2}(?:[:-]\d{2})?(?: \+0000)?"
 #: Text that differs from one run to the next, and its replacements.
 _CHANGING = {
     _ID: "<id>",
+    _POD: r"\1<workflow>\2<node>",
     _TIME: "<time>",
     r"\b(\d+h)?(\d+m)?\d+(\.\d+)? ?s\b|(?<=succeeded)\s+[\d.]+\b|(?<=failed)\s+[\d.]+\b": "<duration>",
     r" host +\S+| on \S+$": " <host>",
@@ -170,10 +180,11 @@ class Printed:
     code: int
 
 
-def run(command: str, folder: Path, program: Ready) -> Printed:
+def run(command: str, folder: Path, program: Ready, around: Around = NOTHING) -> Printed:
     """Run a line like a shell in the folder does; a line that only calls ``torchx-kfp`` is run by ``program``."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": programs, "TZ": "UTC"}
+    environment = {**os.environ, **around.environ, "PATH": programs, "TZ": "UTC"}
+    command = around.really(command)
     if command.startswith("torchx-kfp ") and not re.search(r"[<>|$*;&~]", re.sub("'[^']*'", "", command)):
         done = program.call(tuple(shlex.split(command)[1:]), folder, environment)
     else:
@@ -186,7 +197,8 @@ def run(command: str, folder: Path, program: Ready) -> Printed:
             timeout=120,
             check=False,
         )
-    return Printed(*(text.replace(str(folder), HOME) for text in (done.stdout, done.stderr)), done.returncode)
+    texts = (around.shown(text).replace(str(folder), HOME) for text in (done.stdout, done.stderr))
+    return Printed(*texts, done.returncode)
 
 
 def comparable(text: str) -> str:
@@ -245,13 +257,29 @@ def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Com
         ValueError: the page has a command that is not known.
     """
     write_files(page, folder)
-    for block in blocks(page):
-        for command in commands(block) if block.language == "console" else ():
-            name = next(word for word in shlex.split(command.line) if not _ASSIGNMENT.match(word))
-            if name in PROGRAMS:
-                yield command, run(command.line, folder, program)
-            elif name not in OTHERS:
-                raise ValueError(f"{page.name}:{block.line}: {name!r} is not among PROGRAMS and OTHERS.")
+    has_host = _HOST in page.read_text(encoding="utf-8")
+    with cluster(folder) if has_host else contextlib.nullcontext(NOTHING) as around:
+        for block in blocks(page):
+            for command in commands(block) if block.language == "console" else ():
+                name = next(word for word in shlex.split(command.line) if not _ASSIGNMENT.match(word))
+                if name in PROGRAMS:
+                    printed = run(command.line, folder, program, around)
+                    around = with_ids(around, command.output, printed)
+                    yield command, Printed(around.shown(printed.stdout), around.shown(printed.stderr), printed.code)
+                elif name not in OTHERS:
+                    raise ValueError(f"{page.name}:{block.line}: {name!r} is not among PROGRAMS and OTHERS.")
+
+
+def with_ids(around: Around, said: str, printed: Printed) -> Around:
+    """Return what is around, with the real ids of the runs that this output of the page is the first to name."""
+    known = around.addresses
+    new = [one for one in dict.fromkeys(re.findall(_UUID, said)) if one not in known]
+    texts = printed.stdout + printed.stderr
+    made = [one for one in dict.fromkeys(re.findall(_UUID, texts)) if one not in known.values()]
+    pairs = dict(zip(new, made, strict=False))
+    # Commands may also name a run by the beginning of its id.
+    beginnings = {one[:_BEGINNING]: real[:_BEGINNING] for one, real in pairs.items()}
+    return replace(around, addresses={**known, **pairs, **beginnings})
 
 
 def main() -> None:

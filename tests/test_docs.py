@@ -65,6 +65,15 @@ def test_run_ids_of_other_runs_are_found() -> None:
     assert pages.updated(command.output, printed) == f"run-{first}\n  at 2026-01-01 00:00:01 +0000 on laptop"
 
 
+def test_a_run_on_a_host_has_one_id_on_a_page() -> None:
+    first, second, real = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "abc")
+    around = pages.with_ids(pages.NOTHING, f"{first}\n", pages.Printed(f"{real}\n", f"To watch it: {real}\n", 0))
+    assert around.really(f"watch {first[:8]} {first}") == f"watch {real[:8]} {real}"
+    printed = pages.Printed(around.shown(f"Run {real}\n"), "", 0)
+    assert pages.agrees(f"Run {first}", printed)
+    assert not pages.agrees(f"Run {second}", printed)
+
+
 def programs(page: Path) -> str:
     """Return the page's Python blocks that are neither files nor parts of a pipeline, one after the other."""
     return "\n".join(

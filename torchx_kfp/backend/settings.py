@@ -54,9 +54,23 @@ _BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
 class Settings:
     """The settings of a connection, under the names that they have in ``kfp.Client``; empty if they are not given.
 
-    ``token_file`` is read again for each request. ``namespace`` is that of the user's profile in a multi-user
-    installation, and ``service_namespace`` that in which KFP itself is installed. ``experiment`` is the one of runs
-    that are submitted without one.
+    Attributes:
+        host: the URL with which you open KFP's UI, such as ``https://kfp.example.com``, or
+            ``https://kubeflow.example.com/pipeline``. A URL that is copied from the UI works.
+        ui_host: the URL of the UI for links to runs, if it is not the host.
+        namespace: the namespace of the runs: that of the user's profile in a multi-user installation.
+        service_namespace: the namespace in which KFP itself is installed.
+        existing_token: a token, which is sent as ``Authorization: Bearer``.
+        token_file: a file with such a token, which is read again for each request.
+        cookies: the cookies of a browser that is signed in, such as ``authservice_session=...``.
+        client_id: the client ID of Google's Identity-Aware Proxy (IAP) before the host.
+        other_client_id: the ID of an OAuth client for a person who signs in to IAP.
+        other_client_secret: its secret.
+        ssl_ca_cert: a file with the certificate of the authority that signed the host's.
+        verify_ssl: ``false`` does not check the host's certificate.
+        kube_context: the context of the kubeconfig whose API server is the way to KFP, if there is no host.
+        proxy: the URL of an HTTP proxy on the way to the host.
+        experiment: the experiment of runs that are submitted without one.
     """
 
     host: str = ""

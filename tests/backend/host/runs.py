@@ -150,14 +150,17 @@ class LocalRun(Run):
         Args:
             folder: the folder in which local runs are made.
             arguments: the values of parameters.
-            request: options of ``local.run``, and values of secrets and config maps.
+            request: options of ``local.run``, values of secrets and config maps, and addresses of the cluster.
         """
         own = folder / ".host"
         own.mkdir(parents=True, exist_ok=True)
         self._journal = own / f"{self.record.run_id}.jsonl"
         self._position = 0
         pipeline, asked = own / f"{self.record.run_id}.yaml", own / f"{self.record.run_id}.json"
-        pipeline.write_text(self.pipeline.text, encoding="utf-8")
+        text = self.pipeline.text
+        for there, here in request["addresses"].items():
+            text = text.replace(there, here)
+        pipeline.write_text(text, encoding="utf-8")
         content = {
             "pipeline": str(pipeline),
             "arguments": arguments,

@@ -1,0 +1,67 @@
+"""What stands for a cluster where a page has commands for one: a KFP host whose runs really run, and its S3 store."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.backend.host import KfpHost
+from tests.s3 import running
+
+#: Addresses on pages: what a port forward to KFP's UI has, and the store as pods of the cluster reach it.
+HOST, STORE = "http://localhost:8080", "http://minio-service.kubeflow:9000"
+BUCKET = "mlpipeline"
+_SECRET = {"accesskey": "minio", "secretkey": "minio123"}
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a page's commands find around them: variables, and the real addresses and run ids of those on the page."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+    def really(self, text: str) -> str:
+        """Return the text with real addresses."""
+        for shown, real in self.addresses.items():
+            text = text.replace(shown, real)
+        return text
+
+    def shown(self, text: str) -> str:
+        """Return the text with the addresses on the page."""
+        for shown, real in self.addresses.items():
+            text = text.replace(real, shown)
+        return text
+
+
+NOTHING = Around()
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Around]:
+    """Start both; stages run in the folder, as if it was the image's."""
+    with contextlib.ExitStack() as stack:
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-")))
+        store = stack.enter_context(running(own / "store.log"))
+        urllib.request.urlopen(urllib.request.Request(f"{store.url}/{BUCKET}", method="PUT"), timeout=30).close()
+        host = stack.enter_context(
+            KfpHost(
+                own / "runs",
+                directory=folder,
+                secrets={"mlpipeline-minio-artifact": _SECRET},
+                addresses={STORE: store.url},
+            )
+        )
+        yield Around(
+            {
+                "TORCHX_KFP_HOST": host.url,
+                "AWS_ENDPOINT_URL": store.url,
+                "AWS_ACCESS_KEY_ID": _SECRET["accesskey"],
+                "AWS_SECRET_ACCESS_KEY": _SECRET["secretkey"],
+            },
+            {HOST: host.url},
+        )
