@@ -64,6 +64,14 @@ def test_a_password_in_an_address_is_not_shown() -> None:
     assert "hidden" not in str(caught.value)
 
 
+@pytest.mark.parametrize("password", ["hidden#hidden", "hidden/hidden", "hidden hidden", "hidden?hidden", "hidden\\"])
+@pytest.mark.parametrize("scheme", ["https://", "ftp://", ""])
+def test_a_password_that_is_not_escaped_is_not_shown_either(scheme: str, password: str) -> None:
+    with pytest.raises(HostSettingsError, match=says("--host", "@kfp.example.com")) as caught:
+        host_address(f"{scheme}me:{password}@kfp.example.com", "--host")
+    assert "hidden" not in str(caught.value)
+
+
 @given(st.text())
 def test_an_address_stays_as_it_is(text: str) -> None:
     try:

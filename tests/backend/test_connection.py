@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,7 +128,13 @@ def test_a_token_file_is_read_for_each_request(server: Scripted, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("content", "fact"),
-    [(None, "No such file"), ("", "is empty"), ("a b\n", "more than a token"), (b"\xff", "not text")],
+    [
+        (None, "No such file"),
+        ("", "is empty"),
+        ("a b\n", "more than a token"),
+        (b"\xff", "not text"),
+        ("a\u200bb", r"'\u200b'"),
+    ],
 )
 def test_a_token_file_that_cannot_be_used(server: Scripted, tmp_path: Path, content: object, fact: str) -> None:
     file = tmp_path / "token"
@@ -139,6 +146,15 @@ def test_a_token_file_that_cannot_be_used(server: Scripted, tmp_path: Path, cont
     with pytest.raises(HostSettingsError, match=says(str(file), "--token-file", fact)) as caught:
         Connection(settings, QUICK).get(RUNS)
     assert "a b" not in str(caught.value), "it may be a secret"
+
+
+@pytest.mark.parametrize(
+    "proxy", ["http://me:s3#cret@127.0.0.1:9", "me:s3cret@127.0.0.1:9", "http://me:s3cret@[::1]:9"]
+)
+def test_the_password_of_a_proxy_is_not_shown(server: Scripted, proxy: str) -> None:
+    with pytest.raises(HostError) as caught:
+        connect(server, proxy=proxy).get(RUNS)
+    assert "cret" not in "".join(traceback.format_exception(caught.value))
 
 
 def only_for(token: Callable[[], str]) -> Callable[[Request], Reply]:
@@ -237,6 +253,14 @@ def test_a_post_that_may_have_been_accepted_is_not_repeated(server: Scripted, tr
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("code", [408, 502, 504])
+def test_a_proxy_that_does_not_wait_for_a_post_may_have_passed_it_on(server: Scripted, code: int) -> None:
+    server.script = lambda request: Reply("", code)
+    with pytest.raises(HostUnreachableError, match=says(f"{code}", "may have accepted it", "look there before")):
+        connect(server).post(RUNS, {})
+    assert len(server.requests) == 1
+
+
 @pytest.mark.parametrize("code", [500, 503])
 def test_a_post_that_failed_is_not_repeated(server: Scripted, code: int) -> None:
     server.script = lambda request: status(13, "it broke", code)
@@ -270,6 +294,18 @@ def test_no_one_listens(server: Scripted) -> None:
         with pytest.raises(HostUnreachableError, match=says(server.url, "does not answer", "refused", "port-forward")):
             call(RUNS)
     assert time.monotonic() - begun < 30
+
+
+def test_a_redirect_to_nowhere(server: Scripted) -> None:
+    server.script = lambda request: Reply({}, 302, {"Location": "http://[nowhere"})
+    with pytest.raises(HostUnreachableError, match=says(server.url, "broke")):
+        connect(server).get(RUNS)
+
+
+def test_a_query_that_is_not_text(server: Scripted) -> None:
+    """A command line may have bytes that are not UTF-8, which Python makes surrogates of."""
+    connect(server).get(RUNS, filter="\udcff")
+    assert server.requests[0].path == f"{RUNS}?filter=%3F"
 
 
 def test_a_host_without_an_address() -> None:
@@ -322,6 +358,12 @@ def test_a_web_page_is_not_kfp(server: Scripted) -> None:
     server.script = lambda request: Reply("<html>It works!</html>", kind="text/html; charset=utf-8")
     with pytest.raises(HostUnreachableError, match=says(server.url, "web page", "/pipeline")):
         connect(server).get(RUNS)
+
+
+def test_a_log_may_be_a_web_page(server: Scripted) -> None:
+    """A stage prints what it has fetched."""
+    server.script = lambda request: Reply("<html>Sign in to go on</html>", kind="text/plain; charset=utf-8")
+    assert connect(server).text("/log") == "<html>Sign in to go on</html>"
 
 
 @pytest.mark.parametrize("content", ["", "hello", "[1]"])

@@ -135,6 +135,22 @@ def test_a_token_and_its_file_are_one_setting(environ: dict[str, str]) -> None:
     assert settings == Settings(host="https://a", token_file="/run/token")
 
 
+def test_the_password_in_the_address_of_another_host_is_not_shown() -> None:
+    environ = {"TORCHX_KFP_HOST": "https://me:hidden@b.example.com", "TORCHX_KFP_EXISTING_TOKEN": "hidden"}
+    [warning] = read_settings({"host": "https://a.example.com"}, environ).warnings
+    assert "b.example.com" in warning
+    assert "hidden" not in warning
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("character", ["\u200b", "\u201c", "\x1b", "é"])
+def test_a_secret_that_a_request_cannot_carry(name: str, character: str) -> None:
+    """They come with what is copied from a chat or a page."""
+    with pytest.raises(HostSettingsError, match=says(f"--{name.replace('_', '-')}", f"{character!a}", "6")) as caught:
+        read_settings({name: f"hidde{character}n"}, {})
+    assert "hidde" not in str(caught.value)
+
+
 def test_secrets_are_not_shown() -> None:
     settings = Settings(**dict.fromkeys(SECRETS, "hidden"))
     assert "hidden" not in repr(settings)
@@ -171,7 +187,7 @@ def test_a_file_without_secrets_may_be_read_by_all(environ: dict[str, str]) -> N
         ("[kfp]\n[kfp]\n", ("line 2", "[kfp]", "again")),
         ("[kfp]\nverify_ssl = maybe\n", ("'maybe'", "true or false")),
         ("[kfp]\nhost = ftp://a\n", ("'ftp://a'", "https://")),
-        ("[kfp]\ncookies = a\n  hidden\n", ("cookies in", "line break")),
+        ("[kfp]\ncookies = a\n  hidden\n", ("cookies in", r"'\n'")),
     ],
 )
 def test_mistakes_in_the_file(text: str, facts: tuple[str, ...], environ: dict[str, str]) -> None:

@@ -32,7 +32,7 @@ def host_address(text: str, source: str = "the host") -> str:
     scheme = _SCHEME.match(given)
     if scheme and scheme[1].lower() not in ("http", "https"):
         raise HostSettingsError(
-            f"{source} is {shown(text)}, but a KFP host has a URL that begins with https:// or http://."
+            f"{source} is {shown(without_password(text))}, but a KFP host has a URL that begins with https:// or http://."
         )
     try:
         parts = urlsplit(given if scheme else f"//{given}")
@@ -48,6 +48,11 @@ def host_address(text: str, source: str = "the host") -> str:
         )
     protocol = scheme[1].lower() if scheme else "http" if is_near(name) else "https"
     return f"{protocol}://{parts.netloc}{_path(parts)}"
+
+
+def without_password(text: str) -> str:
+    """Return the text of a URL, which may be wrong, without what may be a user and a password in it."""
+    return f"...{text[text.rindex('@') :]}" if "@" in text else text
 
 
 def is_this_machine(name: str) -> bool:
@@ -74,7 +79,9 @@ def _path(parts: SplitResult) -> str:
 
 
 def _not_a_host(text: str, source: str, why: str) -> HostSettingsError:
+    # What is wrong may quote a part of the password.
+    reason = "something like a user or a password stands before the host" if "@" in text else why
     return HostSettingsError(
-        f"{source} is {shown(text)}, which is not the address of a KFP host: {why}. Give the URL with which you open "
-        "KFP's UI, such as https://kfp.example.com or http://localhost:8080."
+        f"{source} is {shown(without_password(text))}, which is not the address of a KFP host: {reason}. Give the URL "
+        "with which you open KFP's UI, such as https://kfp.example.com or http://localhost:8080."
     )

@@ -20,6 +20,8 @@ from torchx_kfp.text import printable, shorten
 _LONGEST = 600
 #: What the addresses of pages contain that ask for a password.
 _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
+#: What to do after a POST whose answer is lost.
+MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
 #: What may stand before the message of a layer.
 _LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
 
@@ -41,6 +43,8 @@ class Answer:
     @property
     def is_page(self) -> bool:
         """Whether it is a page for a browser, which KFP's API never sends."""
+        if self.content_type.startswith("text/plain"):
+            return False  # a log, whatever a stage has printed
         start = self.body[:200].lstrip().lower()
         return self.content_type.startswith("text/html") or start.startswith((b"<!doctype html", b"<html"))
 
@@ -119,7 +123,9 @@ def error_of(answer: Answer, credentials: str) -> HostError:
     text = f"{answer.request} failed: {answer.message}."
     if answer.status == 404:
         return HostNotFoundError(text)
-    if answer.status == 429 or answer.status in (408, 502, 503, 504):
+    if answer.request.startswith("POST ") and answer.status in (408, 502, 504):
+        return HostUnreachableError(f"{text} {MAYBE_ACCEPTED}")
+    if answer.status in (408, 429, 502, 503, 504):
         return HostUnreachableError(f"{text} The host is busy or restarts: try again later.")
     if answer.status < 500:
         return HostRefusedError(text)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchx_kfp.backend.settings import CONFIG, Settings, config_file, variable
+from torchx_kfp.backend.settings import CONFIG, Settings, config_file, refuse_in_header, variable
 from torchx_kfp.errors import HostSettingsError, TorchxKfpError
 from torchx_kfp.text import shown
 
@@ -60,10 +60,12 @@ def make_client(settings: Settings) -> Any:
             raise
         # kfp.Client raises what google.auth, json and others raise.
         except Exception as error:
+            # What a library says about a wrong URL has the password in it.
+            said = str(error).replace(settings.proxy, "...") if settings.proxy else str(error)
             raise HostSettingsError(
                 f"The connection to {settings.host or 'KFP'} could not be set up: {type(error).__name__}: "
-                f"{shown(str(error), 300)}. kfp.Client itself fails with these settings."
-            ) from error
+                f"{shown(said, 300)}. kfp.Client itself fails with these settings."
+            ) from (None if settings.proxy else error)
     if not settings.host and _configuration(client).host == _NONE:
         raise HostSettingsError(_no_host(settings))
     return client
@@ -90,6 +92,7 @@ class _TokenFile:
         if not token or len(token.split()) > 1:
             what = "is empty" if not token else "contains more than a token"
             raise HostSettingsError(f"The file {self._path!r} of {self._source} {what}. Write the token alone into it.")
+        refuse_in_header(token, f"The file {self._path!r} of {self._source}")
         config.api_key["authorization"] = token
 
 

@@ -25,7 +25,7 @@ from urllib3.exceptions import (
     SSLError,
 )
 
-from torchx_kfp.backend.answers import Answer, error_of
+from torchx_kfp.backend.answers import MAYBE_ACCEPTED, Answer, error_of
 from torchx_kfp.backend.client import POD_NAMESPACE, client_namespace, make_client
 from torchx_kfp.backend.settings import CREDENTIALS, Settings, flag, variable
 from torchx_kfp.errors import HostError, HostRefusedError, HostUnreachableError
@@ -138,7 +138,7 @@ class Connection:
         is_text: bool = False,
     ) -> Answer:
         words = {name: str(value) for name, value in query.items() if value not in (None, "")}
-        where = f"{path}?{urlencode(words, quote_via=quote)}" if words else path
+        where = f"{path}?{urlencode(words, quote_via=quote, errors='replace')}" if words else path
         answer = self._send(self._connected(), method, where, body, is_text)
         if answer.asks_to_sign_in:
             # A token, a cookie or the settings file may have changed since the client was made.
@@ -185,7 +185,7 @@ class Connection:
                 retries=retry,
                 timeout=urllib3.Timeout(connect=patience.connect, read=patience.read),
             )
-        except HTTPError as error:
+        except (HTTPError, ValueError) as error:  # a redirect to something that is not a URL is a ValueError
             raise self._unreachable(error, method, request) from error
         kind = answer.headers.get("Content-Type", "").lower()
         return Answer(request, str(answer.geturl() or ""), answer.status, kind, answer.data)
@@ -195,7 +195,7 @@ class Connection:
         host = str(client._run_api.api_client.configuration.host).rstrip("/")
         return host if "://" in host else f"http://{host}"
 
-    def _unreachable(self, error: HTTPError, method: str, request: str) -> HostError:
+    def _unreachable(self, error: Exception, method: str, request: str) -> HostError:
         reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
         text = f"{request} failed: "
         if isinstance(reason, SSLError):
@@ -214,7 +214,7 @@ class Connection:
         else:
             why = f"the connection broke ({_short(reason)})"
         if method != "GET" and not isinstance(reason, NewConnectionError | ConnectTimeoutError):
-            return HostUnreachableError(f"{text}{why}. The host may have accepted it: look there before you try again.")
+            return HostUnreachableError(f"{text}{why}. {MAYBE_ACCEPTED}")
         return HostUnreachableError(f"{text}{why}. Check the host, its port, and your network or kubectl port-forward.")
 
     def _about_tls(self, text: str) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import configparser
 import dataclasses
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.backend.addresses import host_address
+from torchx_kfp.backend.addresses import host_address, without_password
 from torchx_kfp.errors import HostSettingsError
 from torchx_kfp.text import did_you_mean, joined, listed, printable, shown
 
@@ -175,8 +174,8 @@ def _merged(places: list[_Place], warnings: list[str]) -> tuple[dict[str, str | 
         if other and "host" in given and not _same_host(given["host"], other):
             if set(CREDENTIALS) & set(given):
                 warnings.append(
-                    f"The credentials of {place.name} are for {printable(str(given['host']))}, so they are not sent to "
-                    f"{printable(str(other))} of {sources.get('host') or sources['kube_context']}."
+                    f"The credentials of {place.name} are for {_shown(given['host'])}, so they are not sent to "
+                    f"{_shown(other)} of {sources.get('host') or sources['kube_context']}."
                 )
             given = {name: value for name, value in given.items() if name not in _OF_HOST}
         for name, value in given.items():
@@ -187,6 +186,10 @@ def _merged(places: list[_Place], warnings: list[str]) -> tuple[dict[str, str | 
             if either & set(given):
                 closed |= either
     return values, sources
+
+
+def _shown(address: str | bool) -> str:
+    return printable(without_password(str(address)))
 
 
 def _same_host(one: str | bool, other: str | bool) -> bool:
@@ -283,6 +286,16 @@ def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bo
         return _BOOLEANS[text.lower()]
     if name in _PATHS:
         return str(folder / Path(text).expanduser())
-    if name in _SECRET and re.search(r"[\r\n\0]", text):
-        raise HostSettingsError(f"{source} contains a line break. Give it in one line.")
+    if name in _SECRET:
+        refuse_in_header(text, source)
     return text
+
+
+def refuse_in_header(text: str, source: str) -> None:
+    """Raise HostSettingsError if a request cannot carry this text, such as a token copied with an invisible space."""
+    for place, character in enumerate(text, 1):
+        if not " " <= character <= "~":
+            raise HostSettingsError(
+                f"{source} contains {character!a} as its character {place}, which a request cannot carry. Give it in "
+                "one line, as it was issued."
+            )
