@@ -258,12 +258,34 @@ def test_names_of_a_run(host: Host, submitted: list[str], kfp_host: KfpHost) -> 
     assert host.find(first) == first
     assert host.find(first.upper()) == first
     assert host.find(f"https://kfp.example.com/pipeline/#/runs/details/{first}?x=1") == first
+    assert host.find(f"kfp://torchx/{first}") == first
     assert len(kfp_host.requests) == before, "an id is a name without any request"
     assert host.find("first") == first
     assert host.find(first[:8]) == first
     assert host.find(first[:13]) == first
     assert host.find("latest") == next(iter(host.list())).run_id
     assert host.find("deadbeef") == submitted[3], "a name, although it looks like the beginning of an id"
+
+
+def test_a_name_may_mention_another_run(host: Host, submitted: list[str]) -> None:
+    again = host.submit(load_pipeline(small), name=f"again: {submitted[0]}")
+    assert host.find(f"again: {submitted[0]}") == again
+    with pytest.raises(UnknownRunError, match=says(f"{submitted[0]}/train")):
+        host.find(f"{submitted[0]}/train")
+
+
+def test_a_name_that_is_not_text(host: Host, submitted: list[str]) -> None:
+    with pytest.raises(UnknownRunError, match=says(r"'\udcff'")):
+        host.find("\udcff")
+
+
+@pytest.mark.parametrize("wrong", [5, "x", {"a": 1}, [None, 5, ["x"]]])
+def test_lists_that_are_none(wrong: Any) -> None:
+    with scripted(lambda request: Reply({"runs": wrong, "experiments": wrong, "experiment_id": "new"})) as server:
+        host = Host(Connection(Settings(host=server.url)))
+        assert list(host.list(limit=1)) == []
+        with pytest.raises(HostUnreachableError, match="without returning its id"):
+            host.submit(load_pipeline(small))
 
 
 def test_a_name_of_several_runs(host: Host, submitted: list[str]) -> None:

@@ -30,6 +30,8 @@ DEFAULT_EXPERIMENT = "Default"
 
 _RUNS, _EXPERIMENTS = f"{V2BETA1}/runs", f"{V2BETA1}/experiments"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+#: The URL of a run's page, and TorchX's handle of an app. The name of another run may mention a run id, too.
+_URL_OF_RUN = re.compile(rf"[a-z]+://.*/({_UUID.pattern})(?:[/?&#].*)?")
 #: The beginning of a run id that is long enough to be meant as one.
 _BEGINNING = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f-]*)?")
 #: How many runs are looked at for a name, and how many the host sends at once: each comes with its whole pipeline.
@@ -120,8 +122,10 @@ class Host:
             HostError: the host does not answer.
         """
         wanted = name.strip()
-        if found := _UUID.search(wanted.lower()):
-            return found[0]
+        if _UUID.fullmatch(wanted.lower()):
+            return wanted.lower()
+        if found := _URL_OF_RUN.fullmatch(wanted.lower()):
+            return found[1]
         if wanted == LATEST:
             newest = next(self.list(limit=1, archived=True), None)
             if newest is None:
@@ -185,8 +189,8 @@ class Host:
                 filter=query,
                 namespace=self.connection.namespace,
             )
-            for run in page.get("runs") or ():
-                if isinstance(run, Mapping) and run.get("run_id"):
+            for run in _objects(page, "runs"):
+                if run.get("run_id"):
                     yield self._summary(run)
             token, before = str(page.get("next_page_token") or ""), token
             if not token or token == before:
@@ -241,8 +245,8 @@ class Host:
         page = self.connection.get(
             _EXPERIMENTS, filter=json.dumps({"predicates": [equals]}), namespace=self.connection.namespace
         )
-        for experiment in page.get("experiments") or ():
-            if isinstance(experiment, Mapping) and experiment.get("display_name") == name:
+        for experiment in _objects(page, "experiments"):
+            if experiment.get("display_name") == name:
                 return str(experiment.get("experiment_id") or "")
         return ""
 
@@ -268,6 +272,12 @@ def pipeline_name(run: Mapping[str, Any]) -> str:
         spec = spec.get("pipeline_spec", spec)
     info = spec.get("pipelineInfo") if isinstance(spec, Mapping) else None
     return str(info.get("name") or "") if isinstance(info, Mapping) else ""
+
+
+def _objects(page: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the JSON objects in a list of an answer."""
+    found = page.get(name)
+    return (item for item in (found if isinstance(found, list) else ()) if isinstance(item, Mapping))
 
 
 def _described(run: RunSummary) -> str:
