@@ -105,6 +105,22 @@ def test_each_line_comes_once_and_when_it_is_whole(server: Scripted) -> None:
     assert seen == ["", "", "one\n", "two\nthree\n", "", "", "last\n", ""]
 
 
+def test_a_log_that_kubernetes_begins_anew(server: Scripted) -> None:
+    log = log_of(server)
+    seen = []
+    for text in [START + "one\ntwo\nthree\n", "four\n", "", "four\nfive\nsix\n" + END]:
+        server.script = lambda request, text=text: Reply(text)
+        seen.append(log.read_new(is_over=False).decode())
+    assert seen == ["one\ntwo\nthree\n", "four\n", "", "five\nsix\n"]
+
+
+def test_a_command_to_copy_does_not_run_what_a_host_says(server: Scripted) -> None:
+    server.script = lambda request: status(5, "no such pod", 404)
+    connection = Connection(Settings(host=server.url), Patience(wait=0.001))
+    with pytest.raises(HostNotFoundError, match=says("kubectl logs -n kubeflow '$(touch x)' -c main")):
+        PodLog(connection, RUN, "$(touch x)").read_new(is_over=True)
+
+
 @pytest.mark.parametrize(("code", "error"), [(404, HostNotFoundError), (500, HostError)])
 def test_a_log_that_is_gone_names_other_ways(server: Scripted, code: int, error: type[HostError]) -> None:
     server.script = lambda request: status(13, "failed to read the pod's log", code)

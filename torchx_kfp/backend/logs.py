@@ -6,6 +6,7 @@ The host sends the whole log each time, and never waits for more.
 from __future__ import annotations
 
 import re
+import shlex
 from urllib.parse import quote
 
 from torchx_kfp.backend.connection import V1ALPHA1, Connection
@@ -61,7 +62,8 @@ class PodLog:
         self._path = f"{V1ALPHA1}/runs/{quote(run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
         self._run_id, self._pod = run_id, pod
         self._cleaner = None if raw else Cleaner()
-        self._lines = 0
+        #: How many lines have been read, and the first of them.
+        self._lines, self._first = 0, b""
 
     def read_new(self, *, is_over: bool) -> bytes:
         """Return the whole lines that have been added since the last call.
@@ -82,6 +84,9 @@ class PodLog:
         last = lines.pop()
         if is_over and last:
             lines.append(last)
+        if lines and lines[0] != self._first:
+            # Kubernetes begins a large log anew (by default, after 10 MiB), and shows only what comes after that.
+            self._lines, self._first = 0, lines[0]
         new = lines[self._lines :]
         self._lines = max(self._lines, len(lines))
         if self._cleaner is not None:
@@ -92,6 +97,8 @@ class PodLog:
         link = self._connection.link(self._run_id)
         namespace = self._connection.settings.namespace or self._connection.settings.service_namespace
         # kubectl also finds a pod that the host has lost sight of; the UI also finds logs that Argo has archived.
-        ways = f"kubectl logs -n {namespace} {self._pod} -c main" + (f", or look at {link}" if link else "")
+        # The host's words go into a command that users copy.
+        command = shlex.join(["kubectl", "logs", "-n", namespace, self._pod, "-c", "main"])
+        ways = command + (f", or look at {link}" if link else "")
         why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the pod may be gone"
         return f"The log of the pod {self._pod} cannot be read, because {why}. Try: {ways}. ({error})"
