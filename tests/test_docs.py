@@ -160,6 +160,18 @@ def test_what_the_tutorial_declares_are_outputs_of_kfp(tmp_path: Path, imported:
     assert deploy["state"] == "succeeded"
 
 
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    """The longest part of each that is the same whatever happens is in the code."""
+    sources = (pages.REPOSITORY / "torchx_kfp").rglob("*.py")
+    # A long text is written as several, one on each line.
+    code = re.sub(r'"\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    page = (pages.REPOSITORY / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`.+`) \|", page.partition("| the message says |")[2], re.MULTILINE)
+    assert len(cells) > 10
+    for message in re.findall(r"`([^`]{5,})`", " ".join(cells)):
+        assert max(re.split(r"\.\.\.|\d+|'[^']*'|[()]", message), key=len).strip() in code, message
+
+
 def test_the_readme_is_short() -> None:
     assert len((pages.REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()) < 140
 

@@ -44,6 +44,14 @@ def test_flags_win_over_the_environment_and_that_over_the_file(environ: dict[str
     assert settings.source("host") == f"host in {file}"
 
 
+def test_the_example_in_the_docs(environ: dict[str, str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "runs-on-kfp.md").read_text(encoding="utf-8")
+    file = write(environ, page.partition("```ini\n")[2].partition("```")[0])
+    settings = read_settings({}, environ)
+    assert (settings.host, settings.warnings) == ("https://kubeflow.example.com/pipeline", ())
+    assert settings.ssl_ca_cert == str(file.parent / "company-ca.pem")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_each_setting_has_a_variable_and_a_line_in_the_file(name: str, environ: dict[str, str]) -> None:
     text = {"verify_ssl": "false", "host": "https://h", "ui_host": "https://h"}.get(name, "/x")

@@ -60,7 +60,7 @@ def submit(
         settings: the connection, such as ``host="https://kfp.example.com"``: see ``HostKeywords``.
 
     Returns:
-        The run, which goes on by itself: ``.wait()`` returns its result.
+        The run. It goes on by itself, and ``.wait()`` returns its result.
 
     Raises:
         PipelineFileError: the file is not a compiled pipeline.

@@ -58,7 +58,7 @@ class Settings:
             ``https://kubeflow.example.com/pipeline``. A URL that is copied from the UI works.
         ui_host: the URL of the UI for links to runs, if it is not the host.
         namespace: the namespace of the runs: that of the user's profile in a multi-user installation.
-        service_namespace: the namespace in which KFP itself is installed.
+        service_namespace: the namespace in which KFP itself is installed, ``kubeflow`` by default.
         existing_token: a token, which is sent as ``Authorization: Bearer``.
         token_file: a file with such a token, which is read again for each request.
         cookies: the cookies of a browser that is signed in, such as ``authservice_session=...``.
