@@ -57,7 +57,7 @@ class Scripted:
                     self.close_connection = True
                     return
                 text = json.dumps(reply.content) if isinstance(reply.content, dict) else reply.content
-                body = text.encode()
+                body = text if isinstance(text, bytes) else text.encode()
                 self.send_response(reply.status)
                 default = "application/json" if isinstance(reply.content, dict) else "text/plain"
                 self.send_header("Content-Type", reply.kind or default)

@@ -114,6 +114,22 @@ def test_a_log_that_kubernetes_begins_anew(server: Scripted) -> None:
     assert seen == ["one\ntwo\nthree\n", "four\n", "", "five\nsix\n"]
 
 
+def test_a_large_log_is_not_fetched_all_the_time(server: Scripted) -> None:
+    server.script = lambda request: Reply("one\n")
+    # Each log takes two seconds.
+    times = iter([0.0, 2.0, 3.0, 19.0, 21.0, 23.0, 24.0, 26.0])
+    log = PodLog(Connection(Settings(host=server.url)), RUN, POD, clock=lambda: next(times))
+    assert [log.read_new(is_over=False) for _ in range(4)] == [b"one\n", b"", b"", b""]
+    assert len(server.requests) == 2, "18 seconds later"
+    log.read_new(is_over=True)
+    assert len(server.requests) == 3, "the end is never put off"
+
+
+def test_bytes_that_are_not_text_stay(server: Scripted) -> None:
+    server.script = lambda request: Reply(b"\xff\x00\n")
+    assert log_of(server).read_new(is_over=False) == b"\xff\x00\n"
+
+
 def test_a_command_to_copy_does_not_run_what_a_host_says(server: Scripted) -> None:
     server.script = lambda request: status(5, "no such pod", 404)
     connection = Connection(Settings(host=server.url), Patience(wait=0.001))

@@ -87,9 +87,9 @@ class Connection:
         """
         return self._request("POST", path, {}, body).json()
 
-    def text(self, path: str) -> str:
-        """Return the text at a path, such as a log. The errors are those of ``get``."""
-        return self._request("GET", path, {}, is_text=True).text
+    def content(self, path: str) -> bytes:
+        """Return what is at a path that does not have JSON, such as a log. The errors are those of ``get``."""
+        return self._request("GET", path, {}, is_text=True).body
 
     def link(self, run_id: str) -> str:
         """Return the page of a run in KFP's UI; empty if its address is not known, as inside of a cluster."""

@@ -5,8 +5,11 @@ The host sends the whole log each time, and never waits for more.
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import time
+from collections.abc import Callable
 from urllib.parse import quote
 
 from torchx_kfp.backend.connection import V1ALPHA1, Connection
@@ -16,6 +19,10 @@ from torchx_kfp.errors import HostCredentialsError, HostError, HostNotFoundError
 _KLOG = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) ([\w.-]+\.go):\d+\] ?(.*)", re.DOTALL)
 #: The source file of the launcher itself, if its lines are not the first ones.
 _LAUNCHER = b"launcher_v2.go"
+#: How many bytes are cleaned at once.
+_PIECE = 1 << 20
+#: A log that takes longer than this (in seconds) is left alone for so many times as long: it is sent whole each time.
+_LONG, _REST = 0.5, 9
 
 
 class Cleaner:
@@ -49,7 +56,15 @@ class Cleaner:
 class PodLog:
     """The log of one pod, and how much of it has been read."""
 
-    def __init__(self, connection: Connection, run_id: str, pod: str, *, raw: bool = False) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        run_id: str,
+        pod: str,
+        *,
+        raw: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Name the pod. Nothing is read yet.
 
         Args:
@@ -57,16 +72,20 @@ class PodLog:
             run_id: the run.
             pod: the pod's name.
             raw: whether to keep the lines of KFP's launcher.
+            clock: the time, in seconds.
         """
         self._connection = connection
         self._path = f"{V1ALPHA1}/runs/{quote(run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
         self._run_id, self._pod = run_id, pod
         self._cleaner = None if raw else Cleaner()
-        #: How many lines have been read, and the first of them.
-        self._lines, self._first = 0, b""
+        self._clock = clock
+        #: How many bytes have been read, and the first line of them.
+        self._read, self._first = 0, b""
+        #: When a log that takes long is to be asked for again.
+        self._due = 0.0
 
     def read_new(self, *, is_over: bool) -> bytes:
-        """Return the whole lines that have been added since the last call.
+        """Return the whole lines that have been added since the last call; none if a large log was read just now.
 
         Args:
             is_over: whether the pod has ended, so that its last line is whole even without a line break.
@@ -74,24 +93,36 @@ class PodLog:
         Raises:
             HostError: the log cannot be read; the message names the way out.
         """
+        began = self._clock()
+        if not is_over and began < self._due:
+            return b""
         try:
-            text = self._connection.text(self._path)
+            data = self._connection.content(self._path)
         except (HostUnreachableError, HostCredentialsError):
             raise
         except HostError as error:
             raise type(error)(self._explain(error)) from error
-        lines = text.encode("utf-8", "surrogateescape").split(b"\n")
-        last = lines.pop()
-        if is_over and last:
-            lines.append(last)
-        if lines and lines[0] != self._first:
+        now = self._clock()
+        self._due = now + _REST * (now - began) if now - began > _LONG else 0.0
+        return self._added(data, is_over=is_over)
+
+    def _added(self, data: bytes, *, is_over: bool) -> bytes:
+        first = data[: data.find(b"\n") + 1]
+        if first and first != self._first:
             # Kubernetes begins a large log anew (by default, after 10 MiB), and shows only what comes after that.
-            self._lines, self._first = 0, lines[0]
-        new = lines[self._lines :]
-        self._lines = max(self._lines, len(lines))
-        if self._cleaner is not None:
-            new = self._cleaner.clean(new)
-        return b"".join(line + b"\n" for line in new)
+            self._read, self._first = 0, first
+        end = len(data) if is_over else data.rfind(b"\n") + 1
+        new = data[self._read : end]
+        self._read = max(self._read, end)
+        if new and not new.endswith(b"\n"):
+            new += b"\n"
+        if self._cleaner is None:
+            return new
+        stream, cleaned = io.BytesIO(new), []
+        # A list of all lines of a large log would take several times its size.
+        while lines := stream.readlines(_PIECE):
+            cleaned.append(b"".join(line + b"\n" for line in self._cleaner.clean([line[:-1] for line in lines])))
+        return b"".join(cleaned)
 
     def _explain(self, error: HostError) -> str:
         link = self._connection.link(self._run_id)
