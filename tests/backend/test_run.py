@@ -357,6 +357,21 @@ def test_a_v1beta1_that_fails_for_a_moment_loses_nothing(
     assert last.corrupt == ()
 
 
+@pytest.mark.parametrize("code", [500, 401])
+def test_a_v1beta1_that_fails_once_is_asked_again(
+    kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said, code: int
+) -> None:
+    run = HostRun(connection, submit(seconds=0.5), pace=QUICK, say=said)
+    fault = kfp_host.fail(code, times=4, path="v1beta1")
+    record = until(run, lambda record: record.corrupt)
+    assert kfp_host.url in record.corrupt[0]
+    fault.times = 0
+    *_, last = run.follow()
+    assert last.corrupt == ()
+    assert last.run.result()["train"].results == {"loss": 0.25}
+    assert last.run.result()["nap"].pod_name
+
+
 def test_a_run_that_is_deleted_while_it_is_watched(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str]
 ) -> None:

@@ -26,6 +26,7 @@ from torchx_kfp.errors import (
     HostCredentialsError,
     HostError,
     HostNotFoundError,
+    HostRefusedError,
     HostUnreachableError,
     PipelineFileError,
     UnknownRunError,
@@ -85,6 +86,7 @@ class HostRun:
         self.answer: Mapping[str, Any] = {}
         #: The pipeline of a run that names an uploaded one; None before the host has been asked.
         self._uploaded: Mapping[str, Any] | None = None
+        self._serves_v1beta1 = True
         #: Sentences about what the host does not tell.
         self._missing: dict[str, str] = {}
         self._folder: Path | None = None
@@ -228,20 +230,23 @@ class HostRun:
         return {**run, "pipeline_spec": self._uploaded} if self._uploaded else run
 
     def _manifest(self) -> dict[str, Any] | None:
-        """Return v1beta1's answer; None if the host does not serve it."""
-        if "v1beta1" in self._missing:
+        """Return v1beta1's answer; None if the host does not serve it, or fails to."""
+        if not self._serves_v1beta1:
             return None
         try:
-            return self._connection.get(f"{V1BETA1}/runs/{quote(self.run_id, safe='')}")
+            answer = self._connection.get(f"{V1BETA1}/runs/{quote(self.run_id, safe='')}")
         except HostUnreachableError:
             # What is told without it is not told again: the next poll tries once more.
             raise
         except HostError as error:
+            self._serves_v1beta1 = not isinstance(error, HostNotFoundError | HostRefusedError)
             self._missing["v1beta1"] = (
                 f"{self._connection.name} does not say in which pods stages run, so their logs, exit codes and results "
                 f"are missing. ({error})"
             )
             return None
+        self._missing.pop("v1beta1", None)
+        return answer
 
     def _why_no_pod(self) -> str:
         if "v1beta1" in self._missing:
