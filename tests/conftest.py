@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 from fsspec.asyn import sync
 
+from tests.cli.ready import Ready, ready
 from tests.s3 import S3Server, running
 from torchx_kfp.tracking import announcing
 
@@ -67,6 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     ranks = {path: place for place, path in enumerate(sorted(counts, key=rank))}
     items.sort(key=lambda item: ranks[item.path])
+
+
+@pytest.fixture(scope="session")
+def ready_program() -> Iterator[Ready]:
+    """The command line as a user calls it, without the time that imports take."""
+    with ready() as process:
+        yield process
 
 
 @pytest.fixture(scope="session")

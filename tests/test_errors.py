@@ -59,9 +59,7 @@ def test_exit_codes() -> None:
         "UnknownRunError",
         "UnsupportedPipelineError",
     }
-    # 128 and the number of SIGINT.
-    assert [name for name, code in codes.items() if code == 130] == ["DetachedError"]
-    assert set(codes.values()) == {1, 2, 130}
+    assert set(codes.values()) == {1, 2}
 
 
 def test_what_a_caller_can_mend_is_a_value_error() -> None:
@@ -70,7 +68,6 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "TorchxKfpError",
         "MissingExtraError",
         "ContainerEngineError",
-        "DetachedError",
         "HostCredentialsError",
         "HostError",
         "HostNotFoundError",

@@ -81,6 +81,14 @@ def test_lines_of_the_application_stay(own: str) -> None:
     assert b"\n".join(Cleaner().clean(text.encode().splitlines())).decode() == own
 
 
+def test_a_line_that_the_application_does_not_end() -> None:
+    lines = [START.encode(), b"50 %", b"done" + END.encode(), b"a line", END.encode()]
+    assert Cleaner().clean(lines) == [b"50 %", b"done", b"a line"]
+    # Another process prints such lines, too.
+    other = b"said: " + END.replace("16 launcher", "17 launcher").encode()
+    assert Cleaner().clean([START.encode(), other]) == [other]
+
+
 def test_a_launcher_that_is_silent_at_first() -> None:
     lines = [b"one", b"I1122 02:57:00.000000  7 main.go:1] mine", END.strip().encode(), b"two"]
     assert Cleaner().clean(lines) == [lines[0], lines[1], b"two"]

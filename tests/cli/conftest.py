@@ -9,12 +9,12 @@ import signal
 import struct
 import subprocess
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.ready import PROGRAM, Ready, ready
+from tests.cli.ready import PROGRAM, Ready
 from torchx_kfp.cli import cli
 
 PIPELINE = '''\
@@ -68,19 +68,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="session")
-def _ready() -> Iterator[Ready]:
-    with ready() as process:
-        yield process
-
-
 @pytest.fixture
-def call(project: Path, _ready: Ready) -> Call:
+def call(project: Path, ready_program: Ready) -> Call:
     """The command line, in the project's folder and in a separate process."""
 
     def run(*words: str, folder: Path = project, **environ: str) -> subprocess.CompletedProcess[str]:
         if not any(name.startswith("PYTHON") for name in environ):
-            return _ready.call(words, folder, {**os.environ, "COLUMNS": "100", **environ})
+            return ready_program.call(words, folder, {**os.environ, "COLUMNS": "100", **environ})
         return subprocess.run(
             [PROGRAM, *words],
             cwd=folder,

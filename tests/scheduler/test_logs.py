@@ -36,6 +36,8 @@ class Growing:
         started = [StageStarted(self.stage, "pod", n, log_file=self.folder / f"{n}.log") for n in (1, 2)]
         return SimpleNamespace(run=SimpleNamespace(attempts={self.stage: started}), is_running=len(self.looks) > 1)
 
+    look = read
+
     def follow(self) -> Iterator[Any]:
         """Nothing: the lines of a log do not change the run."""
         yield self.read()

@@ -36,7 +36,15 @@ class Cleaner:
 
     def clean(self, lines: list[bytes]) -> list[bytes]:
         """Return the lines of the application."""
-        return [line for line in lines if not self._is_launchers(line)]
+        return [part for line in lines for part in self._parts(line) if not self._is_launchers(part)]
+
+    def _parts(self, line: bytes) -> list[bytes]:
+        """Split a line that the application has not ended, so that the launcher's follows in it."""
+        if self._launcher is None or self._in_block:
+            return [line]
+        places = (found.start() for found in _KLOG.finditer(line) if found[1] == self._launcher)
+        place = next(places, 0)
+        return [line[:place], line[place:]] if place else [line]
 
     def _is_launchers(self, line: bytes) -> bool:
         if self._in_block:

@@ -21,14 +21,20 @@ from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.known import known_inputs
 from torchx_kfp.pipeline.load import pipeline_from_documents
 from torchx_kfp.pipeline.spec import Pipeline
-from torchx_kfp.runs.events import Event, RunEnding, RunFinished, RunStarted, StageFinished, StageStarted
+from torchx_kfp.runs.events import (
+    CANCELED_ON_KFP,
+    Event,
+    RunEnding,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageStarted,
+)
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean
 
 #: What ends a canceled run: "Run X was ended by ...".
 CANCELED_BY = "a request to KFP"
-#: The reason in the event of a cancellation.
-ENDING = "Canceled on KFP"
 _CANCELING = "CANCELING"
 #: Kubernetes gives the processes of a pod this many seconds to end by themselves.
 GRACE = 30.0
@@ -132,7 +138,7 @@ class Observer:
         stages = tell(self._plan, self._nodes, progress) if self._plan is not None else []
         last = max((one.event.time for one in stages), default=progress.started_at)
         canceled = progress.canceled_at
-        ending = [Told(RunEnding(ENDING, GRACE, time=canceled), "ending")] if canceled is not None else []
+        ending = [Told(RunEnding(CANCELED_ON_KFP, GRACE, time=canceled), "ending")] if canceled is not None else []
         before = [one for one in stages if canceled is None or one.event.time < canceled]
         told = [Told(self._started(run, progress), "started"), *before, *ending, *stages[len(before) :]]
         if progress.is_over:

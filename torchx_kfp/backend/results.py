@@ -48,7 +48,7 @@ class ResultReader:
         """Return the results of those runs that can be read now; those without results have ``{}``."""
         if not run_ids or self._clock() - self._failed_at.get(base, -self._again) < self._again:
             return {}
-        if problem := _not_here(base):
+        if problem := why_not_here(base):
             return self._fail(base, problem)
         found: list[Mapping[str, Mapping[str, Any]]] = []
         problems: list[str] = []
@@ -76,11 +76,16 @@ class ResultReader:
 
     def _fail(self, base: str, why: str) -> Mapping[str, Mapping[str, Any]]:
         self._failed_at[base] = self._clock()
-        self._problems[base] = f"Results are missing: the tracker base {base!r} cannot be read here: {why}."
+        self._problems[base] = missing(base, why)
         return {}
 
 
-def _not_here(base: str) -> str:
+def missing(base: str, why: str) -> str:
+    """Return the sentence about a base that cannot be read."""
+    return f"Results are missing: the tracker base {base!r} cannot be read here: {why}."
+
+
+def why_not_here(base: str) -> str:
     """Say why a base of pods is not one of this machine; empty if it may be."""
     scheme = _SCHEME.match(base)
     if scheme and scheme[1].lower() == "memory":

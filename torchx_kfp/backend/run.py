@@ -82,6 +82,9 @@ class HostRun:
         self._run = RunState()
         self._has_outline = False
         self._last: RunRecord | None = None
+        #: Since when the host does not answer, and the CPU time that the last look has taken.
+        self._lost_at: float | None = None
+        self._cost = 0.0
         #: What the host has answered last, as JSON of v2beta1.
         self.answer: Mapping[str, Any] = {}
         #: The pipeline of a run that names an uploaded one; None before the host has been asked.
@@ -125,36 +128,48 @@ class HostRun:
         """
         seen: RunRecord | None = None
         waits = Waits(self._pace)
-        lost_at: float | None = None
         while True:
             began = time.thread_time()
-            changed = False
-            try:
-                record = self.read()
-            except (HostUnreachableError, HostCredentialsError) as error:
-                if self._last is None:
-                    raise
-                now = time.monotonic()
-                if lost_at is None:
-                    lost_at = now
-                    self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
-                elif isinstance(error, HostCredentialsError) and now - lost_at >= self._pace.patience:
-                    raise
-            else:
-                if lost_at is not None:
-                    self._say(f"{self._connection.name} answers again.")
-                    lost_at = None
-                if changed := record is not seen:
-                    seen = record
-                    yield record
-                if not record.is_running:
-                    return
+            record = self.look()
+            changed = record is not seen
+            if changed:
+                seen = record
+                yield record
+            if not record.is_running:
+                return
             waits.wait(changed=changed, cost=time.thread_time() - began)
+
+    def look(self) -> RunRecord:
+        """Ask the host as ``read`` does, but return the run as it was before if the host does not answer for a moment.
+
+        Raises:
+            HostCredentialsError: the host has refused the credentials for some time.
+            HostError: see ``read``. A host that has never answered is not waited for.
+        """
+        began = time.thread_time()
+        try:
+            record = self.read()
+        except (HostUnreachableError, HostCredentialsError) as error:
+            if self._last is None:
+                raise
+            now = time.monotonic()
+            if self._lost_at is None:
+                self._lost_at = now
+                self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
+            elif isinstance(error, HostCredentialsError) and now - self._lost_at >= self._pace.patience:
+                raise
+            return self._last
+        finally:
+            self._cost = time.thread_time() - began
+        if self._lost_at is not None:
+            self._say(f"{self._connection.name} answers again.")
+            self._lost_at = None
+        return record
 
     @property
     def interval(self) -> float:
-        """The seconds between two looks at a run that goes on."""
-        return self._pace.shortest
+        """The seconds between two looks at a run that goes on; more for a large one, of which a look takes long."""
+        return max(self._pace.shortest, self._cost / self._pace.share)
 
     def wait(self, watch: Watch | None = None) -> RunResult:
         """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.

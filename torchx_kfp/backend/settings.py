@@ -44,7 +44,8 @@ _OF_HOST = (
 CREDENTIALS = ("existing_token", "token_file", "cookies", "client_id", "other_client_id", "other_client_secret")
 #: Two ways to say the same: if one place gives either, the other one is not taken from the next place.
 _EITHER = ({"existing_token", "token_file"}, {"host", "kube_context"})
-_SECRET = {"existing_token", "cookies", "other_client_secret", "proxy"}
+#: Settings that messages and commands to copy never show.
+SECRETS = {"existing_token", "cookies", "other_client_secret", "proxy"}
 _PATHS = {"token_file", "ssl_ca_cert"}
 _BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
 
@@ -254,7 +255,7 @@ def _file(environ: Mapping[str, str], warnings: list[str]) -> _Place | None:
     for name, value in items.items():
         if value:
             values[name] = _value(name, value, f"{name} in {path}", path.parent)
-    if (secrets := [name for name in values if name in _SECRET]) and mode & (stat.S_IRGRP | stat.S_IROTH):
+    if (secrets := [name for name in values if name in SECRETS]) and mode & (stat.S_IRGRP | stat.S_IROTH):
         warnings.append(
             f"Other users of this machine can read {path}, which has {joined(secrets)}. Run: chmod 600 {path}"
         )
@@ -286,7 +287,7 @@ def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bo
         return _BOOLEANS[text.lower()]
     if name in _PATHS:
         return str(folder / Path(text).expanduser())
-    if name in _SECRET:
+    if name in SECRETS:
         refuse_in_header(text, source)
     return text
 

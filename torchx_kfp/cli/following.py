@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from torchx_kfp.cli.display.printing import print_message, this_command
-from torchx_kfp.errors import PipelineFileError, StageFailedError
+from torchx_kfp.errors import HostError, HostNotFoundError, PipelineFileError, StageFailedError
 from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.text import listed
 
 if TYPE_CHECKING:
+    from torchx_kfp.runs.record import RunRecord
     from torchx_kfp.runs.result import RunResult
     from torchx_kfp.runs.source import Source
 
 
-def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
+def show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
     """Show a run until its end, then its summary.
 
     Args:
@@ -28,30 +31,73 @@ def show(source: Source, words: list[str], *, quiet: bool, verbose: bool, as_jso
 
     Raises:
         StageFailedError: the run has failed.
+        HostError: the host does not answer, or has lost the run.
         Exit: Ctrl-C has ended the view; the code is 130.
     """
-    from torchx_kfp.cli.display.summary import summarize
+    again = [
+        f"To watch it again: {this_command('watch', source.run_id, *words)}",
+        f"To end it: {this_command('cancel', source.run_id, *words)}",
+    ]
+    try:
+        _show(source, words, quiet=quiet, verbose=verbose, as_json=as_json)
+    except KeyboardInterrupt:
+        for line in (f"The run {source.run_id} goes on.", *again):
+            print_message(line)
+        raise click.exceptions.Exit(128 + signal.SIGINT) from None
+    except HostNotFoundError:
+        raise
+    except HostError as error:
+        raise type(error)("\n".join([f"{error}", f"The run {source.run_id} may go on.", *again])) from error
+
+
+def _show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
+    from torchx_kfp.cli.display.summary import summarize, unread
     from torchx_kfp.cli.display.views import view_of
     from torchx_kfp.runs.source import attend
     from torchx_kfp.runs.state import RunState, outline
 
-    first = source.read()
+    last = source.read()
     try:
-        stages = outline(first.load())
+        stages = outline(last.load())
     except PipelineFileError:
         stages = {}  # they become known as they begin
     view = view_of(RunState(stages), quiet=quiet, verbose=verbose, as_json=as_json)
 
     def follow() -> RunResult:
-        try:
-            with view.shown():
-                return attend(source, view).run.result()
-        except KeyboardInterrupt:
-            print_message(f"The run {first.run_id} goes on.")
-            print_message(f"To watch it again: {this_command('watch', first.run_id, *words)}")
-            print_message(f"To end it: {this_command('cancel', first.run_id, *words)}")
-            raise click.exceptions.Exit(128 + signal.SIGINT) from None
+        nonlocal last
+        with view.shown():
+            last = attend(source, view)
+        return last.run.result()
 
-    result = summarize(follow, view.run, quiet=quiet, as_json=as_json)
+    def notes(result: RunResult) -> list[str]:
+        return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
+
+    def log_of(result: RunResult) -> str:
+        failed = next(stage.name for stage in result.stages if stage.state is State.FAILED)
+        return f"To see the whole log: {this_command('logs', result.run_id, failed, *words)}"
+
+    if last.folder is None:
+        result = summarize(follow, view.run, quiet=quiet, as_json=as_json, notes=notes, way_on=log_of)
+    else:
+        result = summarize(follow, view.run, quiet=quiet, as_json=as_json)
     if result.state is not State.SUCCEEDED:
         raise StageFailedError(f"The run {result.run_id} was {result.state}.")
+
+
+def _cached(record: RunRecord, result: RunResult) -> list[str]:
+    """Return a sentence about the results of cached stages, which a host does not tell."""
+    from torchx_kfp.backend.tracked import tracked_stages
+    from torchx_kfp.pipeline.names import without_indices
+
+    try:
+        tracked = tracked_stages(record.load(), record.arguments)
+    except PipelineFileError:
+        return []
+    names = [
+        stage.name
+        for stage in result.stages
+        if stage.state is State.CACHED and without_indices(stage.name) in tracked and stage.results is None
+    ]
+    if not names:
+        return []
+    return [f"Cached: {listed(names)}. KFP does not say from which run, so their results are not shown."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from torchx_kfp.cli.display.printing import print_message
-from torchx_kfp.errors import ArgumentError, UnknownRunError
+from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, UnknownRunError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _SHOWN = {
 }
 _HIDDEN = ("ui_host", "existing_token", "cookies", "client_id", "other_client_id", "other_client_secret")
 _HIDDEN_TOO = ("service_namespace", "kube_context", "proxy")
+#: The id of a run on a host, or a part of the URL of its page there.
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 #: The settings of the host that a command line gives, by name.
 Flags = Mapping[str, Any]
@@ -82,7 +85,9 @@ def connect(flags: Flags) -> Host:
 
 def host_words(flags: Flags) -> list[str]:
     """Return the options with which another command finds the same host; secrets are left out."""
-    given = [name for name in (*_SHOWN, "ui_host", "kube_context") if flags.get(name)]
+    from torchx_kfp.backend.settings import SECRETS
+
+    given = [name for name in (*_SHOWN, *_HIDDEN, *_HIDDEN_TOO) if flags.get(name) and name not in SECRETS]
     words = [word for name in given for word in (_flag(name), str(flags[name]))]
     return [*words, *(["--no-verify-ssl"] if flags.get("verify_ssl") is False else [])]
 
@@ -94,10 +99,21 @@ def names_host(flags: Flags) -> bool:
 
 def is_host_known() -> bool:
     """Tell whether the environment or the settings file names a host, or this process runs in a cluster."""
+    return bool(known_host_words() or os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def known_host_words() -> list[str]:
+    """Return the options that name the host of the environment or the settings file; none if they name none.
+
+    Raises:
+        HostSettingsError: a setting is wrong.
+    """
     from torchx_kfp.backend.settings import read_settings
 
     settings = read_settings()
-    return bool(settings.host or settings.kube_context or os.environ.get("KUBERNETES_SERVICE_HOST"))
+    return next(
+        ([_flag(name), getattr(settings, name)] for name in ("host", "kube_context") if getattr(settings, name)), []
+    )
 
 
 def find_source(run: str, output_dir: str, flags: Flags) -> RunReader | HostRun:
@@ -117,14 +133,28 @@ def find_source(run: str, output_dir: str, flags: Flags) -> RunReader | HostRun:
     if names_host(flags):
         return _on_host(run, flags)
     try:
-        return RunReader(find_run(output_dir, run))
+        folder = find_run(output_dir, run)
     except ArgumentError as error:
-        if not is_host_known():
+        # Only runs on a host have such an id.
+        if not _UUID.search(run.lower()) and not is_host_known():
             raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
         try:
             return _on_host(run, flags)
-        except UnknownRunError as other:
-            raise UnknownRunError(f"{error} And on the host: {other}") from None
+        except (UnknownRunError, HostError) as other:
+            raise type(other)(f"{error} And on the host: {other}") from None
+    return RunReader(folder)
+
+
+def is_run(word: str, flags: Flags) -> bool:
+    """Tell whether a word in the place of a tracker base means a run, whose tracker base is then that of its arguments.
+
+    With the options of a host, it always does. Otherwise it does if it cannot be a tracker base, and a host is set up.
+    """
+    if names_host(flags):
+        return True
+    if "://" in word or word.startswith(("/", ".", "~")) or os.path.exists(word):
+        return "/runs/details/" in word  # the URL of a page in KFP's UI
+    return bool(_UUID.search(word.lower())) or is_host_known()
 
 
 def locate(run: str, output_dir: str, flags: Flags) -> Located:
@@ -135,15 +165,25 @@ def locate(run: str, output_dir: str, flags: Flags) -> Located:
 
     Raises:
         ArgumentError: the run has no tracker base.
+        TrackerBaseError: only pods have this tracker base.
     """
+    from torchx_kfp.backend.results import missing, why_not_here
+
     is_here = names_host(flags) and run in _here(output_dir)
-    record = find_source(run, output_dir, {} if is_here else flags).read()
+    try:
+        record = find_source(run, output_dir, {} if is_here else flags).read()
+    except UnknownRunError as error:
+        if names_host(flags):
+            raise
+        raise UnknownRunError(f"There is no directory {run!r}. {error}") from None
     base = record.arguments.get(TRACKER_BASE)
     if not isinstance(base, str) or not base:
         raise ArgumentError(
             f"The run {record.run_id} has no argument {TRACKER_BASE!r}, so it is not known where its results are. Give "
             "their tracker base before the run."
         )
+    if record.folder is None and (why := why_not_here(base)):
+        raise TrackerBaseError(missing(base, why))
     return Located(base, record.run_id, record.arguments)
 
 

@@ -22,6 +22,8 @@ from torchx_kfp.runs.vocabulary import State
 
 #: The version of the form. It increases by one with each change that readers of the old form would misread.
 VERSION = 1
+#: The reason of a ``RunEnding`` on a KFP host, where no second signal ends a run at once.
+CANCELED_ON_KFP = "Canceled on KFP"
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,11 @@ class RunReader:
         self._run = RunState(stages, _last_output)
         self._last: RunRecord | None = None
 
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return str(self._request.get("run_id") or self.folder.name)
+
     def read(self) -> RunRecord:
         """Return the run as it is recorded now: the same object as before, if nothing has changed."""
         # Check this first: if the process ends right afterwards, its last events are read below.
@@ -94,6 +99,8 @@ class RunReader:
                 self._run.lose()
             self._last = self._record(alive)
         return self._last
+
+    look = read
 
     def follow(self) -> Iterator[RunRecord]:
         """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended."""
@@ -115,7 +122,7 @@ class RunReader:
         return RunRecord(
             folder=self.folder,
             load=partial(load_pipeline, self.folder / PIPELINE_FILE),
-            run_id=str(self._request.get("run_id") or self.folder.name),
+            run_id=self.run_id,
             pipeline=str(self._request.get("pipeline") or (first.pipeline if first else "")),
             created=_created(self.folder, self._request),
             events=tuple(self._events),

@@ -186,7 +186,8 @@ def describe_failure(result: RunResult) -> str:
         lines.append(f"{stage.name} {stage.reason}{f'{attempts}.' if attempts else end}")
         tail = stage.last_lines()
         if tail:
-            lines.append(f"  Its last lines, from {stage.log_file}:")
+            # The log of a run on a host is read into a file that does not last.
+            lines.append(f"  Its last lines{f', from {stage.log_file}' if result.folder is not None else ''}:")
             lines += [f"    {line}" for line in tail]
     if failed[_QUOTED:]:
         names = listed((stage.name for stage in failed[_QUOTED:]), _NAMED)

@@ -17,11 +17,18 @@ class Source(Protocol):
     """A run that can be read again and again while it goes on."""
 
     @property
+    def run_id(self) -> str:
+        """The run's id."""
+
+    @property
     def interval(self) -> float:
         """The seconds between two looks at a run that goes on."""
 
     def read(self) -> RunRecord:
         """Return the run as it is recorded now."""
+
+    def look(self) -> RunRecord:
+        """Return the run as ``read`` does, or as it was before if the host does not answer for a moment."""
 
     def follow(self) -> Iterator[RunRecord]:
         """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from torchx_kfp.runs.events import (
+    CANCELED_ON_KFP,
     Event,
     PipelineRetried,
     RunEnding,
@@ -93,7 +94,8 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
     if isinstance(event, StageFinished):
         return _finished(event, verbose)
     if isinstance(event, RunEnding):
-        return [f"{event.reason}: the running stages have {event.grace:g} s to end; another signal kills them."]
+        kill = "" if event.reason == CANCELED_ON_KFP else "; another signal kills them"
+        return [f"{event.reason}: the running stages have {event.grace:g} s to end{kill}."]
     if isinstance(event, RunFinished) and event.state is State.CANCELED:
         return [f"Run {event.run_id} was ended by {event.reason}."]
     return []

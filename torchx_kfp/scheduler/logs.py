@@ -62,7 +62,7 @@ def lines_of(
     """
     files: dict[Path, _Lines] = {}
     while True:
-        record = source.read()
+        record = source.look()
         mine = {
             name: stage
             for name in record.run.attempts

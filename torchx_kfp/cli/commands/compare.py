@@ -20,7 +20,7 @@ from torchx_kfp.cli.display.printing import (
     sparkline,
 )
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.hosts import Flags, host_options, locate, names_host
+from torchx_kfp.cli.hosts import Flags, host_options, is_run, locate, names_host
 from torchx_kfp.cli.selection import Chosen, choose, nothing, open_tracker, parts, read, say_cached
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
@@ -63,14 +63,14 @@ class Row:
 
 
 @click.command("compare", short_help="Show runs side by side.")
-@click.argument("tracker_base", metavar="[TRACKER_BASE]")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN ...")
+@click.argument("tracker_base", required=False)
+@click.argument("runs", nargs=-1, metavar="RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Show only what differs between the runs.")
 @output_dir_option
 @format_option("table", "json", "csv")
 @host_options
 def compare_command(
-    tracker_base: str, runs: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags
+    tracker_base: str | None, runs: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags
 ) -> None:
     """Compare what runs recorded under TRACKER_BASE: results, metrics logged by step, and metadata.
 
@@ -82,7 +82,8 @@ def compare_command(
         digits-20260101-120000 digits-20260102-120000 --changed
 
     With --host, each RUN is a run on this machine or on that host, TRACKER_BASE is left out, and the parameters of the
-    runs are compared, too: what each has recorded is read from the tracker base that it was given.
+    runs are compared, too: what each has recorded is read from the tracker base that it was given. If a host is set up,
+    TRACKER_BASE can be left out without --host, too.
 
     A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
@@ -92,8 +93,12 @@ def compare_command(
     from torchx_kfp.tracking.statements.kinds import run_ids
     from torchx_kfp.tracking.statements.steps import STEPS
 
+    if tracker_base is None:
+        raise click.UsageError(f"Missing argument '{'RUN RUN ...' if names_host(flags) else 'TRACKER_BASE'}'.")
     located = []
-    if names_host(flags):
+    if not runs and not names_host(flags):
+        raise click.UsageError("Missing argument 'RUN RUN ...'.")
+    if is_run(tracker_base, flags):
         runs = tracker_base, *runs
         located = [locate(run, output_dir, flags) for run in runs]
     if len(runs) < 2:

@@ -44,10 +44,10 @@ def logs_command(
     """Print the output of the stages of RUN, or of one STAGE.
 
     RUN is a run id, the beginning or the end of one, or "latest"; one that is not on this machine is a run of the KFP
-    host. STAGE is the name of a stage as `torchx-kfp run`
-    shows it (train[2]), the name of a task in a loop, for all its iterations (train), or the name of one execution
-    (train-2-0). If the output is of several stages, each line begins with the name of its stage. In the output of a
-    distributed stage, each line of a replica begins with the replica's role and index.
+    host. STAGE is the name of a stage as `torchx-kfp run` shows it (train[2]), the name of a task in a loop, for all
+    its iterations (train), or the name of one execution (train-2-0). If the output is of several stages, each line
+    begins with the name of its stage. In the output of a distributed stage, each line of a replica begins with the
+    replica's role and index.
 
     \b
     torchx-kfp logs latest
@@ -73,7 +73,7 @@ def logs_command(
         if not follow or choice.is_over(record) or not is_read():
             break
         time.sleep(source.interval)
-        record = source.read()
+        record = source.look()
     printer.finish()
     if replica is not None and replica not in printer.replicas and is_read():
         raise _unknown_replica(replica, stage or "", printer.replicas)

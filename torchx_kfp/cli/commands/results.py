@@ -21,7 +21,7 @@ from torchx_kfp.cli.display.printing import (
     without_run,
 )
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.hosts import Flags, host_options, locate, names_host
+from torchx_kfp.cli.hosts import Flags, host_options, is_run, locate, names_host
 from torchx_kfp.cli.selection import (
     Chosen,
     RunsHere,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @click.command("results", short_help="Show results of runs: filtered, sorted, as JSON or CSV.")
-@click.argument("tracker_base", metavar="[TRACKER_BASE]")
+@click.argument("tracker_base", required=False)
 @click.argument("run", required=False)
 @click.option(
     "--stage", "stages", metavar="STAGE", multiple=True, help="Show only this stage. May be given several times."
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @format_option("table", "json", "csv")
 @host_options
 def results_command(
-    tracker_base: str,
+    tracker_base: str | None,
     run: str | None,
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
@@ -74,10 +74,12 @@ def results_command(
 ) -> None:
     """Show the results that stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
 
-    With --host, RUN is a run of that host, and TRACKER_BASE can be left out: it is the one that the run was given.
-    Otherwise, RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest".
-    Without RUN and options, the command lists the runs that have results. Cached stages of a run on this machine are
-    shown with the results that they took from the cache.
+    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest". Without RUN
+    and options, the command lists the runs that have results. Cached stages of a run on this machine are shown with the
+    results that they took from the cache.
+
+    With --host, RUN is a run of that host, and TRACKER_BASE can be left out: it is the one that the run was given. If
+    a host is set up, TRACKER_BASE can also be left out before a run on this machine or on that host.
 
     \b
     torchx-kfp results s3://bucket/results --stage train \\
@@ -90,7 +92,9 @@ def results_command(
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
-    if names_host(flags):
+    if tracker_base is None:
+        raise click.UsageError(f"Missing argument '{'RUN' if names_host(flags) else 'TRACKER_BASE'}'.")
+    if names_host(flags) or (run is None and is_run(tracker_base, flags)):
         located = locate(run or tracker_base, output_dir, flags)
         tracker_base, run = tracker_base if run else located.base, located.run_id
     tracker = open_tracker(tracker_base)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.display.printing import print_json, print_message, terminal_width
+from torchx_kfp.cli.display.printing import print_json, print_message, terminal_width, this_command
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.hosts import Flags, connect, host_options, names_host
-from torchx_kfp.errors import ArgumentError
+from torchx_kfp.cli.hosts import Flags, connect, host_options, known_host_words, names_host
+from torchx_kfp.errors import ArgumentError, HostSettingsError
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration, printable
 
@@ -39,9 +40,10 @@ def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
 
 
 def _list_on_host(host: Host, limit: int, form: str) -> None:
-    from torchx_kfp.cli.display.tables import print_table
+    from torchx_kfp.cli.display.tables import fits, print_table
 
     runs = list(host.list(limit=limit))
+    columns, cut = ("run", "name", "state", "started", "took"), ("name",)
     if form == "json":
         print_json([_summary_as_json(run) for run in runs])
     elif runs:
@@ -56,9 +58,22 @@ def _list_on_host(host: Host, limit: int, form: str) -> None:
             )
             for run in runs
         ]
-        print_table(("run", "name", "state", "started", "took"), rows, right=("took",), cut=("name",))
+        if not fits(columns, rows):
+            # The beginning of an id is enough for commands, and a name says more than the rest.
+            short = _beginnings([run.run_id for run in runs])
+            rows = [(beginning, *row[1:]) for beginning, row in zip(short, rows, strict=True)]
+        print_table(columns, rows, right=("took",), cut=cut)
     else:
         print_message(f"There are no runs on {host.connection.name}.")
+
+
+def _beginnings(run_ids: Sequence[str]) -> list[str]:
+    """Return the beginnings of ids that tell them apart, of 8 characters or more."""
+    most = max(map(len, run_ids))
+    length = next(
+        (length for length in range(8, most) if len({run_id[:length] for run_id in run_ids}) == len(run_ids)), most
+    )
+    return [run_id[:length].rstrip("-") for run_id in run_ids]
 
 
 def _summary_as_json(run: RunSummary) -> dict[str, Any]:
@@ -76,8 +91,13 @@ def _summary_as_json(run: RunSummary) -> dict[str, Any]:
 def _list_here(output_dir: str, form: str) -> None:
     from torchx_kfp.runs.history import find_runs, read_run
 
+    hint = _hint()
+    try:
+        folders = find_runs(output_dir)
+    except ArgumentError as error:
+        raise ArgumentError(f"{error} {hint}".strip()) from None
     records = []
-    for folder in find_runs(output_dir):
+    for folder in folders:
         try:
             records.append(read_run(folder))
         except (ArgumentError, OSError) as error:
@@ -91,6 +111,17 @@ def _list_here(output_dir: str, form: str) -> None:
         _print_table(records)
     else:
         print_message(f"There are no runs in {output_dir!r}.")
+    if hint:
+        print_message(hint)
+
+
+def _hint() -> str:
+    """Return how to list the runs of the host that is set up; empty if none is."""
+    try:
+        words = known_host_words()
+    except HostSettingsError:
+        return ""  # it does not matter for runs on this machine
+    return f"To list those on KFP: {this_command('runs', *words)}" if words else ""
 
 
 def _done(record: RunRecord) -> int:

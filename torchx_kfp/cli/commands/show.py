@@ -9,24 +9,25 @@ import click
 
 from torchx_kfp.cli.display.printing import print_json, show_value, sparkline
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.hosts import Flags, host_options, locate, names_host
+from torchx_kfp.cli.hosts import Flags, host_options, is_run, locate, names_host
 from torchx_kfp.cli.selection import choose, nothing, open_tracker, read, say_cached
 from torchx_kfp.errors import UnknownRunError
 from torchx_kfp.text import counted, listed, moment, printable
 
 
 @click.command("show", short_help="Show everything that is known about a stage's run.")
-@click.argument("tracker_base", metavar="[TRACKER_BASE]")
+@click.argument("tracker_base", required=False)
 @click.argument("run", required=False)
 @output_dir_option
 @format_option("table", "json")
 @host_options
-def show_command(tracker_base: str, run: str | None, output_dir: str, form: str, flags: Flags) -> None:
+def show_command(tracker_base: str | None, run: str | None, output_dir: str, form: str, flags: Flags) -> None:
     """Show everything known about RUN: its start, results, metrics, metadata, artifacts, and the runs that it reads.
 
     RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train". A cached
     stage of a run on this machine is shown with what it took from the cache. With --host, RUN is a stage of a run on
-    that host, such as "latest/train", and TRACKER_BASE can be left out: it is the one that the run was given.
+    that host, such as "latest/train", and TRACKER_BASE can be left out: it is the one that the run was given. If a host
+    is set up, it can also be left out before a run on this machine or on that host.
 
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
@@ -36,7 +37,9 @@ def show_command(tracker_base: str, run: str | None, output_dir: str, form: str,
     from torchx_kfp.tracking.statements.sources import SOURCES, read_starts
     from torchx_kfp.tracking.statements.steps import STEPS
 
-    if names_host(flags):
+    if tracker_base is None:
+        raise click.UsageError(f"Missing argument '{'RUN' if names_host(flags) else 'TRACKER_BASE'}'.")
+    if names_host(flags) or (run is None and is_run(tracker_base, flags)):
         name, slash, stage = (run or tracker_base).partition("/")
         located = locate(name, output_dir, flags)
         tracker_base, run = tracker_base if run else located.base, f"{located.run_id}{slash}{stage}"

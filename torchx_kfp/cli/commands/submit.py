@@ -9,6 +9,7 @@ from torchx_kfp.cli.flags import parameter_option, view_options
 from torchx_kfp.cli.following import show
 from torchx_kfp.cli.hosts import Flags, connect, host_options, host_words
 from torchx_kfp.cli.tracker_base import tracker_base_of, tracker_base_option
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 
@@ -55,6 +56,8 @@ def submit_command(
     from torchx_kfp.pipeline.arguments import complete_arguments, parse_arguments
     from torchx_kfp.semantics.workflow import describe, measure
 
+    if quiet and verbose:
+        raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     pipeline = load_target(target)
     arguments = parse_arguments(pipeline, split_words(words))
     tracker_base_of(pipeline, arguments, tracker_base, "s3://bucket/results, or another URL that the pods can write to")

@@ -21,5 +21,9 @@ def watch_command(run: str, output_dir: str, quiet: bool, verbose: bool, as_json
     host, where it may also have a name. The exit code is that of the run: 0 if it has succeeded. Ctrl-C ends the view,
     and the run goes on.
     """
+    from torchx_kfp.runs import output_dir_words
+    from torchx_kfp.runs.history import RunReader
+
     source = find_source(run, output_dir, flags)
-    show(source, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
+    words = output_dir_words(source.folder) if isinstance(source, RunReader) else host_words(flags)
+    show(source, words, quiet=quiet, verbose=verbose, as_json=as_json)

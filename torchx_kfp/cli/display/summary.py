@@ -17,11 +17,21 @@ from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import counted, duration, listed
 
+#: Returns sentences about the result of a run.
+Notes = Callable[[RunResult], Sequence[str]]
 #: On a terminal, up to this many iterations that ended alike have a row each.
 _ROWS = 10
 
 
-def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_json: bool) -> RunResult:
+def summarize(
+    start: Callable[[], RunResult],
+    run: RunState,
+    *,
+    quiet: bool,
+    as_json: bool,
+    notes: Notes | None = None,
+    way_on: Callable[[RunResult], str] | None = None,
+) -> RunResult:
     """Run a pipeline, print a summary of its result, and return that.
 
     Args:
@@ -29,6 +39,8 @@ def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_
         run: the state of that run, used for the summary if a signal ends the run.
         quiet: whether to print only the table and errors.
         as_json: whether to leave out the table.
+        notes: returns sentences about the table, which are printed below it. Default: ``unread``.
+        way_on: returns how to go on after a failure, as lines. Default: how to resume the run.
 
     Raises:
         StageFailedError: the run failed.
@@ -38,13 +50,13 @@ def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_
     except (KeyboardInterrupt, SystemExit) as ending:
         if run.started is not None:
             result = run.result()
-            _end(result, as_json=as_json)
+            _end(result, notes, as_json=as_json)
             print_message(_interruption(result, ending))
             if not quiet and result.folder is not None:
                 print_message(f"Logs and outputs are in {result.folder}")
                 print_message(_way_on(result.folder))
         raise
-    _end(result, as_json=as_json)
+    _end(result, notes, as_json=as_json)
     if not quiet:
         took = f"{result.state}, {duration(result.duration)}"
         place = result.link if result.folder is None else f"logs and outputs are in {result.folder}"
@@ -57,8 +69,8 @@ def summarize(start: Callable[[], RunResult], run: RunState, *, quiet: bool, as_
         for base in dict.fromkeys(str(stage.tracker_base) for stage in recorded):
             print_message(f"See the results again: {this_command('results', base, result.run_id, *words)}")
     if result.state is State.FAILED:
-        hint = "" if quiet or result.folder is None else f"\n{_way_on(result.folder)}"
-        raise StageFailedError(for_stderr(describe_failure(result)) + hint)
+        ways = "" if quiet else way_on(result) if way_on else _way_on(result.folder) if result.folder else ""
+        raise StageFailedError("\n".join(filter(None, [for_stderr(describe_failure(result)), ways])))
     return result
 
 
@@ -70,13 +82,21 @@ def _way_on(folder: Path) -> str:
     )
 
 
-def _end(result: RunResult, *, as_json: bool) -> None:
+def _end(result: RunResult, notes: Notes | None, *, as_json: bool) -> None:
     if not as_json:
         print_stages(result.stages)
-    unread = [stage for stage in result.stages if stage.run_id and stage.tracker_base and stage.results is None]
-    for base in dict.fromkeys(str(stage.tracker_base) for stage in unread):
-        names = listed(stage.name for stage in unread if stage.tracker_base == base)
-        print_message(f"The results of {names} could not be read from {base}.")
+    for sentence in (notes or unread)(result):
+        print_message(sentence)
+
+
+def unread(result: RunResult) -> list[str]:
+    """Return sentences about the stages whose results could not be read."""
+    stages = [stage for stage in result.stages if stage.run_id and stage.tracker_base and stage.results is None]
+    found = []
+    for base in dict.fromkeys(str(stage.tracker_base) for stage in stages):
+        names = listed(stage.name for stage in stages if stage.tracker_base == base)
+        found.append(f"The results of {names} could not be read from {base}.")
+    return found
 
 
 def print_stages(stages: Sequence[StageResult]) -> None:

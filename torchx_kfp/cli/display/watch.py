@@ -12,7 +12,7 @@ import click
 
 from torchx_kfp.cli.display.printing import is_capable, json_ready, wants_colors
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.runs.events import Event, RunFinished, encode
+from torchx_kfp.runs.events import Event, RunFinished, RunStarted, encode
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.watch import Terminal, Watch, messages
 
@@ -56,10 +56,17 @@ class Json(Shown):
         super().__init__(beside.run)
         self._beside = beside
         self._stdout = Terminal(sys.stdout)
+        self._has_files = True
 
     def on_event(self, event: Event) -> None:
         self._beside.on_event(event)
-        self._stdout.write_lines([json.dumps(json_ready(encode(event)), allow_nan=False)])
+        content = encode(event)
+        if isinstance(event, RunStarted):
+            self._has_files = event.folder is not None
+        if "log_file" in content and not self._has_files:
+            # The log of a run on a host is read into a file that does not last.
+            content["log_file"] = None
+        self._stdout.write_lines([json.dumps(json_ready(content), allow_nan=False)])
 
     def on_lines(self, stage: str, lines: Sequence[str]) -> None:
         self._beside.on_lines(stage, lines)
