@@ -217,6 +217,22 @@ def test_logs_grow_with_the_run(connection: Connection, submit: Callable[..., st
     assert not file.parent.exists()
 
 
+def test_files_are_made_only_for_logs_that_are_fetched(
+    connection: Connection, submit: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    run = HostRun(connection, submit(), pace=QUICK)
+    list(run.follow())
+    assert not list(folder.iterdir()), "a process that is killed leaves nothing"
+    run.fetch(["train"])
+    [logs] = folder.iterdir()
+    assert logs.stat().st_mode & 0o777 == 0o700
+    run.close()
+    assert not list(folder.iterdir())
+
+
 def test_a_log_that_is_complete_is_not_asked_for_again(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str]
 ) -> None:
@@ -256,6 +272,7 @@ def test_logs_of_stages_with_similar_names_are_different_files() -> None:
         names = ["train[1,2]", "train[1]-2", "train-1-2", "inner/train", "inner-train", "é" * 300, "é" * 301]
         files = {run._log_file(name, attempt) for name in names for attempt in (1, 2)}
         assert len(files) == 2 * len(names)
+        run._make_folder()
         for file in files:
             file.write_text("")
         run.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import weakref
 import zlib
@@ -92,8 +94,12 @@ class HostRun:
         self._serves_v1beta1 = True
         #: Sentences about what the host does not tell.
         self._missing: dict[str, str] = {}
-        self._folder: Path | None = None
+        #: The folder of the logs, which is made with the first of them.
+        self._folder = Path(tempfile.gettempdir(), f"torchx-kfp-{secrets.token_hex(8)}")
+        self._has_folder = False
         self._logs: dict[Path, PodLog] = {}
+        #: Several logs are fetched at once.
+        self._lock = threading.Lock()
         self._complete: set[Path] = set()
         self._said: set[str] = set()
 
@@ -207,7 +213,7 @@ class HostRun:
 
     def close(self) -> None:
         """Remove the log files."""
-        if self._folder is not None:
+        if self._has_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     # What the host says
@@ -324,9 +330,6 @@ class HostRun:
     # Logs
 
     def _log_file(self, stage: str, attempt: int) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="torchx-kfp-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         # Indices tell the iterations of a loop apart; safe_name alone would make train[1,2] and train[1]-2 the same.
         name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
         return self._folder / f"{name}-{max(attempt, 1)}.log"
@@ -346,10 +349,18 @@ class HostRun:
                 self._complete.add(path)
                 self._say_once(str(path), f"{started.name}: {error}")
             return
+        self._make_folder()
         with path.open("ab") as file:
             file.write(new)
         if is_over:
             self._complete.add(path)
+
+    def _make_folder(self) -> None:
+        with self._lock:
+            if not self._has_folder:
+                self._folder.mkdir(mode=0o700)
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                self._has_folder = True
 
     def _say_once(self, key: str, sentence: str) -> None:
         if key not in self._said:
