@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,11 +264,20 @@ def run_commands(page: Path, folder: Path, program: Ready) -> Iterator[tuple[Com
             for command in commands(block) if block.language == "console" else ():
                 name = next(word for word in shlex.split(command.line) if not _ASSIGNMENT.match(word))
                 if name in PROGRAMS:
+                    if "torchx-kfp run " in command.line:
+                        _wait_for_another_second(folder)
                     printed = run(command.line, folder, program, around)
                     around = with_ids(around, command.output, printed)
                     yield command, Printed(around.shown(printed.stdout), around.shown(printed.stderr), printed.code)
                 elif name not in OTHERS:
                     raise ValueError(f"{page.name}:{block.line}: {name!r} is not among PROGRAMS and OTHERS.")
+
+
+def _wait_for_another_second(folder: Path) -> None:
+    """Wait until another run on this machine would be listed after those before: ids of one second have any order."""
+    before = [path.name[:-_RANDOM] for path in (folder / "local_outputs").glob("*-*")]
+    while any(name.endswith(time.strftime("%Y%m%d-%H%M%S", time.gmtime())) for name in before):
+        time.sleep(0.02)
 
 
 def with_ids(around: Around, said: str, printed: Printed) -> Around:
