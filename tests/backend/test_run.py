@@ -24,6 +24,7 @@ from torchx_kfp.backend.run import HostRun
 from torchx_kfp.backend.settings import Settings
 from torchx_kfp.errors import (
     HostCredentialsError,
+    HostError,
     HostNotFoundError,
     HostUnreachableError,
     PipelineFileError,
@@ -344,7 +345,14 @@ def test_a_host_that_never_answers_ends_a_watch_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault(status=503, times=9), Fault(cut=0.5, times=9), Fault(cut=0.0, times=9), Fault(status=429, times=9)]
+    "fault",
+    [
+        Fault(status=500, times=9),
+        Fault(status=503, times=9),
+        Fault(cut=0.5, times=9),
+        Fault(cut=0.0, times=9),
+        Fault(status=429, times=9),
+    ],
 )
 def test_a_connection_that_is_lost_while_a_run_is_watched(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said, fault: Fault
@@ -421,6 +429,37 @@ def test_a_token_that_changes_while_a_run_is_watched(
     lost, found = said
     assert "401" in lost
     assert str(file) not in found
+
+
+def test_a_host_that_goes_on_failing_ends_a_watch(
+    kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said
+) -> None:
+    run = HostRun(connection, submit(seconds=300), pace=Pace(0.02, 0.1, share=1.0, patience=0.3), say=said)
+    follower = run.follow()
+    next(follower)
+    kfp_host.fail(500, times=1e9, body='{"code": 13, "message": "no database"}')
+    with pytest.raises(HostError, match="no database"):
+        list(follower)
+    assert len(said) == 1
+
+
+def test_a_token_file_that_is_empty_for_a_moment(
+    kfp_host: KfpHost, submit: Callable[..., str], said: Said, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("token")
+    connection = Connection(Settings(host=kfp_host.url, token_file=str(file)), Patience(wait=0.001))
+    run = HostRun(connection, submit(seconds=1.0), pace=QUICK, say=said)
+    follower = run.follow()
+    next(follower)
+    file.write_text("")
+    timer = threading.Timer(0.2, file.write_text, ["token"])
+    timer.start()
+    *_, last = follower
+    timer.join()
+    assert last.state is State.SUCCEEDED
+    assert "is empty" in said[0]
+    assert len(said) == 2
 
 
 def test_a_token_that_has_expired_ends_a_watch(kfp_host: KfpHost, submit: Callable[..., str], said: Said) -> None:

@@ -117,7 +117,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(kfp_host: KfpHost, program: P
     terminal.wait_for("● stage-0")
     terminal.send(b"\x03")
     assert terminal.end() == 130
-    *_, goes_on, watch, cancel = terminal.shown.splitlines()
+    _, _, goes_on, watch, cancel = terminal.shown.splitlines()
     assert goes_on == f"The run {run_id} goes on."
     words = rf"--host {kfp_host.url} --namespace team"
     assert re.fullmatch(rf"To watch it again: \S*torchx-kfp watch {run_id} {words}", watch)
@@ -148,6 +148,7 @@ def test_ctrl_c_without_a_terminal(kfp_host: KfpHost, program: Program, words: t
     [run_id] = kfp_host.runs
     assert re.search(says(f"The run {run_id} goes on.", f"watch {run_id} --host", f"cancel {run_id} --host"), said)
     assert "Traceback" not in said
+    assert "SIGINT" not in said, "the run has not ended"
     if "--json" in words:
         assert json.loads(out.splitlines()[0])["run_id"] == run_id
     elif words[0] == "submit":
@@ -218,6 +219,14 @@ def test_a_run_that_was_submitted_is_named_even_if_it_cannot_be_watched(kfp_host
     assert (done.returncode, done.stdout) == (1, "")
     [run_id] = kfp_host.runs
     assert re.search(says("403", f"The run {run_id} may go on", f"watch {run_id} --host {kfp_host.url}"), done.stderr)
+
+
+def test_a_run_that_fails_without_a_stage(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1)
+    run.finish(failed=True)
+    done = program("watch", "latest", "--host", kfp_host.url)
+    assert done.returncode == 1
+    assert re.search(says(f"Error: The run {run.record.run_id} failed: KFP does not say why."), done.stderr)
 
 
 def test_readers_that_have_read_enough(kfp_host: KfpHost, program: Program) -> None:

@@ -13,7 +13,13 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from torchx_kfp.backend.connection import V1ALPHA1, Connection
-from torchx_kfp.errors import HostCredentialsError, HostError, HostNotFoundError, HostUnreachableError
+from torchx_kfp.errors import (
+    HostCredentialsError,
+    HostError,
+    HostNotFoundError,
+    HostSettingsError,
+    HostUnreachableError,
+)
 
 #: What KFP's launcher prints, in the form of klog: level, date, time, process, source file, text.
 _KLOG = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) ([\w.-]+\.go):\d+\] ?(.*)", re.DOTALL)
@@ -106,7 +112,7 @@ class PodLog:
             return b""
         try:
             data = self._connection.content(self._path)
-        except (HostUnreachableError, HostCredentialsError):
+        except (HostUnreachableError, HostCredentialsError, HostSettingsError):
             raise
         except HostError as error:
             raise type(error)(self._explain(error)) from error

@@ -13,8 +13,8 @@ class Pace:
 
     The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
     changes. It is longer if the polls of a large run would otherwise take more than ``share`` of a core; ``credit`` is
-    the CPU time that may be spent ahead. A host that refuses the credentials is asked again for ``patience``: a token
-    may be renewed too late.
+    the CPU time that may be spent ahead. A host that reports errors, or refuses the credentials, is asked again for
+    ``patience``: its database may restart, and a token may be renewed too late.
     """
 
     shortest: float = 1.0

@@ -29,6 +29,7 @@ from torchx_kfp.errors import (
     HostError,
     HostNotFoundError,
     HostRefusedError,
+    HostSettingsError,
     HostUnreachableError,
     PipelineFileError,
     UnknownRunError,
@@ -129,8 +130,7 @@ class HostRun:
         A host that does not answer is asked again for as long as it takes.
 
         Raises:
-            HostCredentialsError: the host has refused the credentials for some time.
-            HostError: see ``read``.
+            HostError: see ``look``.
         """
         seen: RunRecord | None = None
         waits = Waits(self._pace)
@@ -149,20 +149,21 @@ class HostRun:
         """Ask the host as ``read`` does, but return the run as it was before if the host does not answer for a moment.
 
         Raises:
-            HostCredentialsError: the host has refused the credentials for some time.
-            HostError: see ``read``. A host that has never answered is not waited for.
+            HostError: see ``read``. A host that has never answered is not waited for. One that reports errors, or
+                refuses the credentials, is asked again for some time; so are settings that are wrong for a moment,
+                such as a file in which a token is being renewed.
         """
         began = time.thread_time()
         try:
             record = self.read()
-        except (HostUnreachableError, HostCredentialsError) as error:
-            if self._last is None:
+        except HostError as error:
+            if self._last is None or isinstance(error, HostNotFoundError | HostRefusedError):
                 raise
             now = time.monotonic()
             if self._lost_at is None:
                 self._lost_at = now
                 self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
-            elif isinstance(error, HostCredentialsError) and now - self._lost_at >= self._pace.patience:
+            elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= self._pace.patience:
                 raise
             return self._last
         finally:
@@ -340,7 +341,7 @@ class HostRun:
             log = self._logs[path] = PodLog(self._connection, self.run_id, started.pod_name, raw=self._raw_logs)
         try:
             new = log.read_new(is_over=is_over)
-        except (HostUnreachableError, HostCredentialsError) as error:
+        except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:
             self._say_once("host", str(error))
             return
         except HostError as error:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torchx_kfp.runs.source import Source
 
 
+class _DetachedError(Exception):
+    """The user has ended the view of a run, which goes on."""
+
+
 def show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
     """Show a run until its end, then its summary.
 
@@ -40,7 +44,7 @@ def show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as
     ]
     try:
         _show(source, words, quiet=quiet, verbose=verbose, as_json=as_json)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _DetachedError):
         for line in (f"The run {source.run_id} goes on.", *again):
             print_message(line)
         raise click.exceptions.Exit(128 + signal.SIGINT) from None
@@ -65,16 +69,19 @@ def _show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, a
 
     def follow() -> RunResult:
         nonlocal last
-        with view.shown():
-            last = attend(source, view)
+        try:
+            with view.shown():
+                last = attend(source, view)
+        except KeyboardInterrupt:
+            raise _DetachedError from None  # a KeyboardInterrupt would mean that the run has ended
         return last.run.result()
 
     def notes(result: RunResult) -> list[str]:
         return [*last.corrupt, *_cached(last, result), *([] if last.corrupt else unread(result))]
 
     def log_of(result: RunResult) -> str:
-        failed = next(stage.name for stage in result.stages if stage.state is State.FAILED)
-        return f"To see the whole log: {this_command('logs', result.run_id, failed, *words)}"
+        failed = [stage.name for stage in result.stages if stage.state is State.FAILED and stage.pod_name]
+        return f"To see the whole log: {this_command('logs', result.run_id, failed[0], *words)}" if failed else ""
 
     if last.folder is None:
         result = summarize(follow, view.run, quiet=quiet, as_json=as_json, notes=notes, way_on=log_of)
