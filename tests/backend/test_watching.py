@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import re
 import signal
@@ -14,15 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from tests.backend import answers_of_kfp
 from tests.backend.calling import wait_until
 from tests.backend.commands import Program, rows
 from tests.backend.host import KfpHost
 from tests.backend.host.faults import Fault
 from tests.backend.host.made import MadeRun
 from tests.backend.pipelines import small
+from tests.backend.scripted import Reply, Request, scripted
 from tests.cli.ready import PROGRAM, Ready
 from tests.facts import says
+from torchx_kfp.cli import cli
 
 Watching = subprocess.Popen[str]
 
@@ -307,6 +312,39 @@ def test_logs_are_followed_until_the_stage_ends(kfp_host: KfpHost, program: Prog
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_files_of_logs(kfp_host: KfpHost, program: Program, number: int) -> None:
+    run = kfp_host.make_run(2)
+    run.advance(started=2, ended=1)
+    temporary = program.folder / "temporary"
+    temporary.mkdir()
+    words = ("logs", "latest", "--follow", "--host", kfp_host.url)
+    with program.start(*words, TMPDIR=str(temporary)) as process:
+        wait_until(lambda: list(temporary.glob("*/*.log")))
+        process.send_signal(number)
+        _, said = process.communicate()
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said
+    assert not list(temporary.iterdir())
+
+
+def test_logs_do_not_wait_for_results(program: Program) -> None:
+    """The tracker base of the recorded runs is on a volume of the cluster."""
+    with scripted(lambda request: answer(request, "succeeded")) as server:
+        done = program("logs", "latest", "first", "--host", server.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "printed\n", "")
+
+
+def answer(request: Request, name: str, **more: Any) -> Reply:
+    """Answer as at the end of a recorded run."""
+    run = {**answers_of_kfp.polls(name)[-1], **more}
+    if request.path.endswith("/log"):
+        return Reply("printed\n")
+    if "v1beta1" in request.path:
+        return Reply(answers_of_kfp.manifest(name))
+    return Reply({"runs": [run]} if request.path.partition("?")[0].endswith("/runs") else run)
+
+
 def test_logs_of_a_stage_that_is_not_there(kfp_host: KfpHost, program: Program) -> None:
     run = kfp_host.make_run(2, chains=1)
     run.advance(started=1)
@@ -335,3 +373,29 @@ def test_a_run_that_kfp_has_not_begun_is_canceled(kfp_host: KfpHost, program: Pr
     done = program("cancel", run.record.display_name, "--host", kfp_host.url)
     assert done.returncode == 0
     assert done.stderr.endswith(f"The run {run.record.run_id} is canceled.\n")
+
+
+def test_the_newest_run_of_a_host_is_not_canceled_by_mistake(kfp_host: KfpHost, program: Program) -> None:
+    """Where there are no runs on this machine, ``latest`` may be another user's."""
+    run = kfp_host.make_run(1)
+    done = program("cancel", "latest", TORCHX_KFP_HOST=kfp_host.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says("another user's", f"torchx-kfp cancel {run.record.run_id}"), done.stderr)
+    assert kfp_host.count(":terminate") == 0
+    assert program("cancel", run.record.run_id, TORCHX_KFP_HOST=kfp_host.url).returncode == 0
+    assert kfp_host.count(":terminate") == 1
+
+
+def test_a_run_that_does_not_end_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node of its pod may be gone."""
+    monkeypatch.setattr("torchx_kfp.cli.commands.cancel.ON_HOST", 0.5)
+    asked = itertools.count()
+
+    def canceling(request: Request) -> Reply:
+        is_over = next(asked) > 12  # or this test would not end
+        return answer(request, "terminated", **({} if is_over else {"state": "CANCELING", "state_history": []}))
+
+    with scripted(canceling) as server:
+        done = CliRunner().invoke(cli, ["cancel", "latest", "--host", server.url])
+    assert done.exit_code == 0, done.output
+    assert re.search(says("may take longer", f"watch {answers_of_kfp.polls('terminated')[0]['run_id']}"), done.output)

@@ -80,6 +80,15 @@ class ResultReader:
         return {}
 
 
+class NoResults(ResultReader):
+    """Reads no results, for those who do not show any."""
+
+    def read(self, base: str, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Return nothing."""
+        del base, run_ids
+        return {}
+
+
 def missing(base: str, why: str) -> str:
     """Return the sentence about a base that cannot be read."""
     return f"Results are missing: the tracker base {base!r} cannot be read here: {why}."

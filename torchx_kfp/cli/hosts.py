@@ -116,13 +116,14 @@ def known_host_words() -> list[str]:
     )
 
 
-def find_source(run: str, output_dir: str, flags: Flags) -> RunReader | HostRun:
+def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True) -> RunReader | HostRun:
     """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
 
     Args:
         run: the run's id, the beginning or end of one, its name on a host, or ``latest``.
         output_dir: the folder with the runs on this machine.
         flags: the options of the host.
+        results: whether a run on a host is read with the results of its stages, which may take some seconds.
 
     Raises:
         UnknownRunError: there is no such run.
@@ -131,7 +132,7 @@ def find_source(run: str, output_dir: str, flags: Flags) -> RunReader | HostRun:
     from torchx_kfp.runs.history import RunReader, find_run
 
     if names_host(flags):
-        return _on_host(run, flags)
+        return _on_host(run, flags, results=results)
     try:
         folder = find_run(output_dir, run)
     except ArgumentError as error:
@@ -139,7 +140,7 @@ def find_source(run: str, output_dir: str, flags: Flags) -> RunReader | HostRun:
         if not _UUID.search(run.lower()) and not is_host_known():
             raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
         try:
-            return _on_host(run, flags)
+            return _on_host(run, flags, results=results)
         except (UnknownRunError, HostError) as other:
             raise type(other)(f"{error} And on the host: {other}") from None
     return RunReader(folder)
@@ -171,7 +172,7 @@ def locate(run: str, output_dir: str, flags: Flags) -> Located:
 
     is_here = names_host(flags) and run in _here(output_dir)
     try:
-        record = find_source(run, output_dir, {} if is_here else flags).read()
+        record = find_source(run, output_dir, {} if is_here else flags, results=False).read()
     except UnknownRunError as error:
         if names_host(flags):
             raise
@@ -197,8 +198,9 @@ def _here(output_dir: str) -> set[str]:
         return set()
 
 
-def _on_host(run: str, flags: Flags) -> HostRun:
+def _on_host(run: str, flags: Flags, *, results: bool) -> HostRun:
+    from torchx_kfp.backend.results import NoResults, ResultReader
     from torchx_kfp.backend.run import HostRun
 
     host = connect(flags)
-    return HostRun(host.connection, host.find(run))
+    return HostRun(host.connection, host.find(run), results=ResultReader() if results else NoResults())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from torchx_kfp.backend.connection import Connection
-from torchx_kfp.backend.results import ResultReader
+from torchx_kfp.backend.results import NoResults
 from torchx_kfp.backend.run import HostRun
 from torchx_kfp.errors import PipelineFileError
 from torchx_kfp.runs.record import RunRecord
@@ -16,20 +15,9 @@ from torchx_kfp.scheduler.roles import StageRoles, roles_by_stage
 _logger = logging.getLogger(__name__)
 
 
-class _NoResults(ResultReader):
-    """Reads no results: TorchX does not show any."""
-
-    def read(self, base: str, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Return nothing."""
-        del base, run_ids
-        return {}
-
-
 def open_app(connection: Connection, app_id: str) -> HostRun:
     """Return the app's run. Nothing is asked yet; what it has to say goes to TorchX's log."""
-    return HostRun(
-        connection, app_id, say=lambda sentence: _logger.warning("%s", sentence), results=_NoResults(patience=0)
-    )
+    return HostRun(connection, app_id, say=lambda sentence: _logger.warning("%s", sentence), results=NoResults())
 
 
 def roles_of(record: RunRecord) -> Mapping[str, StageRoles]:

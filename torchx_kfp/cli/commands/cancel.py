@@ -13,8 +13,9 @@ import click
 
 from torchx_kfp.cli.display.printing import print_message, this_command
 from torchx_kfp.cli.flags import output_dir_option
-from torchx_kfp.cli.hosts import Flags, find_source, host_options, host_words
+from torchx_kfp.cli.hosts import Flags, find_source, host_options, host_words, names_host
 from torchx_kfp.errors import ArgumentError, LocalRunError
+from torchx_kfp.pipeline.names import LATEST
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import listed
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 #: Seconds that a runner gets after its stages' grace period, to kill processes that are left.
 _BEYOND_GRACE = 30.0
 #: Seconds for which the end of a run on a host is waited for.
-_ON_HOST = 120.0
+ON_HOST = 120.0
 
 
 @click.command("cancel", short_help="End a run.")
@@ -41,9 +42,14 @@ def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
     """
     from torchx_kfp.runs.history import RunReader
 
-    source = find_source(run, output_dir, flags)
+    source = find_source(run, output_dir, flags, results=False)
     if isinstance(source, RunReader):
         _cancel_here(source.folder)
+    elif run == LATEST and not names_host(flags):
+        raise ArgumentError(
+            f"There is no run in {output_dir!r}, and the newest one on the KFP host may be another user's. If you mean "
+            f"that one: {this_command('cancel', source.run_id, *host_words(flags))}"
+        )
     else:
         _cancel_there(source, host_words(flags))
 
@@ -55,12 +61,13 @@ def _cancel_there(source: HostRun, words: list[str]) -> None:
         raise _ended(record)
     source.terminate()
     print_message(f"Canceling {record.run_id}: waiting for {listed(record.run.active) or 'its end'}.")
-    deadline = time.monotonic() + _ON_HOST
-    for record in source.follow():
-        if time.monotonic() > deadline and record.is_running:
+    deadline = time.monotonic() + ON_HOST
+    while (record := source.look()).is_running:
+        if time.monotonic() > deadline:
             again = this_command("watch", record.run_id, *words)
             print_message(f"The host ends the run, which may take longer. To see whether it has ended: {again}")
             return
+        time.sleep(source.interval)
     _say_end(record.run_id, record.state)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -58,7 +59,8 @@ def logs_command(
         raise ArgumentError("--attempt needs a STAGE.")
     if replica is not None and stage is None:
         raise ArgumentError("--replica needs a STAGE.")
-    source = find_source(run, output_dir, flags)
+    _end_orderly()
+    source = find_source(run, output_dir, flags, results=False)
     record = source.read()
     for sentence in record.corrupt:
         print_message(sentence)
@@ -80,6 +82,18 @@ def logs_command(
     if printer.is_empty and is_read():
         what = f"The stage {stage!r} has" if stage else "The stages have"
         print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
+
+
+def _end_orderly() -> None:
+    """Let SIGTERM and the end of the terminal end the process like an error: the files of logs are removed."""
+
+    def end(number: int, frame: object) -> None:
+        del frame
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, end)
 
 
 class _Choice:
