@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas
 import pytest
 
 from tests.cli.conftest import Call
@@ -206,6 +205,8 @@ def test_rows_for_which_an_expression_has_no_value_are_told(call: Call) -> None:
 
 
 def test_json_and_csv_have_all(call: Call) -> None:
+    import pandas
+
     shown = json.loads(call("results", "base", "a-1", "--format", "json").stdout)
     assert shown["a-1/train/t0"] == RESULTS["a-1/train/t0"]
     assert shown["a-1/train/t1"] == {"accuracy": "NaN", "epochs": 10}
