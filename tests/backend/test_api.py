@@ -77,3 +77,13 @@ def test_a_pipeline_that_would_fail_is_not_submitted(kfp_host: KfpHost) -> None:
         submit(tracked, {"tracker_base": "results"}, host=kfp_host.url)
     with pytest.raises(UnknownRunError, match=says("'nope'")):
         attach("nope", host=kfp_host.url)
+
+
+def test_credentials_that_are_not_sent_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHX_KFP_HOST", "https://a.example.com")
+    monkeypatch.setenv("TORCHX_KFP_EXISTING_TOKEN", "hidden")
+    with pytest.warns(UserWarning, match=says("https://a.example.com", "http://127.0.0.1:1")) as caught:
+        attach("f19b6e98-51e7-4b62-ae0c-601f7270d2b4", host="http://127.0.0.1:1")
+    [warning] = caught
+    assert warning.filename == __file__
+    assert "hidden" not in str(warning.message)

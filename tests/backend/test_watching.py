@@ -111,6 +111,24 @@ def test_runs_fit_a_terminal_of_80_columns(kfp_host: KfpHost, program: Program) 
     assert {row[0] for row in rows(wide.shown)} == {run.record.run_id for run in runs}
 
 
+def test_runs_of_which_a_host_tells_little(program: Program) -> None:
+    run_id = answers_of_kfp.polls("failed")[0]["run_id"]
+    with scripted(lambda request: Reply({"runs": [{"run_id": run_id}]})) as server:
+        done = program("runs", "--host", server.url)
+        content = json.loads(program("runs", "--format", "json", "--host", server.url).stdout)
+    assert rows(done.stdout) == [[run_id, "queued"]]
+    assert content[0]["started"] is None
+
+
+def test_the_report_of_a_pipeline_with_a_long_name(kfp_host: KfpHost, program: Program) -> None:
+    run = kfp_host.make_run(1, name="x" * 400)
+    run.finish()
+    done = program("report", run.record.run_id, "--host", kfp_host.url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"x-{run.record.run_id}.html")
+    assert (program.folder / done.stdout.strip()).is_file()
+
+
 # Ctrl-C
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -100,4 +101,7 @@ def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
 
 
 def _connect(settings: HostKeywords) -> Host:
-    return Host(Connection(read_settings(settings)))
+    found = read_settings(settings)
+    for sentence in found.warnings:
+        warnings.warn(sentence, stacklevel=3)  # where the user has called submit or attach
+    return Host(Connection(found))

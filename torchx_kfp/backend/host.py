@@ -41,7 +41,11 @@ _NEWEST_FIRST = "created_at desc"
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as a list of runs shows it. Times are in seconds since the epoch, None if they have not come yet."""
+    """A run as a list of runs shows it.
+
+    Times are in seconds since the epoch; ``created`` is 0 if the host does not tell it, ``finished`` is None if the run
+    has not ended.
+    """
 
     run_id: str
     name: str

@@ -11,6 +11,9 @@ from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.cli.hosts import Flags, find_source, host_options
 from torchx_kfp.runs.vocabulary import State
 
+#: The longest part of a file's name that is made of the pipeline's.
+_LONGEST = 150
+
 
 @click.command("report", short_help="Write a run as an HTML page.")
 @click.argument("run")
@@ -42,7 +45,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
     else:
         record = source.read()
         source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
-        read, name = view(record), f"{safe_name(record.pipeline)}-{record.run_id}.html"
+        read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))

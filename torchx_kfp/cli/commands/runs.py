@@ -53,8 +53,10 @@ def _list_on_host(host: Host, limit: int, form: str) -> None:
                 run.run_id,
                 printable(run.name),
                 str(run.state),
-                _started(run.created),
-                duration((run.finished if run.state.is_over and run.finished else now) - run.created),
+                _started(run.created) if run.created else "",
+                duration((run.finished if run.state.is_over and run.finished else now) - run.created)
+                if run.created
+                else "",
             )
             for run in runs
         ]
@@ -82,7 +84,7 @@ def _summary_as_json(run: RunSummary) -> dict[str, Any]:
         "name": run.name,
         "pipeline": run.pipeline,
         "state": str(run.state),
-        "started": run.created,
+        "started": run.created or None,
         "finished": run.finished,
         "link": run.link,
     }
