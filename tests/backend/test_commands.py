@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ def there(pipelines: Path, tmp_path_factory: pytest.TempPathFactory, ready_progr
         runs = {"good": submit("good", *base), "failed": submit("bad")}
         assert ended(host, runs["good"])["state"] == "SUCCEEDED"
         runs["cached"] = submit("good", *base)
+        ended(host, runs["cached"])
+        time.sleep(1)  # a host knows whole seconds; those that begin in one have no order
         runs["canceled"] = submit("long", "-p", f"go={pipelines / 'never'}")
         wait_until(lambda: program("logs", runs["canceled"], "script", "--host", host.url).stdout == "begun\n")
         canceled = program("cancel", "latest", "--host", host.url)
@@ -315,3 +318,304 @@ def test_events_are_those_of_the_same_run_on_this_machine(
     assert simple(elsewhere) == simple(here)
     assert [event["event"] for event in elsewhere][:: len(elsewhere) - 1] == ["run_started", "run_finished"]
     assert {event.get("log_file") for event in elsewhere} == {None}
+
+
+# Logs of a run that is over
+
+
+def test_logs_of_stages(there: There, program: Program) -> None:
+    words = (there.runs["good"], *there.words)
+    done = program("logs", *words)
+    assert sorted(done.stdout.splitlines()) == [
+        "evaluate[0] | training with 2",
+        "evaluate[1] | training with 2",
+        "train | training with 0.5",
+    ]
+    assert done.stderr == ""
+    assert program("logs", words[0], "evaluate[1]", *there.words).stdout == "training with 2\n"
+    assert program("logs", words[0], "evaluate", *there.words).stdout.count("training with 2\n") == 2
+    assert program("logs", words[0], "train", "--follow", *there.words).stdout == "training with 0.5\n"
+
+
+def test_a_log_has_the_very_bytes(there: There, program: Program) -> None:
+    done = program("logs", there.runs["failed"], "script", *there.words)
+    assert done.stdout == "one\n\x1b[31mthe last line\x1b[0m\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "stage", "facts"),
+    [
+        ("good", "script", ["'script'", "no log", "its condition is false"]),
+        ("cached", "train", ["'train'", "no log", "cached"]),
+        ("failed", "script-2", ["'script-2'", "no log", "script failed"]),
+        ("good", "evaluate[2]", ["'evaluate[2]'", "evaluate[0]"]),
+    ],
+)
+def test_stages_without_a_log(there: There, program: Program, run: str, stage: str, facts: list[str]) -> None:
+    done = program("logs", there.runs[run], stage, *there.words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says(there.runs[run], *facts), done.stderr)
+
+
+# Runs
+
+
+def test_the_runs_of_a_host(there: There, program: Program) -> None:
+    done = program("runs", *there.words)
+    assert {(row[0], row[1], row[2]) for row in rows(done.stdout)} == {
+        (there.runs["good"], "a good run", "succeeded"),
+        (there.runs["cached"], "a good run", "succeeded"),
+        (there.runs["failed"], "a bad run", "failed"),
+        (there.runs["canceled"], "a long run", "canceled"),
+    }
+    newest = json.loads(program("runs", *there.words, "--limit", "1", "--format", "json").stdout)
+    assert [(run["run"], run["pipeline"], run["state"]) for run in newest] == [
+        (there.runs["canceled"], "long", "canceled")
+    ]
+    assert newest[0]["link"] == f"{there.host.url}/#/runs/details/{there.runs['canceled']}"
+    assert newest[0]["started"] <= newest[0]["finished"]
+
+
+def test_pages_of_runs(kfp_host: KfpHost, program: Program) -> None:
+    kfp_host.checks = False
+    for number in range(120):
+        kfp_host.make_run(1, name=f"run-{number}")
+    assert len(rows(program("runs", "--host", kfp_host.url).stdout)) == 20
+    assert kfp_host.count("/runs$") == 1
+    assert len(rows(program("runs", "--host", kfp_host.url, "--limit", "110").stdout)) == 110
+    assert kfp_host.count("/runs$") == 4, "50 in a page"
+    assert program("runs", "--host", kfp_host.url, "--limit", "0").returncode == 2
+
+
+def test_a_host_without_runs(kfp_host: KfpHost, program: Program) -> None:
+    done = program("runs", "--host", kfp_host.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"There are no runs on {kfp_host.url}.\n")
+    assert json.loads(program("runs", "--host", kfp_host.url, "--format", "json").stdout) == []
+    latest = program("watch", "latest", "--host", kfp_host.url)
+    assert (latest.returncode, latest.stderr) == (2, f"Error: {kfp_host.url} has no runs.\n")
+
+
+# Which run
+
+
+def test_names_of_a_run(there: There, program: Program) -> None:
+    run_id = there.runs["canceled"]
+    link = f"{there.host.url}/#/runs/details/{run_id}"
+    for name in (run_id, run_id[:8], "a long run", "latest", link):
+        assert program("logs", name, "script", *there.words).stdout == "begun\n", name
+
+
+@pytest.mark.parametrize("command", ["watch", "logs", "cancel", "report", "results", "show"])
+def test_an_unknown_run(there: There, program: Program, command: str) -> None:
+    words = there.words
+    done = program(command, "a lang run", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says("'a lang run'", "Did you mean 'a long run'?", there.host.url), done.stderr)
+    two = program(command, "a good run", *words)
+    assert (two.returncode, two.stdout) == (2, "")
+    assert re.search(says("'a good run'", "2 runs", there.runs["good"], there.runs["cached"]), two.stderr)
+
+
+def test_a_run_on_this_machine_comes_first(there: There, program: Program) -> None:
+    assert program("run", "plain.yaml", "-q").returncode == 0
+    [folder] = (program.folder / "local_outputs").glob("plain-*")
+    environ = {"TORCHX_KFP_HOST": there.host.url}
+    assert program("logs", "latest", **environ).stdout == "script | hi 1\n"
+    assert program("logs", "latest", "--host", there.host.url).stdout == "script | begun\n"
+    # One that is not on this machine is on the host, by any of its names.
+    for name in ("a long run", there.runs["canceled"]):
+        assert program("logs", name, **environ).stdout == "script | begun\n"
+    unknown = program("logs", "a lang run", **environ)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert re.search(says("local_outputs", folder.name, there.host.url, "'a long run'"), unknown.stderr)
+    # A watch shows both kinds.
+    assert rows(program("watch", folder.name, **environ).stdout)[0][:2] == ["script", "succeeded"]
+    here = program("runs", **environ)
+    assert [row[0] for row in rows(here.stdout)] == [folder.name]
+    assert re.fullmatch(rf"To list those on KFP: \S*torchx-kfp runs --host {there.host.url}\n", here.stderr)
+
+
+def test_without_runs_on_this_machine(there: There, program: Program) -> None:
+    known = program("runs", TORCHX_KFP_HOST=there.host.url)
+    assert (known.returncode, known.stdout) == (2, "")
+    assert re.search(says("'local_outputs'", f"runs --host {there.host.url}"), known.stderr)
+    assert "host" not in program("runs").stderr
+    unknown = program("watch", "latest")
+    assert unknown.returncode == 2
+    assert re.search(says("'local_outputs'", "--host"), unknown.stderr)
+    down = program("watch", "a long run", TORCHX_KFP_HOST="http://127.0.0.1:1")
+    assert (down.returncode, down.stdout) == (1, "")
+    assert re.search(says("'local_outputs'", "http://127.0.0.1:1", "refused"), down.stderr)
+    # The id of a run on KFP is told apart from those of this machine.
+    nowhere = program("watch", there.runs["good"])
+    assert nowhere.returncode == 2
+    assert re.search(says("'local_outputs'", "No KFP host is given"), nowhere.stderr)
+
+
+# Settings
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(there: There, program: Program) -> None:
+    file = program.folder / "config.ini"
+    file.write_text(f"[kfp]\nhost = {there.host.url}\n")
+    environ = {"TORCHX_KFP_CONFIG": str(file)}
+    names = ("logs", "a long run")
+    assert program(*names, **environ).stdout == "script | begun\n"
+    wrong = program(*names, **environ, TORCHX_KFP_HOST="http://127.0.0.1:1")
+    assert (wrong.returncode, "http://127.0.0.1:1" in wrong.stderr) == (1, True)
+    right = program(*names, "--host", there.host.url, **environ, TORCHX_KFP_HOST="http://127.0.0.1:1")
+    assert right.stdout == "script | begun\n"
+
+
+def test_secrets_are_never_printed(kfp_host: KfpHost, program: Program, pipelines: Path) -> None:
+    kfp_host.token = "a-secret-token"
+    base = ("--tracker-base", str(pipelines / "base"))
+    config = program.folder / "config.ini"
+    config.write_text(f"[kfp]\nhost = {kfp_host.url}\nexisting_token = a-secret-token\n")
+    config.chmod(0o644)
+    ways: list[tuple[list[str], dict[str, str]]] = [
+        (["--host", kfp_host.url, "--existing-token", "a-secret-token"], {}),
+        (["--host", kfp_host.url], {"TORCHX_KFP_EXISTING_TOKEN": "a-secret-token"}),
+        (["--host", kfp_host.url], {"TORCHX_KFP_CONFIG": str(config)}),
+    ]
+    for flags, environ in ways:
+        done = program("submit", "good.yaml", "--no-cache", *base, *flags, **environ)
+        assert done.returncode == 0, done.stderr
+        run_id = done.stdout.strip()
+        assert ended_with(kfp_host, run_id) == "SUCCEEDED"
+        said = [done]
+        for words in (
+            *(("watch", run_id), ("watch", run_id, "--json"), ("logs", run_id), ("runs",), ("results", run_id)),
+            *(("--traceback", "watch", "none"), ("report", run_id, "-o", "-"), ("cancel", run_id)),
+        ):
+            said.append(program(*words, *flags, **environ))
+        kfp_host.token = "another"
+        said.append(program("--traceback", "runs", *flags, **environ))
+        kfp_host.token = "a-secret-token"
+        assert [each.returncode for each in said] == [0, 0, 0, 0, 0, 0, 2, 0, 2, 1], [each.stderr for each in said]
+        assert not [each for each in said if "a-secret-token" in each.stdout + each.stderr]
+
+
+def ended_with(host: KfpHost, run_id: str) -> str:
+    """Wait for the end of a run, past the check of the token."""
+    wait_until(lambda: host.runs[run_id].describe().get("state") in ("SUCCEEDED", "FAILED"))
+    return str(host.runs[run_id].describe()["state"])
+
+
+# Report
+
+
+def test_a_report_opens_offline(there: There, program: Program) -> None:
+    good, failed = there.runs["good"], there.runs["failed"]
+    done = program("report", good, *there.words)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"good-{good}.html\n", "")
+    page = (program.folder / f"good-{good}.html").read_text()
+    assert "<title>good" in page
+    links = set(re.findall(r"""(?:href|src)=["']?([^"'> ]+)""", page))
+    assert {link for link in links if not link.startswith(("#", "data:"))} == {
+        f"{there.host.url}/#/runs/details/{good}"
+    }
+    for text in ("evaluate[1]", "succeeded", "loss", "0.5", "its condition is false"):
+        assert text in page
+    done = program("report", failed, *there.words, "-o", "page.html")
+    assert done.stdout == "page.html\n"
+    page = (program.folder / "page.html").read_text()
+    assert "the last line" in page
+    assert "launcher_v2.go" not in page
+
+
+# Results, show, compare
+
+
+def test_results_of_a_run(there: There, program: Program, pipelines: Path) -> None:
+    done = program("results", there.runs["good"], *there.words, "--format", "json")
+    found = {key.split("/")[1]: value for key, value in json.loads(done.stdout).items()}
+    assert found == {"train": {"loss": 0.5}, "evaluate": {"loss": 2.0}}
+    assert all(key.startswith(there.runs["good"]) for key in json.loads(done.stdout))
+    # The base can be given, too, and a host that is set up need not be named.
+    base = str(pipelines / "base")
+    assert program("results", base, there.runs["good"], *there.words, "--format", "json").stdout == done.stdout
+    environ = {"TORCHX_KFP_HOST": there.host.url}
+    assert program("results", there.runs["good"], "--format", "json", **environ).stdout == done.stdout
+    assert program("results", there.runs["good"][:12], "--format", "json", **environ).stdout == done.stdout
+    assert program("results", base, there.runs["good"][:12], "--format", "json", **environ).stdout == done.stdout
+    where = program("results", there.runs["good"], *there.words, "--where", "loss > 1", "--format", "csv")
+    assert [line.split(",")[2] for line in where.stdout.splitlines()] == ["stage", "evaluate", "evaluate"]
+
+
+def test_everything_about_a_stage(there: There, program: Program) -> None:
+    name = f"{there.runs['good'][:9]}/train"
+    done = program("show", name, *there.words)
+    assert done.returncode == 0
+    assert ["result", "loss", "0.5"] in rows(done.stdout)
+    assert program("show", name, TORCHX_KFP_HOST=there.host.url).stdout == done.stdout
+    several = program("show", there.runs["good"], *there.words)
+    assert (several.returncode, several.stdout) == (2, "")
+    assert re.search(says("3 runs of stages", there.runs["good"]), several.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (("results", "latest"), ["no argument 'tracker_base'", "before the run"]),
+        (("show", "latest/script"), ["no argument 'tracker_base'"]),
+        (("compare", "latest", "a bad run"), ["no argument 'tracker_base'"]),
+        (("results",), ["Missing argument 'RUN'"]),
+        (("show",), ["Missing argument 'RUN'"]),
+        (("compare",), ["Missing argument 'RUN RUN ...'"]),
+        (("compare", "latest"), ["two or more runs"]),
+    ],
+)
+def test_wrong_calls_about_results(there: There, program: Program, words: tuple[str, ...], facts: list[str]) -> None:
+    done = program(*words, *there.words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says(*facts), done.stderr)
+
+
+def test_a_word_that_is_neither_a_base_nor_a_run(there: There, program: Program) -> None:
+    done = program("results", "resluts", TORCHX_KFP_HOST=there.host.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search(says("There is no directory 'resluts'", "local_outputs", there.host.url), done.stderr)
+    path = program("results", "./resluts", TORCHX_KFP_HOST=there.host.url)
+    assert "There is no directory './resluts'" in path.stderr
+    assert there.host.url not in path.stderr
+
+
+def test_two_runs_are_compared(kfp_host: KfpHost, program: Program, pipelines: Path) -> None:
+    base, other = str(pipelines / "base"), str(program.folder / "other")
+    words = ("submit", "good.yaml", "--host", kfp_host.url, "--tracker-base", base, "-q", "--no-cache")
+    one, two = (program(*words, "-p", f"lr={lr}", "-p", 'names=["a"]').stdout.strip() for lr in (0.5, 0.75))
+    assert program("run", "good.yaml", "--tracker-base", other, "-p", "lr=0.25", "-q").returncode == 0
+    [here] = (program.folder / "local_outputs").glob("good-*")
+    for run_id in (one, two):
+        assert ended(kfp_host, run_id)["state"] == "SUCCEEDED"
+    done = program("compare", one[:8], two, "--changed", "--host", kfp_host.url, "--format", "json")
+    compared = {(row["stage"], row["kind"], row["name"]): row["values"] for row in json.loads(done.stdout)["rows"]}
+    assert compared[("", "parameter", "lr")] == {one: [0.5], two: [0.75]}
+    assert compared[("train", "result", "loss")] == {one: [0.5], two: [0.75]}
+    assert ("evaluate", "result", "loss") not in compared
+    # One there and one here, whose tracker bases differ.
+    done = program("compare", two, here.name, "--host", kfp_host.url, "--format", "json")
+    compared = {(row["stage"], row["kind"], row["name"]): row["values"] for row in json.loads(done.stdout)["rows"]}
+    assert compared[("", "parameter", "lr")] == {two: [0.75], here.name: [0.25]}
+    assert compared[("train", "result", "loss")] == {two: [0.75], here.name: [0.25]}
+    assert program("compare", two, here.name, "--format", "json", TORCHX_KFP_HOST=kfp_host.url).stdout == done.stdout
+
+
+def test_a_base_that_cannot_be_read_here(kfp_host: KfpHost, program: Program) -> None:
+    base = program.folder / "pods"
+    base.mkdir()
+    write_pipelines(program.folder, base)
+    words = ("submit", "good.yaml", "--host", kfp_host.url, "--tracker-base", str(base), "-q")
+    run_id = program(*words).stdout.strip()
+    assert ended(kfp_host, run_id)["state"] == "SUCCEEDED"
+    base.rename(program.folder / "elsewhere")
+    done = program("watch", run_id, "--host", kfp_host.url)
+    assert done.returncode == 0
+    assert {row[1] for row in rows(done.stdout)} == {"succeeded", "skipped"}
+    [why] = [line for line in done.stderr.splitlines() if "Results are missing" in line]
+    assert re.search(says(f"'{base}'", "directory of the pods", "s3://bucket/results"), why)
+    assert "could not be read" not in done.stderr
+    for words in (("results", run_id), ("show", f"{run_id}/train"), ("compare", run_id, run_id)):
+        done = program(*words, "--host", kfp_host.url)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {why}\n")

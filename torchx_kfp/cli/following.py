@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from torchx_kfp.cli.display.printing import print_message, this_command
-from torchx_kfp.errors import HostError, HostNotFoundError, PipelineFileError, StageFailedError
+from torchx_kfp.errors import HostError, HostNotFoundError, HostSettingsError, PipelineFileError, StageFailedError
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import listed
 
@@ -48,7 +48,7 @@ def show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as
         for line in (f"The run {source.run_id} goes on.", *again):
             print_message(line)
         raise click.exceptions.Exit(128 + signal.SIGINT) from None
-    except HostNotFoundError:
+    except (HostNotFoundError, HostSettingsError):
         raise
     except HostError as error:
         raise type(error)("\n".join([f"{error}", f"The run {source.run_id} may go on.", *again])) from error

@@ -140,9 +140,11 @@ def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True
         if not _UUID.search(run.lower()) and not is_host_known():
             raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
         try:
-            return _on_host(run, flags, results=results)
+            source = _on_host(run, flags, results=results)
+            source.read()  # whether it exists: a whole id is not looked up
         except (UnknownRunError, HostError) as other:
             raise type(other)(f"{error} And on the host: {other}") from None
+        return source
     return RunReader(folder)
 
 

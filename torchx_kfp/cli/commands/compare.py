@@ -95,14 +95,14 @@ def compare_command(
 
     if tracker_base is None:
         raise click.UsageError(f"Missing argument '{'RUN RUN ...' if names_host(flags) else 'TRACKER_BASE'}'.")
-    located = []
     if not runs and not names_host(flags):
         raise click.UsageError("Missing argument 'RUN RUN ...'.")
-    if is_run(tracker_base, flags):
+    has_base = not is_run(tracker_base, flags)
+    if not has_base:
         runs = tracker_base, *runs
-        located = [locate(run, output_dir, flags) for run in runs]
     if len(runs) < 2:
         raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
+    located = [] if has_base else [locate(run, output_dir, flags) for run in runs]
     pairs = [(it.base, it.run_id) for it in located] or [(tracker_base, run) for run in runs]
     trackers = {base: open_tracker(base) for base, _ in pairs}
     known = {base: sorted({*it.keys(), *run_ids(it.store)}) for base, it in trackers.items()}
