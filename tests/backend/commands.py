@@ -3,7 +3,6 @@
 # Annotations are not postponed: kfp reads them as types.
 
 import os
-import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from kfp import compiler, dsl, kubernetes
 from torchx.specs import AppDef, Role
 
-from tests.cli.ready import PROGRAM, Ready
+from tests.cli.ready import Ready, Started
 from tests.cli.terminal import Terminal
 from torchx_kfp import task_from_app
 
@@ -104,23 +103,21 @@ class Program:
         """Run a command to its end."""
         return self.ready.call(words, self.folder, self.environ(COLUMNS="100", **environ))
 
-    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, **environ: str) -> Started:
         """Start a command that goes on."""
-        return subprocess.Popen(
-            [PROGRAM, *words],
-            cwd=self.folder,
-            env=self.environ(**environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        return self.ready.start(words, self.folder, self.environ(**environ))
 
     def terminal(self, columns: int, *words: str, **environ: str) -> Terminal:
         """Start a command in a terminal."""
         hidden = {name: "" for name in os.environ if name.startswith(_OF_HOSTS)}
-        return Terminal(self.folder, columns, 40, *words, **{**hidden, "HOME": str(self.folder / "home"), **environ})
+        return Terminal(
+            self.folder,
+            columns,
+            40,
+            *words,
+            ready=self.ready,
+            **{**hidden, "HOME": str(self.folder / "home"), **environ},
+        )
 
 
 def rows(text: str) -> list[list[str]]:

@@ -224,17 +224,15 @@ def test_the_exit_code_of_a_run_that_is_canceled(kfp_host: KfpHost, program: Pro
     with program.start(
         *("submit", "long.yaml", "-p", f"go={program.folder / 'never'}"), *("--host", kfp_host.url, "--watch")
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         run_id = process.stdout.readline().strip()
         wait_until(lambda: program("logs", run_id, "script", "--host", kfp_host.url).stdout == "begun\n")
         canceled = program("cancel", run_id[:10], "--host", kfp_host.url)
         assert canceled.returncode == 0
         assert canceled.stderr == f"Canceling {run_id}: waiting for script.\nThe run {run_id} is canceled.\n"
-        said = process.stderr.read()
-        assert process.wait(60) == 1
+        table, said = process.communicate()
+        assert process.returncode == 1
         assert f"Error: The run {run_id} was canceled.\n" in said
-        assert rows(process.stdout.read())[0][:2] == ["script", "canceled"]
+        assert rows(table)[0][:2] == ["script", "canceled"]
     assert "signal" not in said, "a second signal does nothing there"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -17,15 +18,70 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 #: The path of the installed program: `python -m` would put the current directory before the standard library.
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
 #: The modules that commands import sooner or later.
-MODULES = ("kfp.compiler", "kfp.kubernetes", "torchx.components.dist", "s3fs", "pandas", "torchx_kfp.adapter")
+MODULES = (
+    "kfp.compiler",
+    "kfp.kubernetes",
+    "torchx.components.dist",
+    "s3fs",
+    "pandas",
+    "torchx_kfp.adapter",
+    "kfp.client",
+    "rich.table",
+)
+
+
+@dataclass
+class Started:
+    """A command that goes on, in a fork. Its stderr is known at its end."""
+
+    pid: int
+    stdout: TextIO
+    returncode: int | None
+    _stderr: TextIO
+    _connection: socket.socket
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Return the exit code."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(int(self._connection.recv(100)))
+        return self.returncode
+
+    def communicate(self) -> tuple[str, str]:
+        """Return the rest of stdout, and all of stderr, at the command's end."""
+        out = self.stdout.read()
+        self.wait()
+        return out, self.stderr
+
+    @property
+    def stderr(self) -> str:
+        """What it has written to stderr until now."""
+        self._stderr.seek(0)
+        return self._stderr.read()
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+        for each in (self.stdout, self._stderr, self._connection):
+            each.close()
 
 
 class Ready:
@@ -46,7 +102,7 @@ class Ready:
         ):
             connection.settimeout(120)
             connection.connect(self.path)
-            request = json.dumps([words, str(folder), dict(environ)]).encode()
+            request = json.dumps([words, str(folder), dict(environ), False]).encode()
             socket.send_fds(connection, [request], [nothing.fileno(), out.fileno(), err.fileno()])
             pid = int(connection.recv(100))
             try:
@@ -57,6 +113,36 @@ class Ready:
             for file in (out, err):
                 file.seek(0)
             return subprocess.CompletedProcess([PROGRAM, *words], code, out.read(), err.read())
+
+    def start(self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Started:
+        """Start the command line in a fork, which goes on."""
+        read, write = os.pipe()
+        err = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        with open(os.devnull) as nothing:
+            pid, connection = self.fork(words, folder, environ, [nothing.fileno(), write, err.fileno()])
+        os.close(write)
+        return Started(pid, open(read, encoding="utf-8"), None, err, connection)
+
+    def fork(
+        self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str], streams: list[int]
+    ) -> tuple[int, socket.socket]:
+        """Start the command line in a fork.
+
+        Args:
+            words: its arguments.
+            folder: its current directory.
+            environ: its environment.
+            streams: the descriptors of its stdin, stdout and stderr; a terminal as stdin becomes its own.
+
+        Returns:
+            The process, and a connection that gets its status at its end.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(120)
+        connection.connect(self.path)
+        request = json.dumps([words, str(folder), dict(environ), True]).encode()
+        socket.send_fds(connection, [request], streams)
+        return int(connection.recv(100)), connection
 
 
 @contextlib.contextmanager
@@ -103,24 +189,54 @@ def serve() -> None:
         while True:
             connection, _ = server.accept()
             request, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-            words, folder, environ = json.loads(request)
-            pid = os.fork()
-            if not pid:
-                server.close()
-                connection.close()
-                for number, descriptor in enumerate(descriptors):
-                    os.dup2(descriptor, number)
+            words, folder, environ, goes_on = json.loads(request)
+            # Another process waits for a command that goes on; it is a child of none that waits for it.
+            waits = not goes_on or not _fork_apart()
+            if waits:
+                _run(main, words, folder, environ, descriptors, connection, server)
+            else:
+                for descriptor in descriptors:
                     os.close(descriptor)
-                _end(main, words, folder, environ)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            # A caller that has given up, after a timeout, does not get an answer.
-            with contextlib.suppress(OSError):
-                connection.send(str(pid).encode())
-            code = os.waitpid(pid, 0)[1]
-            with contextlib.suppress(OSError):
-                connection.send(str(code).encode())
             connection.close()
+            if waits and goes_on:
+                os._exit(0)
+
+
+def _fork_apart() -> int:
+    """Fork a process whose parent does not wait for it; return 0 in that process."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return pid
+    if os.fork():
+        os._exit(0)
+    # Whoever started this program may wait for the end of its output.
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+    return 0
+
+
+def _run(main, words, folder, environ, descriptors, connection, server) -> None:
+    """Run the program in a fork, and tell the process and its status."""
+    pid = os.fork()
+    if not pid:
+        server.close()
+        connection.close()
+        if os.isatty(descriptors[0]):
+            os.setsid()
+            fcntl.ioctl(descriptors[0], termios.TIOCSCTTY, 0)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        _end(main, words, folder, environ)
+    # The end of its output is that of the program.
+    for descriptor in descriptors:
+        os.close(descriptor)
+    # A caller that has given up, after a timeout, does not get an answer.
+    with contextlib.suppress(OSError):
+        connection.send(str(pid).encode())
+    code = os.waitpid(pid, 0)[1]
+    with contextlib.suppress(OSError):
+        connection.send(str(code).encode())
 
 
 def _end(main, words, folder, environ) -> None:

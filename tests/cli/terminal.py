@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import termios
 import time
@@ -15,22 +16,32 @@ from pathlib import Path
 
 import pyte
 
-from tests.cli.ready import PROGRAM
+from tests.cli.ready import PROGRAM, Ready
 
 #: Seconds after which a test gives up.
 PATIENCE = 60
 
 
 class Terminal:
-    """A terminal with the program in it, emulated by pyte."""
+    """A terminal with the program in it, emulated by pyte. With ``ready``, the program need not import anything."""
 
-    def __init__(self, folder: Path, columns: int, lines: int, *words: str, **environ: str) -> None:
+    def __init__(
+        self, folder: Path, columns: int, lines: int, *words: str, ready: Ready | None = None, **environ: str
+    ) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=1000)
         self.written = b""
         self._stream = pyte.ByteStream(self.screen)
         self._stream.feed(b"before\r\n")
         hidden = ("COLUMNS", "LINES", "NO_COLOR", "TERM", "PYTHONIOENCODING")
         variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        self._connection: socket.socket | None = None
+        if ready is not None:
+            self.terminal, theirs = pty.openpty()
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+            environ = {**variables, "TERM": "xterm", **environ}
+            self.pid, self._connection = ready.fork(words, folder, environ, [theirs] * 3)
+            os.close(theirs)
+            return
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             with contextlib.suppress(BaseException):
@@ -61,6 +72,9 @@ class Terminal:
         while self._read():
             pass
         os.close(self.terminal)
+        if self._connection is not None:
+            with self._connection:
+                return os.waitstatus_to_exitcode(int(self._connection.recv(100)))
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def _read(self) -> bool:
