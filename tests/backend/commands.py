@@ -63,6 +63,12 @@ def write_pipelines(folder: Path, base: Path) -> None:
     def plain(word: str = "hi", count: int = 1):
         script(text=f"echo {word} {count}")
 
+    @dsl.pipeline(name="distributed")
+    def distributed():
+        code = "import os; print('of', os.environ['TORCHX_NUM_REPLICAS'])"
+        role = Role("trainer", image="app:1", entrypoint="python3", args=["-c", code], num_replicas=2)
+        task_from_app(AppDef("train", [role]), engine="job")
+
     @dsl.pipeline(name="inner")
     def inner(text: str):
         script(text=text)
@@ -75,7 +81,7 @@ def write_pipelines(folder: Path, base: Path) -> None:
     def long(go: str):
         script(text=f"echo begun; while [ ! -e {go} ]; do sleep 0.05; done; echo over").set_caching_options(False)
 
-    for pipeline in (good, bad, plain, lost, long):
+    for pipeline in (good, bad, plain, distributed, lost, long):
         compiler.Compiler().compile(pipeline, str(folder / f"{pipeline.name}.yaml"))
     (folder / "plain.py").write_text(
         "from kfp import dsl\n\n"

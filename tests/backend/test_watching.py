@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from tests.backend import answers_of_kfp
 from tests.backend.calling import wait_until
-from tests.backend.commands import Program, rows
+from tests.backend.commands import Program, rows, write_pipelines
 from tests.backend.host import KfpHost
 from tests.backend.host.faults import Fault
 from tests.backend.host.made import MadeRun
@@ -300,7 +300,7 @@ def test_a_poll_is_one_request_however_many_stages_there_are(kfp_host: KfpHost, 
     assert events.count("stage_finished") == 1000
     assert events[-1] == "run_finished"
     # The first two polls follow one another; from then on there is one in a second at most.
-    assert polls(kfp_host, run) <= 3 + took
+    assert polls(kfp_host, run) <= 2 + took
     # The pods of stages that have begun are asked for once in a poll that has found some.
     assert kfp_host.count("v1beta1") <= polls(kfp_host, run)
     others = {request.path for request in kfp_host.requests if run.record.run_id not in request.path}
@@ -364,6 +364,20 @@ def answer(request: Request, name: str, **more: Any) -> Reply:
     if "v1beta1" in request.path:
         return Reply(answers_of_kfp.manifest(name))
     return Reply({"runs": [run]} if request.path.partition("?")[0].endswith("/runs") else run)
+
+
+def test_logs_of_a_replica(kfp_host: KfpHost, program: Program) -> None:
+    write_pipelines(program.folder, program.folder)
+    done = program("submit", "distributed.yaml", "--watch", "--host", kfp_host.url)
+    assert done.returncode == 0, done.stderr
+    run_id = done.stdout.splitlines()[0]
+    whole = program("logs", run_id, "train", "--host", kfp_host.url).stdout.splitlines()
+    assert {"trainer/0 | of 2", "trainer/1 | of 2"} <= set(whole)
+    one = program("logs", run_id, "train", "--replica", "trainer/1", "--follow", "--host", kfp_host.url)
+    assert (one.returncode, one.stdout) == (0, "of 2\n")
+    none = program("logs", run_id, "train", "--replica", "trainer/2", "--host", kfp_host.url)
+    assert (none.returncode, none.stdout) == (2, "")
+    assert re.search(says("'trainer/2'", "trainer/0", "trainer/1"), none.stderr)
 
 
 def test_logs_of_a_stage_that_is_not_there(kfp_host: KfpHost, program: Program) -> None:

@@ -39,8 +39,8 @@ class Source(Protocol):
 
 def attend(source: Source, watch: Watch) -> RunRecord:
     """Give a watch all events of a run, and those to come as they happen; return the record at the run's end."""
-    record, seen = source.read(), 0
-    for record in source.follow():
+    seen = 0
+    for record in source.follow():  # which yields at least once
         for event in record.events[seen:]:
             watch.on_event(event)
         seen = len(record.events)
