@@ -1,4 +1,4 @@
-"""The tracker on MLflow, with a real server and MLflow's own client."""
+"""The tracker on MLflow, with a real server and MLflow's own client; the pipeline experiments as the guide has it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import itertools
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -21,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torchx.tracker.api import TrackerArtifact, TrackerSource
 
+from tests.events import finished_stages
 from tests.facts import says
 from tests.modules import needs
+from tests.pipelines import regenerate
 from tests.tracking.trackers import run_application
 from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 pytestmark = needs("mlflow", "the extra `dev` has MLflow")
 
 RUN = "run/train/pod-1"
+GUIDE = regenerate.REPOSITORY / "docs" / "guides" / "mlflow.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -551,3 +556,61 @@ def test_the_lock_needs_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with mlflow._one_process_at_a_time(RUN):
         pass
     assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def shown() -> dict[str, str]:
+    """The guide's command and program, and the program's output."""
+    text = GUIDE.read_text(encoding="utf-8")
+    (command,) = re.findall(r"^\$ (torchx-kfp run .*)", text, re.MULTILINE)
+    (program,) = re.findall(r"^```python\n(from mlflow .*?)^```", text, re.DOTALL | re.MULTILINE)
+    (output,) = re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return {"command": command, "program": program, "output": output}
+
+
+@needs("sklearn", "the digits applications need the extra `examples`")
+def test_results_of_the_pipeline_experiments(
+    mlflow_server: str, client: MlflowClient, shown: dict[str, str], tmp_path: Path
+) -> None:
+    url = "http://127.0.0.1:5000"
+    words = shlex.split(shown["command"].replace(url, mlflow_server))
+    assert words[:3] == ["torchx-kfp", "run", "pipelines/experiments.py"]
+    words[:3] = [str(Path(sys.executable).parent / words[0]), "run", str(regenerate.REPOSITORY / words[2])]
+    done = subprocess.run([*words, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    stages = finished_stages(done.stdout)
+    results = {stage["run_id"]: stage["results"] for stage in stages}
+
+    experiment = client.get_experiment_by_name("digits")
+    recorded = {run.data.tags["torchx.run_id"]: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(recorded) == {run_id for run_id in results if run_id.split("/")[1] != "prepare"}
+    assert [run_id.split("/")[1] for run_id in sorted(recorded)] == ["select", "train", "train", "train"]
+    for run_id, run in recorded.items():
+        numbers = {name: value for name, value in results[run_id].items() if not isinstance(value, str)}
+        assert run.data.metrics == pytest.approx(numbers)
+        assert run.info.status == "FINISHED"
+        assert set(run.data.params) == ({"C", "gamma"} if "/train/" in run_id else set())
+        assert run.data.tags["model"] == results[run_id]["model"]
+
+    # In MLflow's UI, a user asks which of the trials is the best.
+    trials = "tags.`torchx.stage` = 'train'"
+    best = client.search_runs([experiment.experiment_id], trials, order_by=["metrics.accuracy DESC"])[0]
+    (selected,) = [run for run_id, run in results.items() if "/select/" in run_id]
+    assert best.data.tags["torchx.run_id"] == selected["best"]
+    assert best.data.metrics["accuracy"] > 0.9
+    # The model itself was uploaded.
+    assert [file.path for file in client.list_artifacts(best.info.run_id, "model")] == ["model/model.joblib"]
+
+    program = shown["program"].replace(url, mlflow_server)
+    printed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    # Compare everything except the accuracies, which other versions of scikit-learn may change.
+    names = [line.rpartition(" ")[0] for line in printed.stdout.splitlines()]
+    assert names == [line.rpartition(" ")[0] for line in shown["output"].splitlines()]
+
+
+def test_every_file_that_the_guide_names_exists() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", GUIDE.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (GUIDE.parent / link).exists()] == []
