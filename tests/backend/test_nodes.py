@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.backend.answers_of_kfp import RUNS, manifest, polls
@@ -175,6 +175,9 @@ def test_an_omitted_node_has_no_state_in_v2beta1() -> None:
 
 
 @given(st.integers(0, 1 << 32), st.sampled_from(RUNS), st.floats(0, 1))
+# The entries that are left are as many as the pods of stages, but those of other stages.
+@example(41812, "failed", 0.90625)
+@example(39938, "terminated", 0.90625)
 @settings(deadline=None)
 def test_no_node_is_taken_for_another_whatever_is_missing(seed: int, name: str, share: float) -> None:
     rng = random.Random(seed)

@@ -50,7 +50,8 @@ def identify(
             {node.name: node for node in _matched(those, candidates, found)} if len(those) == len(candidates) else {}
         )
         for leaf in those:
-            yield named.get(leaf.name) or _inferred(leaf, those, candidates, found)
+            node = named.get(leaf.name)
+            yield node if node is not None and _fits(leaf, node, found) else _inferred(leaf, those, candidates, found)
 
 
 def _matched(leaves: Sequence[Leaf], entries: Sequence[Node], found: Mapping[str, Node]) -> Iterator[Node]:
@@ -81,6 +82,12 @@ def _same(leaves: Sequence[Leaf], entries: Sequence[Node], found: Mapping[str, N
     for leaf in leaves:
         start = entries[0].start if len(starts) == 1 else _start(leaf, found)
         yield Node(leaf.name, entries[0].state, start, end, message)
+
+
+def _fits(leaf: Leaf, node: Node, found: Mapping[str, Node]) -> bool:
+    """Tell whether a node can be the leaf: if entries are missing, the number of others may be right by chance."""
+    around = found.get(leaf.around)
+    return around is None or around.state is not State.FAILED or node.state is not State.SKIPPED
 
 
 def _start(leaf: Leaf, found: Mapping[str, Node]) -> float | None:
