@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import PIPELINE
 from tests.cli.ready import PROGRAM
 from torchx_kfp.cli import cli
+from torchx_kfp.pipeline.load import compile_function
 from torchx_kfp.tracking import FsspecResultTracker
 
 #: The exit codes of commands, by their words.
 COMMANDS = {
-    ("run", "pipelines.py:two", "--tracker-base", "base"): 0,
-    ("run", "pipelines.py:two", "--tracker-base", "base", "--json"): 0,
-    ("run", "pipelines.py:fails", "--tracker-base", "base"): 1,
+    ("run", "two.yaml", "--tracker-base", "base"): 0,
+    ("run", "two.yaml", "--tracker-base", "base", "--json"): 0,
+    ("run", "fails.yaml", "--tracker-base", "base"): 1,
     ("run", "nothing.py"): 2,
     ("run", "pipelines.py:two", "--parallelism", "0"): 2,
     ("compile", "pipelines.py:two"): 0,
@@ -34,8 +38,21 @@ COMMANDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled pipelines, so that programs here need not load kfp."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "pipelines.py").write_text(PIPELINE)
+    found = runpy.run_path(str(folder / "pipelines.py"))
+    for name in ("two", "fails", "sleeps"):
+        (folder / f"{name}.yaml").write_text(compile_function(found[name]).text)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def base(project: Path) -> None:
+def base(project: Path, compiled: Path) -> None:
+    for path in compiled.glob("*.yaml"):
+        shutil.copy(path, project)
     FsspecResultTracker(project / "base")["run-1/train/1"] = {"loss": 0.1}
 
 
@@ -74,15 +91,15 @@ def test_one_stream_is_closed(words: tuple[str, ...], stream: str, project: Path
 
 
 def test_a_run_goes_on_and_says_the_rest_to_those_who_read(project: Path) -> None:
-    done = closed(("run", "pipelines.py:two", "--tracker-base", "base"), project, {"stdout"})
+    done = closed(("run", "two.yaml", "--tracker-base", "base"), project, {"stdout"})
     assert "See the results again: " in done.stderr
-    shown = closed(("run", "pipelines.py:two", "--tracker-base", "base"), project, {"stderr"})
+    shown = closed(("run", "two.yaml", "--tracker-base", "base"), project, {"stderr"})
     assert shown.stdout.split()[:4] == ["stage", "state", "seconds", "results"]
     assert len(FsspecResultTracker(project / "base").keys()) == 3
 
 
 def test_what_never_ends_stops_without_a_reader(project: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
-    with start("run", "pipelines.py:sleeps") as process:
+    with start("run", "sleeps.yaml") as process:
         assert process.stderr is not None
         while "asleep" not in process.stderr.readline():
             pass
@@ -94,6 +111,7 @@ def test_what_never_ends_stops_without_a_reader(project: Path, start: Callable[.
 
 @pytest.mark.parametrize("streams", [">&-", "2>&-"])
 def test_streams_that_were_closed_before(streams: str, project: Path) -> None:
+    # With kfp, whose modules would find no streams, either.
     command = f"{PROGRAM} run pipelines.py:two --tracker-base base {streams}"
     done = subprocess.run(["sh", "-c", command], cwd=project, capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
@@ -103,7 +121,7 @@ def test_streams_that_were_closed_before(streams: str, project: Path) -> None:
 
 def test_messages_that_cannot_be_written_do_not_change_the_exit_code(project: Path) -> None:
     with open("/dev/full", "w") as full:
-        for words, code in ((("results", "base", "none"), 2), (("results",), 2), (("check", "pipelines.py:sleeps"), 0)):
+        for words, code in ((("results", "base", "none"), 2), (("results",), 2), (("check", "sleeps.yaml"), 0)):
             assert subprocess.run([PROGRAM, *words], cwd=project, stderr=full, check=False).returncode == code
 
 
