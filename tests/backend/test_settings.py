@@ -75,8 +75,8 @@ def test_settings_have_the_names_of_kfp_client() -> None:
     from kfp.client import Client
 
     theirs = set(inspect.signature(Client.__init__).parameters) - {"self", "credentials"}
-    # kfp.Client has one namespace for both, takes an object for token_file, and an experiment for each run.
-    assert theirs == set(NAMES) - {"service_namespace", "token_file", "experiment"}
+    # kfp.Client has one namespace for both, takes an object for token_file, an experiment for each run, and no tracker.
+    assert theirs == set(NAMES) - {"service_namespace", "token_file", "experiment", "tracker_base"}
 
 
 @pytest.mark.versions

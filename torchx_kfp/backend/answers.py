@@ -122,7 +122,9 @@ def error_of(answer: Answer, credentials: str) -> HostError:
         )
     text = f"{answer.request} failed: {answer.message}."
     if answer.status == 404:
-        return HostNotFoundError(text)
+        # KFP says what it has not found, unless it does not know the path.
+        is_unknown = answer.message in ("Not Found", "HTTP status 404")
+        return HostNotFoundError(f"{text} Is this the URL of a KFP host?" if is_unknown else text)
     if answer.request.startswith("POST ") and answer.status in (408, 502, 504):
         return HostUnreachableError(f"{text} {MAYBE_ACCEPTED}")
     if answer.status in (408, 429, 502, 503, 504):

@@ -88,7 +88,7 @@ def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:
     """Return a run on a KFP host.
 
     Args:
-        run: its id, at least 8 characters of its beginning, its name in KFP's UI, the URL of its page there, or
+        run: its id, at least 4 characters of its beginning, its name in KFP's UI, the URL of its page there, or
             ``latest``.
         settings: the connection, as for ``submit``.
 

@@ -33,7 +33,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: The URL of a run's page, and TorchX's handle of an app. The name of another run may mention a run id, too.
 _URL_OF_RUN = re.compile(rf"[a-z]+://.*/({_UUID.pattern})(?:[/?&#].*)?")
 #: The beginning of a run id that is long enough to be meant as one.
-_BEGINNING = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f-]*)?")
+_BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
 #: How many runs are looked at for a name, and how many the host sends at once: each comes with its whole pipeline.
 _LOOKED_AT, _PAGE = 300, 50
 _NEWEST_FIRST = "created_at desc"
@@ -118,7 +118,7 @@ class Host:
         """Return the id of a run.
 
         Args:
-            name: the run's id, at least 8 characters of its beginning, its name in KFP's UI, the URL of its page there,
+            name: the run's id, at least 4 characters of its beginning, its name in KFP's UI, the URL of its page there,
                 or ``latest``.
 
         Raises:

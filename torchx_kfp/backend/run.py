@@ -104,6 +104,9 @@ class HostRun:
         self._complete: set[Path] = set()
         self._said: set[str] = set()
 
+    def __repr__(self) -> str:
+        return f"<HostRun {self.run_id} on {self._connection.name}>"
+
     def read(self) -> RunRecord:
         """Ask the host once, and return the run as it is now: the same object as before, if nothing has changed.
 

@@ -71,6 +71,7 @@ class Settings:
         kube_context: the context of the kubeconfig whose API server is the way to KFP, if there is no host.
         proxy: the URL of an HTTP proxy on the way to the host.
         experiment: the experiment of runs that are submitted without one.
+        tracker_base: the tracker base of runs that are submitted without one, in place of the pipeline's default.
     """
 
     host: str = ""
@@ -88,6 +89,7 @@ class Settings:
     kube_context: str = ""
     proxy: str = field(default="", repr=False)
     experiment: str = ""
+    tracker_base: str = ""
     #: Where each setting was given: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     #: Sentences for the user, such as one about a file with a token that others can read.

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -120,7 +121,8 @@ def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True
     """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
 
     Args:
-        run: the run's id, the beginning or end of one, its name on a host, or ``latest``.
+        run: the run's id, the beginning or end of one, its name on a host, or ``latest``: if the flags name no host,
+            the newest here and on the host that is set up.
         output_dir: the folder with the runs on this machine.
         flags: the options of the host.
         results: whether a run on a host is read with the results of its stages, which may take some seconds.
@@ -129,6 +131,7 @@ def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True
         UnknownRunError: there is no such run.
         HostError: the host does not answer.
     """
+    from torchx_kfp.pipeline.names import LATEST
     from torchx_kfp.runs.history import RunReader, find_run
 
     if names_host(flags):
@@ -145,7 +148,23 @@ def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True
         except (UnknownRunError, HostError) as other:
             raise type(other)(f"{error} And on the host: {other}") from None
         return source
-    return RunReader(folder)
+    newer = _newer_on_host(folder, flags, results=results) if run == LATEST and is_host_known() else None
+    return newer or RunReader(folder)
+
+
+def _newer_on_host(folder: Path, flags: Flags, *, results: bool) -> HostRun | None:
+    """Return the newest run on the host that is set up, if it is newer than the one in the folder."""
+    from torchx_kfp.runs.history import created
+
+    host = connect(flags)
+    try:
+        newest = next(host.list(limit=1), None)
+    except HostError as error:
+        print_message(f"Only the runs on this machine were looked at: {error}")
+        return None
+    if newest is None or newest.created < created(folder):
+        return None
+    return _on_host(newest.run_id, flags, results=results)
 
 
 def is_run(word: str, flags: Flags) -> bool:

@@ -15,7 +15,6 @@ from torchx_kfp.cli.display.printing import print_message, this_command
 from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.cli.hosts import Flags, find_source, host_options, host_words, names_host
 from torchx_kfp.errors import ArgumentError, LocalRunError
-from torchx_kfp.pipeline.names import LATEST
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import listed
 
@@ -40,6 +39,7 @@ def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
     host. The command waits until the run has ended. If the runner on this machine was killed, the command ends the
     stages that it left running.
     """
+    from torchx_kfp.pipeline.names import LATEST
     from torchx_kfp.runs.history import RunReader
 
     source = find_source(run, output_dir, flags, results=False)
@@ -47,8 +47,8 @@ def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
         _cancel_here(source.folder)
     elif run == LATEST and not names_host(flags):
         raise ArgumentError(
-            f"There is no run in {output_dir!r}, and the newest one on the KFP host may be another user's. If you mean "
-            f"that one: {this_command('cancel', source.run_id, *host_words(flags))}"
+            f"The latest run is on the KFP host, and may be another user's. If you mean it: "
+            f"{this_command('cancel', source.run_id, *host_words(flags))}"
         )
     else:
         _cancel_there(source, host_words(flags))

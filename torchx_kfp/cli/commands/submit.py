@@ -60,6 +60,9 @@ def submit_command(
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
     pipeline = load_target(target)
     arguments = parse_arguments(pipeline, split_words(words))
+    host = connect(flags)
+    if tracker_base is None and TRACKER_BASE in pipeline.root.inputs and TRACKER_BASE not in arguments:
+        tracker_base = host.connection.settings.tracker_base or None
     tracker_base_of(pipeline, arguments, tracker_base, "s3://bucket/results, or another URL that the pods can write to")
     if tracker_base is not None:
         arguments[TRACKER_BASE] = tracker_base
@@ -68,7 +71,6 @@ def submit_command(
     refuse_submission(pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(measure(pipeline.text))):
         print_message(text)
-    host = connect(flags)
     run_id = host.submit(
         pipeline,
         arguments,
