@@ -44,7 +44,7 @@ def write_pipelines(folder: Path, base: Path) -> None:
     """
 
     @dsl.pipeline(name="good")
-    def good(tracker_base: str, lr: float = 0.5, names: list = ["a", "b"]):  # noqa: B006
+    def good(tracker_base: str, lr: float = 0.5, names: list = ["a", "b"]):  # noqa: B006 (KFP takes the text of defaults)
         train = task_from_app(_app("train", f"{lr}"), tracker_base=tracker_base)
         kubernetes.mount_pvc(train, "claim", str(base))
         with dsl.ParallelFor(names) as name:

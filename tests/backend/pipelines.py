@@ -29,5 +29,5 @@ def leaves():
 def loops(go: bool = True):
     with dsl.ParallelFor([1, 2]), dsl.ParallelFor(["a", "b"]):
         work(code="print(1)")
-    with dsl.If(go == True), dsl.If(go == False):  # noqa: E712
+    with dsl.If(go == True), dsl.If(go == False):  # noqa: E712 (KFP's conditions)
         work(code="print(2)")

@@ -42,7 +42,7 @@ def server() -> Iterator[Scripted]:
 
 
 def connect(server: Scripted, patience: Patience = QUICK, **settings: object) -> Connection:
-    return Connection(Settings(host=server.url, **settings), patience)  # type: ignore[arg-type]
+    return Connection(Settings(host=server.url, **settings), patience)  # type: ignore[arg-type] (of any field)
 
 
 def in_turn(*replies: Reply | None) -> Callable[[Request], Reply | None]:

@@ -17,6 +17,7 @@ from tests.facts import says
 from torchx_kfp.backend.connection import Connection
 from torchx_kfp.backend.host import Host, without_cache
 from torchx_kfp.backend.settings import Settings
+from torchx_kfp.backend.submission import Submission
 from torchx_kfp.errors import ArgumentError, HostError, HostRefusedError, HostUnreachableError, UnknownRunError
 from torchx_kfp.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.pipeline.spec import Pipeline
@@ -34,9 +35,9 @@ def wait():
 
 
 @dsl.pipeline(name="small")
-def small(text: str = "hi", count: int = 1, share: float = 0.5, flag: bool = False, names: list = [], more: dict = {}):  # noqa: B006
+def small(text: str = "hi", count: int = 1, share: float = 0.5, flag: bool = False, names: list = [], more: dict = {}):  # noqa: B006 (KFP takes the text of defaults)
     echo(text=text)
-    with dsl.If(flag == True):  # noqa: E712
+    with dsl.If(flag == True):  # noqa: E712 (KFP's condition)
         echo(text="inside")
 
 
@@ -67,7 +68,7 @@ def _get(kfp_host: KfpHost, run_id: str) -> Mapping[str, Any]:
 
 
 def test_a_run_that_is_submitted_runs(kfp_host: KfpHost, host: Host) -> None:
-    run_id = host.submit(load_pipeline(small), {"text": "hello"}, name="my run", experiment="tries")
+    run_id = host.submit(load_pipeline(small), {"text": "hello"}, Submission("my run", "tries"))
     assert end_of(kfp_host, run_id) == "SUCCEEDED"
     [run] = host.list()
     assert (run.run_id, run.name, run.pipeline, run.state) == (run_id, "my run", "small", State.SUCCEEDED)
@@ -105,7 +106,8 @@ def test_a_body_is_that_of_kfp_client(options: dict[str, Any], tmp_path: Path) -
             client = Client(host=server.url)
             client.create_run_from_pipeline_package(file, arguments=arguments, **theirs_options)
         theirs = server.requests[-1]
-        assert Host(Connection(Settings(host=server.url))).submit(load_pipeline(file), arguments, **options) == "2"
+        submission = Submission(**options)
+        assert Host(Connection(Settings(host=server.url))).submit(load_pipeline(file), arguments, submission) == "2"
         ours = server.requests[-1]
     assert (ours.method, ours.path) == (theirs.method, theirs.path) == ("POST", "/apis/v2beta1/runs")
     assert numbers(simple(ours.body, options)) == numbers(simple(theirs.body, options))
@@ -171,7 +173,7 @@ def test_the_platform_spec_is_sent_too(tmp_path: Path) -> None:
 
 def test_an_experiment_is_created_once(kfp_host: KfpHost, host: Host) -> None:
     for _ in range(2):
-        host.submit(load_pipeline(small), experiment="tries")
+        host.submit(load_pipeline(small), submission=Submission(experiment="tries"))
     assert kfp_host.count("experiments", "POST") == 1
 
 
@@ -179,7 +181,7 @@ def experiments_of(settings: Settings, environ: dict[str, str], experiment: str 
     """Submit to a host without experiments, and return the bodies of the requests that create them."""
     with scripted(lambda request: Reply({"experiment_id": "1", "run_id": "2"})) as server:
         connection = Connection(Settings(host=server.url, namespace=settings.namespace, experiment=settings.experiment))
-        Host(connection).submit(load_pipeline(small), experiment=experiment, environ=environ)
+        Host(connection).submit(load_pipeline(small), submission=Submission(experiment=experiment), environ=environ)
         created = [request.body for request in server.requests if request.method == "POST"][:-1]
         return created, [request.path for request in server.requests]
 
@@ -249,7 +251,7 @@ def test_a_run_whose_answer_is_lost_is_not_submitted_again(kfp_host: KfpHost, ho
 @pytest.fixture
 def submitted(host: Host) -> list[str]:
     loaded = load_pipeline(small)
-    return [host.submit(loaded, name=name) for name in ("first", "same", "same", "deadbeef")]
+    return [host.submit(loaded, submission=Submission(name)) for name in ("first", "same", "same", "deadbeef")]
 
 
 def test_names_of_a_run(host: Host, submitted: list[str], kfp_host: KfpHost) -> None:
@@ -268,7 +270,7 @@ def test_names_of_a_run(host: Host, submitted: list[str], kfp_host: KfpHost) -> 
 
 
 def test_a_name_may_mention_another_run(host: Host, submitted: list[str]) -> None:
-    again = host.submit(load_pipeline(small), name=f"again: {submitted[0]}")
+    again = host.submit(load_pipeline(small), submission=Submission(f"again: {submitted[0]}"))
     assert host.find(f"again: {submitted[0]}") == again
     with pytest.raises(UnknownRunError, match=says(f"{submitted[0]}/train")):
         host.find(f"{submitted[0]}/train")

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from torchx_kfp.backend.pace import Pace, Waits
+from torchx_kfp.backend.pace import DEFAULT_PACE, Pace, Waits
 
 
-def waits(changes: list[bool], cost: float = 0.0, **options: float) -> list[float]:
+def waits(changes: list[bool], pace: Pace = DEFAULT_PACE, cost: float = 0.0) -> list[float]:
     slept: list[float] = []
-    pace = Waits(Pace(**options, sleep=slept.append))  # type: ignore[arg-type]
+    waiting = Waits(dataclasses.replace(pace, sleep=slept.append))
     for changed in changes:
-        pace.wait(changed=changed, cost=cost)
+        waiting.wait(changed=changed, cost=cost)
     return [round(seconds, 3) for seconds in slept]
 
 
 def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change() -> None:
     changes = [True, True, False, False, False, False, True, False]
-    assert waits(changes, shortest=1, longest=5, factor=2) == [1, 1, 2, 4, 5, 5, 1, 2]
+    assert waits(changes, Pace(shortest=1, longest=5, factor=2)) == [1, 1, 2, 4, 5, 5, 1, 2]
 
 
 def test_the_default_waits() -> None:
@@ -30,7 +32,7 @@ def test_the_default_waits() -> None:
 @pytest.mark.parametrize("cost", [0.001, 0.05, 0.4, 3.0])
 def test_polls_take_a_small_part_of_a_core(cost: float) -> None:
     count = 200
-    total = sum(waits([True] * count, cost))
+    total = sum(waits([True] * count, cost=cost))
     assert count * cost <= 0.05 * total + 1.0 + cost, "the credit, and the last poll"
     if cost <= 0.05:
         assert total == pytest.approx(count * 1.0)

@@ -62,7 +62,7 @@ class Silent(MemoryFileSystem):
         self.released.wait(60)
         raise RuntimeError("over")
 
-    cat_file = _open  # type: ignore[assignment]
+    cat_file = _open  # type: ignore[assignment] (whatever its arguments are)
 
 
 @pytest.fixture

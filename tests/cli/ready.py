@@ -117,7 +117,7 @@ class Ready:
     def start(self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Started:
         """Start the command line in a fork, which goes on."""
         read, write = os.pipe()
-        err = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        err = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read after the command has ended)
         with open(os.devnull) as nothing:
             pid, connection = self.fork(words, folder, environ, [nothing.fileno(), write, err.fileno()])
         os.close(write)

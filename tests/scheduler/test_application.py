@@ -15,6 +15,7 @@ from torchx.components import dist, utils
 from torchx.runner import Runner
 
 from tests.facts import says
+from torchx_kfp.backend.submission import Submission
 from torchx_kfp.errors import AppDefError, ReadsError, UnsupportedPipelineError
 from torchx_kfp.pipeline.load import pipeline_from_text
 from torchx_kfp.scheduler import create_scheduler
@@ -147,7 +148,8 @@ def test_secrets_are_variables(dryrun: Any) -> None:
 
 
 def test_the_request_is_shown_as_a_file_to_upload() -> None:
-    request = make_request(echo(), Options(host="http://kfp", tracker_base=BASE, experiment="a\nb", cache=False))
+    submission = Submission(experiment="a\nb", cache=False)
+    request = make_request(echo(), Options({"host": "http://kfp"}, submission, tracker_base=BASE))
     lines = str(request).splitlines()
     assert lines[:4] == [
         "# host: http://kfp",

@@ -8,8 +8,9 @@ import pytest
 from torchx.specs import InvalidRunConfigException
 
 from tests.facts import says
+from torchx_kfp.backend.submission import Submission
 from torchx_kfp.engines import ENGINES, Job, JobSet
-from torchx_kfp.scheduler.options import Options, read_options, run_options
+from torchx_kfp.scheduler.options import OF_CONNECTION, Options, read_options, run_options
 
 pytestmark = pytest.mark.versions
 
@@ -30,29 +31,25 @@ def test_all_options_are_read() -> None:
         "service_account=runner,pipeline_root=s3://bucket/root,cache=false,engine=jobset,queue=gpus,"
         "secrets=AWS_ACCESS_KEY_ID:s3/accesskey;AWS_SECRET_ACCESS_KEY:s3/secretkey;HF_TOKEN:hf/token"
     ) == Options(
-        host="https://kfp.example.com:8080/pipeline",
-        namespace="me",
+        of_connection={"host": "https://kfp.example.com:8080/pipeline", "namespace": "me"},
+        submission=Submission("n", "e", "runner", "s3://bucket/root", cache=False),
         tracker_base="s3://bucket/results",
-        experiment="e",
-        name="n",
-        service_account="runner",
-        pipeline_root="s3://bucket/root",
-        cache=False,
         engine=JobSet(queue="gpus"),
         secrets={
             "s3": {"accesskey": "AWS_ACCESS_KEY_ID", "secretkey": "AWS_SECRET_ACCESS_KEY"},
             "hf": {"token": "HF_TOKEN"},
         },
     )
-    assert set(Options.__dataclass_fields__) | {"queue"} == {name for name, _ in run_options()}
+    fields = {*Options.__dataclass_fields__, *Submission.__dataclass_fields__} - {"of_connection", "submission"}
+    assert {*fields, *OF_CONNECTION, "queue"} == {name for name, _ in run_options()}
 
 
 @pytest.mark.parametrize(
     ("yes", "no"), [("true", "false"), ("True", "False"), ("yes", "no"), ("1", "0"), ("on", "OFF")]
 )
 def test_booleans_have_several_words(yes: str, no: str) -> None:
-    assert read(f"cache={yes}").cache
-    assert not read(f"cache={no}").cache
+    assert read(f"cache={yes}").submission.cache
+    assert not read(f"cache={no}").submission.cache
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_no_limits_are_none() -> None:
 
 
 def test_half_a_cpu_and_other_devices() -> None:
-    resource = specs.Resource(cpu=0.5, gpu=0, memMB=64, devices={"example.com/tpu": 2})  # type: ignore[arg-type]
+    resource = specs.Resource(cpu=0.5, gpu=0, memMB=64, devices={"example.com/tpu": 2})  # type: ignore[arg-type] (TorchX takes any)
     [role] = described(app_of(resource=resource), Options())
     assert (role.resource.cpu, role.resource.memMB, role.resource.devices) == (0.5, 64, {"example.com/tpu": 2})
 

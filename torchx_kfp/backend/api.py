@@ -11,6 +11,7 @@ from torchx_kfp.backend.connection import Connection
 from torchx_kfp.backend.host import Host
 from torchx_kfp.backend.run import HostRun
 from torchx_kfp.backend.settings import read_settings
+from torchx_kfp.backend.submission import Submission
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.load import PipelineLike, load_pipeline
 
@@ -43,9 +44,9 @@ def submit(
     *,
     name: str = "",
     experiment: str = "",
-    cache: bool = True,
     service_account: str = "",
     pipeline_root: str = "",
+    cache: bool = True,
     **settings: Unpack[HostKeywords],
 ) -> HostRun:
     """Start a run on a KFP host.
@@ -55,9 +56,9 @@ def submit(
         arguments: values of the pipeline's parameters.
         name: the run's name in KFP's UI; by default, that of the pipeline with the date.
         experiment: the name of its experiment, which is created if it does not exist.
-        cache: False to run all stages, whatever the pipeline says.
         service_account: the Kubernetes service account of the stages.
         pipeline_root: where KFP stores the run's artifacts.
+        cache: False to run all stages, whatever the pipeline says.
         settings: the connection, such as ``host="https://kfp.example.com"``: see ``HostKeywords``.
 
     Returns:
@@ -69,19 +70,11 @@ def submit(
         ArgumentError: the arguments do not fit the pipeline's parameters.
         HostError: there is no host, it does not answer, or it refuses the run.
     """
+    submission = Submission(name, experiment, service_account, pipeline_root, cache)
     loaded = load_pipeline(pipeline)
     refuse_submission(loaded, check_submission(loaded, complete_arguments(loaded, arguments or {})))
     host = _connect(settings)
-    run_id = host.submit(
-        loaded,
-        arguments,
-        name=name,
-        experiment=experiment,
-        cache=cache,
-        service_account=service_account,
-        pipeline_root=pipeline_root,
-    )
-    return HostRun(host.connection, run_id)
+    return HostRun(host.connection, host.submit(loaded, arguments, submission))
 
 
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from torchx_kfp.backend.connection import V2BETA1, Connection
 from torchx_kfp.backend.states import run_state, seconds
+from torchx_kfp.backend.submission import Submission
 from torchx_kfp.errors import HostError, HostNotFoundError, HostUnreachableError, UnknownRunError
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.load import read_specs
@@ -37,6 +38,8 @@ _BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
 #: How many runs are looked at for a name, and how many the host sends at once: each comes with its whole pipeline.
 _LOOKED_AT, _PAGE = 300, 50
 _NEWEST_FIRST = "created_at desc"
+#: A run of which nothing is said.
+DEFAULT = Submission()
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,8 @@ class Host:
         self,
         pipeline: Pipeline,
         arguments: Mapping[str, Any] | None = None,
+        submission: Submission = DEFAULT,
         *,
-        name: str = "",
-        experiment: str = "",
-        cache: bool = True,
-        service_account: str = "",
-        pipeline_root: str = "",
         environ: Mapping[str, str] = os.environ,
     ) -> str:
         """Start a run and return its id.
@@ -80,11 +79,7 @@ class Host:
         Args:
             pipeline: the pipeline; its ``text`` is submitted.
             arguments: values of its parameters. The host fills in defaults.
-            name: the run's name in KFP's UI; by default, that of the pipeline with the date.
-            experiment: the name of its experiment, which is created if it does not exist.
-            cache: False to run all stages, even those in nested pipelines and loops, whatever the pipeline says.
-            service_account: the Kubernetes service account of the run.
-            pipeline_root: where KFP stores the run's artifacts.
+            submission: what is said of the run beside them.
             environ: the environment.
 
         Raises:
@@ -94,18 +89,18 @@ class Host:
         given = dict(arguments or {})
         values = complete_arguments(pipeline, given)
         spec, platform = read_specs(pipeline)
-        if not cache:
+        if not submission.cache:
             spec = without_cache(spec)
         body: dict[str, Any] = {
-            "display_name": name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}",
-            "experiment_id": self._experiment_id(self._experiment_name(experiment, environ)),
+            "display_name": submission.name or f"{pipeline.name} {time.strftime('%Y-%m-%d %H-%M-%S')}",
+            "experiment_id": self._experiment_id(self._experiment_name(submission.experiment, environ)),
             "pipeline_spec": {"pipeline_spec": spec, "platform_spec": platform} if platform else spec,
             "runtime_config": {"parameters": {key: values[key] for key in given if key in values}},
         }
-        if pipeline_root:
-            body["runtime_config"]["pipeline_root"] = pipeline_root
-        if service_account:
-            body["service_account"] = service_account
+        if submission.pipeline_root:
+            body["runtime_config"]["pipeline_root"] = submission.pipeline_root
+        if submission.service_account:
+            body["service_account"] = submission.service_account
         run_id = self.connection.post(_RUNS, body).get("run_id")
         if not run_id:
             raise HostUnreachableError(

@@ -10,9 +10,11 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torchx_kfp.backend.details import Details, entries_of
+from torchx_kfp.backend.ends import Progress
 from torchx_kfp.backend.nodes import Nodes, from_manifest, workflow_of
+from torchx_kfp.backend.plan import Plan
 from torchx_kfp.backend.pods import PodNames
-from torchx_kfp.backend.stages import Plan, Progress, Told, tell
+from torchx_kfp.backend.stages import Told, tell
 from torchx_kfp.backend.states import is_canceled, run_state, seconds
 from torchx_kfp.backend.tracked import tracked_stages
 from torchx_kfp.backend.values import mapping, text

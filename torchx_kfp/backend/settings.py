@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import functools
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -144,7 +145,8 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     for name in ("host", "ui_host"):
         if name in values:
             values[name] = host_address(str(values[name]), sources[name])
-    again = lambda: read_settings(flags, environ)  # noqa: E731
+    again = functools.partial(read_settings, flags, environ)
+    # The values have the types of the fields, by which they were read.
     return Settings(**values, sources=sources, warnings=tuple(warnings), _again=again)  # type: ignore[arg-type]
 
 

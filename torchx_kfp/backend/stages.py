@@ -7,16 +7,15 @@ is decided by the tasks before it, as the local runner does, and at the end of t
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from graphlib import TopologicalSorter
+from dataclasses import dataclass
 
+from torchx_kfp.backend.ends import NO_START, End, Progress, end_of_stage, exit_of, together
 from torchx_kfp.backend.nodes import Node, Nodes
-from torchx_kfp.backend.pods import PodNames
+from torchx_kfp.backend.plan import Plan
 from torchx_kfp.pipeline.names import without_indices
-from torchx_kfp.pipeline.spec import Component, Pipeline, Task
+from torchx_kfp.pipeline.spec import Component, Task
 from torchx_kfp.pipeline.volume_tasks import volume_task
 from torchx_kfp.pipeline.walk import Place, StageNames, walk
 from torchx_kfp.runs import reasons
@@ -29,39 +28,9 @@ from torchx_kfp.runs.events import (
     StageStarted,
     StageWaiting,
 )
-from torchx_kfp.runs.result import StageResult, describe_exit
+from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean, listed
-
-#: The end of Argo's message about a container that has failed.
-_EXIT = re.compile(r"(?:main: )?(?P<what>.*?) ?\(exit code (?P<code>\d{1,9})\)")
-#: The reasons of stages about whose end KFP says nothing.
-_NO_END = "was running when KFP last reported it"
-_NO_START = "was not run, as far as KFP has reported it"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is: its state, and when (in seconds since the epoch) it was canceled and has ended."""
-
-    run_id: str
-    state: State
-    started_at: float
-    canceled_at: float | None = None
-    ended_at: float | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended."""
-        return self.state.is_over
-
-
-@dataclass(frozen=True)
-class Tracked:
-    """A tracked stage: the name in its run id, and the base below which it records its results; None if unknown."""
-
-    name: str
-    base: str | None
 
 
 @dataclass(frozen=True)
@@ -78,19 +47,6 @@ class Told:
     round: tuple[int, ...] = ()
 
 
-@dataclass
-class _End:
-    """How a task has ended; ``state`` is None if it has not. ``name`` is for sentences."""
-
-    state: State | None = None
-    name: str = ""
-    time: float = 0.0
-    #: The failed stages in it, if it is a group.
-    failed: list[str] = field(default_factory=list)
-    #: Whether it ended, or did not run, because the run was canceled.
-    is_canceled: bool = False
-
-
 @dataclass(frozen=True)
 class _Scope:
     """A scope while it is read: the name of the node around its tasks, and whether nothing more begins in it."""
@@ -99,31 +55,6 @@ class _Scope:
     base: str
     round: tuple[int, ...]
     is_closed: bool = False
-
-
-@dataclass
-class Plan:
-    """What is known about a run's pipeline from the beginning.
-
-    ``tracked`` has the tracked stages by their names without indices, and ``items`` the numbers of items of loops, as
-    far as the pipeline and its arguments tell them, likewise.
-    """
-
-    pipeline: Pipeline
-    tracked: Mapping[str, Tracked]
-    items: Mapping[str, int]
-    pods: PodNames = field(default_factory=PodNames)
-    #: The tasks of each component, in an order in which they could run.
-    _orders: dict[str, list[Task]] = field(default_factory=dict)
-
-    def tasks_of(self, component: Component) -> list[Task]:
-        """Return the tasks of a DAG, each after those that it depends on."""
-        found = self._orders.get(component.name)
-        if found is None:
-            tasks = component.as_dag().tasks
-            graph = TopologicalSorter({task.name: task.depends_on for task in tasks.values()})
-            found = self._orders[component.name] = [tasks[name] for name in graph.static_order()]
-        return found
 
 
 def tell(plan: Plan, nodes: Nodes, progress: Progress) -> list[Told]:
@@ -163,10 +94,10 @@ class _Reading:
 
     # Scopes
 
-    def _scope(self, component: Component, scope: _Scope) -> _End:
+    def _scope(self, component: Component, scope: _Scope) -> End:
         """Read the tasks of a DAG."""
         tasks = component.as_dag().tasks
-        ends: dict[str, _End] = {}
+        ends: dict[str, End] = {}
         for task in self._plan.tasks_of(component):
             ends[task.name] = self._task(task, ends, scope, component)
         if scope.is_closed:
@@ -174,18 +105,18 @@ class _Reading:
                 if ends[task.name].state is None:
                     ends[task.name] = self._settle(task, ends, scope)
         if any(end.state is None for end in ends.values()):
-            return _End()
+            return End()
         counted = [end for name, end in ends.items() if end.state is not State.FAILED or not tasks[name].runs_always]
         failed = [name for end in ends.values() if end.state is State.FAILED for name in end.failed or [end.name]]
-        return _together(counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at))
+        return together(counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at))
 
-    def _task(self, task: Task, ends: Mapping[str, _End], scope: _Scope, around: Component) -> _End:
+    def _task(self, task: Task, ends: Mapping[str, End], scope: _Scope, around: Component) -> End:
         component = self._pipeline.component_of(task)
         upstream = [] if task.runs_always else [ends[name] for name in task.depends_on]
         if rival := around.as_dag().hook_before(task):
             if all(ends[name].state for name in task.depends_on):
                 return self._pass_over(task, scope, State.SKIPPED, reasons.replaced(rival), _latest(ends, task))
-            return _End()
+            return End()
         for base in self._bases(task, scope):
             if self._has_begun(task, base):
                 inner = _Scope(scope.names, base, scope.round, scope.is_closed)
@@ -194,7 +125,7 @@ class _Reading:
                 return self._loop(task, component, inner) if task.loop else self._group(task, component, inner)
         if upstream and all(end.state is not None for end in upstream):
             return self._after(task, upstream, scope)
-        return _End()
+        return End()
 
     def _bases(self, task: Task, scope: _Scope) -> list[str]:
         """Return the names of nodes around the task: an exit task is a hook of each task before it."""
@@ -211,7 +142,7 @@ class _Reading:
             return node is not None and node.state not in omitted
         return driver.state not in omitted
 
-    def _after(self, task: Task, upstream: list[_End], scope: _Scope) -> _End:
+    def _after(self, task: Task, upstream: list[End], scope: _Scope) -> End:
         """Decide on a task without nodes whose upstream tasks have ended."""
         for state in reasons.WITHOUT_OUTPUTS:
             for end in upstream:
@@ -220,9 +151,9 @@ class _Reading:
                     if end.is_canceled:
                         return self._drop(task, scope, time)
                     return self._pass_over(task, scope, *reasons.after(end.name, state), time)
-        return _End()
+        return End()
 
-    def _settle(self, task: Task, ends: Mapping[str, _End], scope: _Scope) -> _End:
+    def _settle(self, task: Task, ends: Mapping[str, End], scope: _Scope) -> End:
         """Decide on a task that has not begun in a scope in which nothing more begins."""
         upstream = [] if task.runs_always else [ends[name] for name in task.depends_on]
         if upstream and all(end.state for end in upstream) and (end := self._after(task, upstream, scope)).state:
@@ -232,17 +163,17 @@ class _Reading:
             return self._drop(task, scope, time)
         failed = next((end for end in ends.values() if end.state is State.FAILED), None)
         if failed is None and not self._progress.is_over:
-            return _End()  # a later answer may tell
-        why = reasons.not_run(reasons.ends_the_run((failed.failed or [failed.name])[0])) if failed else _NO_START
+            return End()  # a later answer may tell
+        why = reasons.not_run(reasons.ends_the_run((failed.failed or [failed.name])[0])) if failed else NO_START
         return self._pass_over(task, scope, State.NOT_RUN, why, time)
 
-    def _drop(self, task: Task, scope: _Scope, time: float) -> _End:
+    def _drop(self, task: Task, scope: _Scope, time: float) -> End:
         """Report that the task does not run because the run was canceled."""
         end = self._pass_over(task, scope, State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time)
         end.is_canceled = True
         return end
 
-    def _pass_over(self, task: Task, scope: _Scope, state: State, reason: str, time: float) -> _End:
+    def _pass_over(self, task: Task, scope: _Scope, state: State, reason: str, time: float) -> End:
         """Report that a task and all stages inside it do not run."""
         component = self._pipeline.component_of(task)
         if component.dag is None:
@@ -252,21 +183,21 @@ class _Reading:
         for name, of in names:
             self._finish(StageResult(name, of, state, reason=reason), scope, time)
         group = names[0][0] if task.is_group and names else scope.names.of(task.name)
-        return _End(state, group, time)
+        return End(state, group, time)
 
     # Groups of tasks
 
-    def _group(self, task: Task, component: Component, scope: _Scope) -> _End:
+    def _group(self, task: Task, component: Component, scope: _Scope) -> End:
         """Read a nested pipeline or a branch."""
         name = f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{name}-driver"), self._nodes.get(name)
         if driver is not None and driver.state is State.FAILED:
             return self._unprepared(task, driver, scope)
         if node is None or node.state is State.NOT_RUN:
-            return _End()
+            return End()
         if node.state is State.SKIPPED:
             return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
-        end = _End()
+        end = End()
         bodies = self._nodes.attempts(name)
         for index, body in enumerate(bodies):
             is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
@@ -276,10 +207,10 @@ class _Reading:
                 self._again(task, scope, end, index + 1, bodies[index + 1])
         return self._group_end(task, component, node, end, scope)
 
-    def _group_end(self, task: Task, component: Component, node: Node, end: _End, scope: _Scope) -> _End:
+    def _group_end(self, task: Task, component: Component, node: Node, end: End, scope: _Scope) -> End:
         state = node.state if node.state in (State.SUCCEEDED, State.FAILED) else end.state if scope.is_closed else None
         if state is None:
-            return _End()
+            return End()
         end.state, end.name, end.time = state, scope.names.of(task.name), self._time(node.end, end.time)
         if end.is_canceled and state is not State.SUCCEEDED:
             end.state = State.CANCELED
@@ -290,17 +221,17 @@ class _Reading:
             end.failed = []
         return end
 
-    def _again(self, task: Task, scope: _Scope, end: _End, attempt: int, following: Node) -> None:
+    def _again(self, task: Task, scope: _Scope, end: End, attempt: int, following: Node) -> None:
         name = scope.names.of(task.name)
         delay = max(0.0, self._time(following.start, end.time) - end.time)
         event = PipelineRetried(name, attempt, reasons.failed_in(end.failed), delay, time=end.time)
         self._tell(Told(event, ("again", name, scope.round, attempt)))
 
-    def _loop(self, task: Task, component: Component, scope: _Scope) -> _End:
+    def _loop(self, task: Task, component: Component, scope: _Scope) -> End:
         node = self._nodes.get(f"{scope.base}.{task.name}")
         if node is None:
-            return _End()
-        end = _End()
+            return End()
+        end = End()
         bodies = self._nodes.attempts(node.name)
         for index, body in enumerate(bodies):
             is_closed = scope.is_closed or body.state.is_over
@@ -310,7 +241,7 @@ class _Reading:
             return end
         return self._group_end(task, component, node, end, scope)
 
-    def _iterations(self, task: Task, component: Component, scope: _Scope) -> _End:
+    def _iterations(self, task: Task, component: Component, scope: _Scope) -> End:
         """Read the iterations of a loop; ``scope`` is the loop's own node."""
         driver = self._nodes.get(f"{scope.base}.iteration-driver")
         group = self._nodes.get(f"{scope.base}.iteration-iterations")
@@ -324,7 +255,7 @@ class _Reading:
             items.append(item)
         count = 0 if is_empty else self._count(task, driver, len(items), scope)
         if group is None or count is None:
-            return _End()
+            return End()
         names = [
             without_indices(place.name)
             for place in self._inside(component, scope.names.inside(task))
@@ -337,9 +268,9 @@ class _Reading:
         if scope.is_closed:
             ends += [self._missing(task, component, scope, index, ends) for index in range(len(items), count)]
         if len(ends) < count or any(end.state is None for end in ends):
-            return _End()
+            return End()
         failed = [name for end in ends for name in end.failed]
-        return _together(ends, failed, time)
+        return together(ends, failed, time)
 
     def _count(self, task: Task, driver: Node | None, seen: int, scope: _Scope) -> int | None:
         """Return the number of iterations, as far as it is known; None if it is not."""
@@ -352,8 +283,8 @@ class _Reading:
     def _known_count(self, task: Task, scope: _Scope) -> int | None:
         return self._plan.items.get(without_indices(scope.names.of(task.name)))
 
-    def _iteration(self, task: Task, component: Component, scope: _Scope, index: int, item: Node) -> _End:
-        names, end = scope.names.inside_iteration(index), _End()
+    def _iteration(self, task: Task, component: Component, scope: _Scope, index: int, item: Node) -> End:
+        names, end = scope.names.inside_iteration(index), End()
         for first, whole in enumerate(self._nodes.attempts(item.name)):
             name = f"{whole.name}.iteration-item"
             driver = self._nodes.get(f"{name}-driver")
@@ -363,42 +294,42 @@ class _Reading:
                 continue
             bodies = self._nodes.attempts(name)
             if not bodies or bodies[-1].state in (State.SKIPPED, State.NOT_RUN):
-                end = self._missing(task, component, here, index, ()) if here.is_closed else _End()
+                end = self._missing(task, component, here, index, ()) if here.is_closed else End()
                 continue
             for second, body in enumerate(bodies):
                 is_closed = here.is_closed or body.state.is_over
                 end = self._scope(component, _Scope(names, body.name, (*here.round, second), is_closed))
         return end
 
-    def _missing(self, task: Task, component: Component, scope: _Scope, index: int, ends: Iterable[_End]) -> _End:
+    def _missing(self, task: Task, component: Component, scope: _Scope, index: int, ends: Iterable[End]) -> End:
         """Report that an iteration will not begin any more."""
         names = scope.names if scope.names.indices[-1:] == (index,) else scope.names.inside_iteration(index)
         failed = next((name for end in ends for name in end.failed), "")
         is_canceled = self._progress.canceled_at is not None
         if not (is_canceled or failed or self._progress.is_over):
-            return _End()  # a later answer may tell
+            return End()  # a later answer may tell
         if is_canceled:
             reason = reasons.not_run(reasons.RUN_WAS_ENDED)
         else:
-            reason = reasons.not_run(reasons.ends_the_run(failed)) if failed else _NO_START
+            reason = reasons.not_run(reasons.ends_the_run(failed)) if failed else NO_START
         time = self._time(self._progress.ended_at)
         for place in self._inside(component, names):
             self._finish(StageResult(place.name, place.task.name, State.NOT_RUN, reason=reason), scope, time)
-        return _End(State.NOT_RUN, scope.names.of(task.name), time, is_canceled=is_canceled)
+        return End(State.NOT_RUN, scope.names.of(task.name), time, is_canceled=is_canceled)
 
-    def _unprepared(self, task: Task, driver: Node, scope: _Scope) -> _End:
+    def _unprepared(self, task: Task, driver: Node, scope: _Scope) -> End:
         """Report that KFP's driver has failed before a task."""
         time = self._time(driver.end, driver.start)
-        if self._is_canceled(driver):
+        if self._progress.is_canceled(driver):
             return self._drop(task, scope, time)
         name = scope.names.of(task.name)
-        reason = f"could not be prepared: KFP's driver {_exit(driver, is_driver=True)[1]}"
+        reason = f"could not be prepared: KFP's driver {exit_of(driver, is_driver=True)[1]}"
         self._finish(StageResult(name, task.name, State.FAILED, reason=clean(reason)), scope, time)
-        return _End(State.FAILED, name, time)
+        return End(State.FAILED, name, time)
 
     # Stages
 
-    def _stage(self, task: Task, component: Component, scope: _Scope) -> _End:
+    def _stage(self, task: Task, component: Component, scope: _Scope) -> End:
         name, path = scope.names.of(task.name), f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
         if component.importer is not None or volume_task(component):
@@ -422,10 +353,10 @@ class _Reading:
         self._tell_attempts(task, component, begun, base, scope, is_over=node is not None and node.state.is_over)
         last = begun[-1] if begun else None
         is_cached = last is None and (is_skipped or (not pods and node is not None and node.state is State.SUCCEEDED))
-        state, reason, end = self._stage_end(node, last, is_cached)
+        state, reason, end = end_of_stage(self._progress, node, last, is_cached=is_cached)
         if state is None:
-            return _End()
-        exit_code = _exit(last)[0] if last is not None and state is State.FAILED else None
+            return End()
+        exit_code = exit_of(last)[0] if last is not None and state is State.FAILED else None
         if last is not None and last.state is State.SUCCEEDED:
             exit_code = 0
         pod = self._pod(last, task, component) if last is not None else ""
@@ -447,39 +378,7 @@ class _Reading:
         )
         self._finish(result, scope, time)
         is_canceled = state is State.CANCELED or (state is State.NOT_RUN and self._progress.canceled_at is not None)
-        return _End(state, name, time, is_canceled=is_canceled)
-
-    def _stage_end(
-        self, node: Node | None, last: Node | None, is_cached: bool
-    ) -> tuple[State | None, str, float | None]:
-        """Return a stage's state, the reason and the time of its end; no state if it has not ended."""
-        if last is not None and last.state is State.SUCCEEDED:
-            return State.SUCCEEDED, "", last.end or (node.end if node is not None else None)
-        if is_cached:
-            return State.CACHED, "", node.end or node.start if node is not None else None
-        if node is not None and node.state is State.SUCCEEDED:
-            return State.SUCCEEDED, "", node.end
-        if node is not None and node.state is State.FAILED:
-            failed = last if last is not None and last.state is State.FAILED else node
-            if self._is_canceled(failed):
-                return State.CANCELED, reasons.ended_with_the_run(), failed.end or node.end
-            return State.FAILED, _exit(failed)[1], failed.end or node.end
-        return self._stage_end_with_run(last) if self._progress.is_over else (None, "", None)
-
-    def _stage_end_with_run(self, last: Node | None) -> tuple[State, str, float | None]:
-        """Return the same for a stage of which KFP has not reported an end although the run is over."""
-        progress, time = self._progress, self._progress.ended_at
-        if progress.state is State.SUCCEEDED:
-            return State.SUCCEEDED, "", time
-        if last is not None and last.state is State.FAILED and not self._is_canceled(last):
-            if progress.canceled_at is None:
-                return State.FAILED, _exit(last)[1], last.end
-            return State.CANCELED, reasons.canceled_while_waiting(reasons.RUN_WAS_ENDED, _exit(last)[1]), time
-        if progress.canceled_at is not None:
-            if last is None:
-                return State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time
-            return State.CANCELED, reasons.ended_with_the_run(), last.end or time
-        return (State.NOT_RUN, _NO_START, time) if last is None else (State.INTERRUPTED, _NO_END, time)
+        return End(state, name, time, is_canceled=is_canceled)
 
     def _tell_attempts(
         self, task: Task, component: Component, pods: list[Node], base: int, scope: _Scope, *, is_over: bool
@@ -500,26 +399,26 @@ class _Reading:
                 delay = task.retry.delay(index + 1)
             else:
                 continue
-            retried = StageRetried(name, number, clean(_exit(pod)[1]), delay, time=end)
+            retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)
             self._tell_of(name, retried, ("retried", number), scope)
 
-    def _pod_of_kfp(self, task: Task, node: Node | None, scope: _Scope) -> _End:
+    def _pod_of_kfp(self, task: Task, node: Node | None, scope: _Scope) -> End:
         """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
         name = scope.names.of(task.name)
         if node is None:
-            return _End()
+            return End()
         time = self._time(node.end, node.start)
         state, reason = node.state, ""
         if state is State.FAILED:
-            if self._is_canceled(node):
+            if self._progress.is_canceled(node):
                 return self._drop(task, scope, time)
-            reason = _exit(node)[1]
+            reason = exit_of(node)[1]
         elif state is not State.SUCCEEDED:
             if self._progress.state is not State.SUCCEEDED:
-                return _End()
+                return End()
             state = State.SUCCEEDED
         self._finish(StageResult(name, task.name, state, reason=clean(reason), started_at=node.start), scope, time)
-        return _End(state, name, time)
+        return End(state, name, time)
 
     # Helpers
 
@@ -529,11 +428,6 @@ class _Reading:
     @property
     def _is_ending(self) -> bool:
         return self._progress.is_over or self._progress.canceled_at is not None
-
-    def _is_canceled(self, node: Node) -> bool:
-        """Tell whether a node failed because the run was canceled."""
-        canceled = self._progress.canceled_at
-        return canceled is not None and (node.end is None or node.end >= canceled)
 
     def _time(self, *times: float | None) -> float:
         return next((time for time in times if time is not None), self._progress.started_at)
@@ -554,32 +448,5 @@ class _Reading:
         self._told.append(told)
 
 
-def _together(ends: list[_End], failed: list[str], time: float) -> _End:
-    """Return the end of a group of tasks that have all ended; ``failed`` are the failed stages in it."""
-    time = max((end.time for end in ends), default=time)
-    states = {end.state for end in ends}
-    if not states & {State.FAILED, State.CANCELED, State.NOT_RUN, State.INTERRUPTED}:
-        return _End(State.SUCCEEDED, time=time)
-    if any(end.state is State.FAILED and not end.is_canceled for end in ends):
-        return _End(State.FAILED, time=time, failed=failed)
-    if any(end.is_canceled for end in ends):
-        return _End(State.FAILED, time=time, is_canceled=True)
-    # It may have failed, or its end was not reported.
-    return _End(State.INTERRUPTED, time=time)
-
-
-def _latest(ends: Mapping[str, _End], task: Task) -> float:
+def _latest(ends: Mapping[str, End], task: Task) -> float:
     return max((ends[name].time for name in task.depends_on), default=0.0)
-
-
-def _exit(node: Node, *, is_driver: bool = False) -> tuple[int | None, str]:
-    """Return the exit code of a failed pod, if it is known, and the reason of the failure."""
-    found = _EXIT.fullmatch(node.message)
-    code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
-    if not code:
-        return None, f"failed: {node.message}" if node.message else "failed"
-    # KFP's launcher ends with 1 whatever the exit code of the stage's own process is.
-    of = ["of KFP's launcher"] if code == 1 and not is_driver else []
-    what = [found["what"]] if found and found["what"] not in ("", "Error") else []
-    notes = f" ({', '.join(of + what)})" if of or what else ""
-    return code, f"{describe_exit(code)}{notes}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp import protocol
-from torchx_kfp.backend.stages import Tracked
 from torchx_kfp.pipeline.known import known_inputs
 from torchx_kfp.pipeline.placeholders import Facts, resolve_text
 from torchx_kfp.pipeline.spec import Pipeline
@@ -17,6 +17,14 @@ _MAKES_RUN_ID = f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-'
 _FIRST_WORD, _OWN_NAME = "/${2%% *}/", "/$0/"
 _BASE = f"{protocol.TRACKER_BASE}="
 _PLACEHOLDER = "{{$"
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A tracked stage: the name in its run id, and the base below which it records its results; None if unknown."""
+
+    name: str
+    base: str | None
 
 
 def tracked_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Tracked]:

@@ -15,6 +15,7 @@ from torchx_kfp.errors import ArgumentError, UnknownRunError
 from torchx_kfp.pipeline.load import load_pipeline
 from torchx_kfp.pipeline.names import LATEST, fitting
 from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarted, decode
+from torchx_kfp.runs.growing import GrowingFile
 from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
 from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.state import RunState
@@ -25,8 +26,7 @@ class EventReader:
     """Reads the events of a run in order, and later those that have been added since."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / EVENTS_FILE
-        self._offset = 0
+        self._file = GrowingFile(folder / EVENTS_FILE)
         self._lines = 0
         self._suspects: list[str] = []
         #: Sentences about lines that are not events, except at the end, where a killed process leaves such lines.
@@ -34,22 +34,14 @@ class EventReader:
 
     def read_new(self) -> list[Event]:
         """Return the events of the whole lines that have been written since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        *lines, rest = data.split(b"\n")
-        self._offset += len(data) - len(rest)
-        return [event for line in lines if (event := self._decode(line)) is not None]
+        return [event for line in self._file.read_new() if (event := self._decode(line)) is not None]
 
     def _decode(self, line: bytes) -> Event | None:
         self._lines += 1
         try:
             event = decode(json.loads(line))
         except (ValueError, RecursionError) as error:
-            self._suspects.append(f"Line {self._lines} of {self._path} is ignored: {error}.")
+            self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
             return None
         self.corrupt += self._suspects
         self._suspects.clear()

@@ -16,6 +16,7 @@ from torchx import specs
 
 from torchx_kfp import protocol
 from torchx_kfp.backend.checks import check_submission, refuse_submission
+from torchx_kfp.backend.submission import Submission
 from torchx_kfp.errors import AppDefError, ReadsError
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.scheduler.options import Options
@@ -42,18 +43,14 @@ class Request:
 
     pipeline: str
     arguments: Mapping[str, Any]
-    host: str = ""
-    namespace: str = ""
-    experiment: str = ""
-    name: str = ""
-    service_account: str = ""
-    pipeline_root: str = ""
-    cache: bool = True
+    of_connection: Mapping[str, str] = field(default_factory=dict)
+    submission: Submission = field(default_factory=Submission)
 
     def __str__(self) -> str:
         """Return the file to upload, below the other parts of the request as comments."""
-        others = {name: value for name, value in vars(self).items() if name != "pipeline" and value not in ("", True)}
-        others.update({f"argument {name}": value for name, value in others.pop("arguments").items()})
+        said = {name: value for name, value in vars(self.submission).items() if value not in ("", True)}
+        arguments = {f"argument {name}": value for name, value in self.arguments.items()}
+        others = {**self.of_connection, **said, **arguments}
         lines = [f"# {name}: {printable(str(value))}" for name, value in others.items()]
         return "\n".join([*lines, self.pipeline])
 
@@ -84,17 +81,7 @@ def make_request(app: specs.AppDef, options: Options) -> Request:
     refuse_submission(pipeline, findings)
     for finding in findings:
         _logger.warning("%s: %s", finding.kind.value, finding)
-    return Request(
-        pipeline=pipeline.text,
-        arguments=arguments,
-        host=options.host,
-        namespace=options.namespace,
-        experiment=options.experiment,
-        name=options.name,
-        service_account=options.service_account,
-        pipeline_root=options.pipeline_root,
-        cache=options.cache,
-    )
+    return Request(pipeline.text, arguments, options.of_connection, options.submission)
 
 
 def without_runner_variables(app: specs.AppDef) -> tuple[specs.AppDef, RunnerVariables]:

@@ -24,6 +24,7 @@ def configured() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in find_configs():
         parser = configparser.ConfigParser()
+        # Names keep their case, as TorchX reads them.
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read(path, encoding="utf-8")
         for name in OF_CONNECTION if parser.has_section(NAME) else ():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.runs.growing import GrowingFile
 from torchx_kfp.runs.source import Source
 from torchx_kfp.scheduler.roles import StageRoles
 from torchx_kfp.text import did_you_mean, listed
@@ -60,7 +61,7 @@ def lines_of(
         should_tail: whether to wait for more lines until the run has ended.
         interval: the seconds between two looks at the run.
     """
-    files: dict[Path, _Lines] = {}
+    files: dict[Path, GrowingFile] = {}
     while True:
         record = source.look()
         mine = {
@@ -72,34 +73,12 @@ def lines_of(
         for name, stage in mine.items():
             for attempt in record.run.attempts[name]:
                 if attempt.log_file is not None:
-                    file = files.setdefault(attempt.log_file, _Lines(attempt.log_file))
-                    yield from _selected(file.read_new(is_whole=not record.is_running), stage, replica)
+                    file = files.setdefault(attempt.log_file, GrowingFile(attempt.log_file))
+                    new = file.read_new(is_whole=not record.is_running)
+                    yield from _selected([f"{line.decode('utf-8', 'replace')}\n" for line in new], stage, replica)
         if not (should_tail and record.is_running):
             return
         time.sleep(interval)
-
-
-class _Lines:
-    """The lines of a growing file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read_new(self, *, is_whole: bool) -> list[str]:
-        """Return the lines since the last call; the last one may lack its line break if the file is whole."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        if not is_whole:
-            data = data[: data.rfind(b"\n") + 1]
-        self._offset += len(data)
-        lines = data.split(b"\n")
-        ends = [*(line + b"\n" for line in lines[:-1]), *([lines[-1] + b"\n"] if lines[-1] else [])]
-        return [line.decode("utf-8", "replace") for line in ends]
 
 
 def _selected(lines: list[str], stage: StageRoles, replica: Replica) -> Iterator[str]:

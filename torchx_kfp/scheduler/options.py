@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchx import specs
 from torchx.util.types import to_dict
 
+from torchx_kfp.backend.submission import Submission
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.text import did_you_mean, shown
 
@@ -112,24 +113,15 @@ def run_options() -> RunOptions:
 class Options:
     """The options of a run, read and checked; texts are empty if they are not given.
 
-    ``secrets`` has the form of the adapter: {secret: {key: variable}}.
+    ``of_connection`` has those of the connection that are given. ``secrets`` has the form of the adapter: {secret:
+    {key: variable}}.
     """
 
-    host: str = ""
-    namespace: str = ""
+    of_connection: Mapping[str, str] = field(default_factory=dict)
+    submission: Submission = field(default_factory=Submission)
     tracker_base: str = ""
-    experiment: str = ""
-    name: str = ""
-    service_account: str = ""
-    pipeline_root: str = ""
-    cache: bool = True
     engine: Engine | None = None
     secrets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    @property
-    def of_connection(self) -> dict[str, str]:
-        """The options of the connection that are given."""
-        return {name: value for name in OF_CONNECTION if (value := getattr(self, name))}
 
 
 def read_options(cfg: Mapping[str, Any]) -> Options:
@@ -139,10 +131,12 @@ def read_options(cfg: Mapping[str, Any]) -> Options:
         InvalidRunConfigException: an engine or a secret is not one.
     """
     texts = {name: str(cfg.get(name) or "") for name, kind, _, _ in _OPTIONS if kind is str}
-    queue, engine, secrets = (texts.pop(name) for name in ("queue", "engine", "secrets"))
+    queue, engine, secrets, tracker_base = (texts.pop(name) for name in ("queue", "engine", "secrets", "tracker_base"))
+    of_connection = {name: texts.pop(name) for name in OF_CONNECTION}
     return Options(
-        **texts,
-        cache=cfg.get("cache") is not False,
+        of_connection={name: text for name, text in of_connection.items() if text},
+        submission=Submission(**texts, cache=cfg.get("cache") is not False),
+        tracker_base=tracker_base,
         engine=_engine(engine, queue, cfg),
         secrets=_secrets(secrets, cfg),
     )

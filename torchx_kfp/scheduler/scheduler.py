@@ -14,7 +14,7 @@ from torchx import specs
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream, filter_regex
 
 from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
-from torchx_kfp.scheduler.options import NAME, OF_CONNECTION, Options, read_options, run_options
+from torchx_kfp.scheduler.options import NAME, OF_CONNECTION, read_options, run_options
 
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
     from torchx_kfp.backend.run import HostRun
@@ -73,21 +73,12 @@ class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
         from torchx_kfp.backend.host import Host
         from torchx_kfp.pipeline.load import pipeline_from_text
 
-        given = Options(host=request.host, namespace=request.namespace).of_connection
-        connection = self._connections.with_options(given)
+        connection = self._connections.with_options(request.of_connection)
         for warning in connection.settings.warnings:
             _logger.warning("%s", warning)
-        run_id = Host(connection).submit(
-            pipeline_from_text(request.pipeline),
-            request.arguments,
-            name=request.name,
-            experiment=request.experiment,
-            cache=request.cache,
-            service_account=request.service_account,
-            pipeline_root=request.pipeline_root,
-        )
+        run_id = Host(connection).submit(pipeline_from_text(request.pipeline), request.arguments, request.submission)
         self._connections.remember(run_id, connection)
-        if given and self._connections.with_options().name != connection.name:
+        if request.of_connection and self._connections.with_options().name != connection.name:
             _logger.warning(
                 "Only -cfg names the host %s. For torchx status, log, describe and cancel, run: "
                 "export TORCHX_KFP_HOST=%s (or write it into [kfp] of a .torchxconfig).",

@@ -26,7 +26,7 @@ class Journal(local.Watch):
     """Writes events and facts, one on each line."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
 
     def on_event(self, event: Event) -> None:
         self._write(encode(event))

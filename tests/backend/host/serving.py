@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 answer = host.handle(self.command, self.path, headers, data)
-            except Exception as error:
+            except Exception as error:  # a mistake of the host: tests fail with it
                 host.problems.append(f"{self.command} {self.path}: {type(error).__name__}: {error}")
                 raise
         parts = urlsplit(self.path)

@@ -52,6 +52,7 @@ def submit_command(
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.backend.checks import check_submission, refuse_submission
+    from torchx_kfp.backend.submission import Submission
     from torchx_kfp.cli.pipeline_files import load_target, split_words
     from torchx_kfp.pipeline.arguments import complete_arguments, parse_arguments
     from torchx_kfp.semantics.workflow import describe, measure
@@ -71,15 +72,8 @@ def submit_command(
     refuse_submission(pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(measure(pipeline.text))):
         print_message(text)
-    run_id = host.submit(
-        pipeline,
-        arguments,
-        name=name,
-        experiment=experiment,
-        cache=not no_cache,
-        service_account=service_account,
-        pipeline_root=pipeline_root,
-    )
+    submission = Submission(name, experiment, service_account, pipeline_root, cache=not no_cache)
+    run_id = host.submit(pipeline, arguments, submission)
     link = host.connection.link(run_id)
     if not watch:
         if as_json:

@@ -1,0 +1,36 @@
+"""What is known about the pipeline of a run on KFP before anything of it has run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+
+from torchx_kfp.backend.pods import PodNames
+from torchx_kfp.backend.tracked import Tracked
+from torchx_kfp.pipeline.spec import Component, Pipeline, Task
+
+
+@dataclass
+class Plan:
+    """What is known about a run's pipeline from the beginning.
+
+    ``tracked`` has the tracked stages by their names without indices, and ``items`` the numbers of items of loops, as
+    far as the pipeline and its arguments tell them, likewise.
+    """
+
+    pipeline: Pipeline
+    tracked: Mapping[str, Tracked]
+    items: Mapping[str, int]
+    pods: PodNames = field(default_factory=PodNames)
+    #: The tasks of each component, in an order in which they could run.
+    _orders: dict[str, list[Task]] = field(default_factory=dict)
+
+    def tasks_of(self, component: Component) -> list[Task]:
+        """Return the tasks of a DAG, each after those that it depends on."""
+        found = self._orders.get(component.name)
+        if found is None:
+            tasks = component.as_dag().tasks
+            graph = TopologicalSorter({task.name: task.depends_on for task in tasks.values()})
+            found = self._orders[component.name] = [tasks[name] for name in graph.static_order()]
+        return found
