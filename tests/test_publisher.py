@@ -22,7 +22,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tools import carry
-from torchx_kfp.adapter.stage.carried import LAUNCHER, PUBLISHER, SOURCES
+from torchx_kfp.adapter.stage.carried import ASK, LAUNCHER, PUBLISHER, SOURCES
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 #: A run id of this process only: processes that a stage leaves running are found by it, even if the tests run twice.
@@ -131,7 +131,7 @@ def put(*code: str) -> list[str]:
 def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert carry.digests() == SOURCES, "publisher.py or launcher.py has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 2_600), (LAUNCHER, 11_400)):
+    for program, most in ((PUBLISHER, 2_600), (LAUNCHER, 11_400), (ASK, 3_300)):
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"
@@ -147,7 +147,7 @@ NEWER = re.compile(
 )
 
 
-@pytest.mark.parametrize("program", [PUBLISHER, LAUNCHER], ids=["publisher", "launcher"])
+@pytest.mark.parametrize("program", [PUBLISHER, LAUNCHER, ASK], ids=["publisher", "launcher", "ask"])
 def test_what_commands_carry_needs_only_python_38(program: str) -> None:
     tree = ast.parse(carry.text_of(program), feature_version=(3, 8))
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""Make ``torchx_kfp/publisher.py`` and ``torchx_kfp/launcher.py`` small enough to be carried by the commands of stages.
+"""Make programs of ``torchx_kfp`` small enough to be carried by the commands of stages: see ``MODULES``.
 
 ``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/adapter/stage/carried.py``. A command is part
 of KFP's cache key, so the program is kept in the repository: it must not depend on the zlib and the Python that
@@ -18,7 +18,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 #: The modules, by the names of their programs.
-SOURCES = {name: REPOSITORY / "torchx_kfp" / f"{name.lower()}.py" for name in ("PUBLISHER", "LAUNCHER")}
+MODULES = {"PUBLISHER": "torchx_kfp.publisher", "LAUNCHER": "torchx_kfp.launcher", "ASK": "torchx_kfp.hpo.ask"}
+SOURCES = {name: REPOSITORY / f"{module.replace('.', '/')}.py" for name, module in MODULES.items()}
 CARRIED = REPOSITORY / "torchx_kfp" / "adapter" / "stage" / "carried.py"
 
 #: Base85 is 6 % shorter than base64. Others take the place of characters that engines would rewrite, or that Go's JSON
@@ -39,7 +40,7 @@ _MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make gol
 SOURCES = {digests}
 '''
 _PROGRAM = """
-#: ``torchx_kfp.{module}``.
+#: ``{module}``.
 {name} = (
 {lines}
 )
@@ -83,7 +84,7 @@ def main() -> None:
         program = small_program(source)
         pieces = textwrap.wrap(program, 110, drop_whitespace=False)
         lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)
-        text += _PROGRAM.format(module=name.lower(), name=name, lines=lines)
+        text += _PROGRAM.format(module=MODULES[name], name=name, lines=lines)
         print(f"{name}: {len(program)} bytes")
     CARRIED.write_text(text, encoding="utf-8")
     print(f"wrote {CARRIED.relative_to(REPOSITORY)}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torchx_kfp import engines as engines
+    from torchx_kfp import hpo as hpo
     from torchx_kfp import local as local
     from torchx_kfp import tracking as tracking
     from torchx_kfp.adapter import (
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-_SUBPACKAGES = ("engines", "local", "tracking")
+_SUBPACKAGES = ("engines", "hpo", "local", "tracking")
 
 
 def __getattr__(name: str) -> object:

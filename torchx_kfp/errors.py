@@ -7,6 +7,7 @@
     │   └── UnknownAliasError    a stage reads nothing under this alias
     ├── OutputsError         declared results or artifacts cannot become KFP outputs
     │   └── UnknownOutputError   a stage has no output with this name
+    ├── SearchError          the arguments of a search are wrong
     ├── ProtocolError        the stage protocol's environment variables are malformed
     ├── UnknownNameError     there is no result, output, input or artifact with this name
     ├── NotInStageError      the process was not started as a tracked stage
@@ -68,6 +69,7 @@ __all__ = [
     "ProtocolError",
     "ReadsError",
     "ResultRefusedError",
+    "SearchError",
     "StageFailedError",
     "StageNotFoundError",
     "TorchxKfpError",
@@ -126,6 +128,10 @@ class UnknownOutputError(OutputsError, KeyError):
     """A stage has no output with this name."""
 
     __str__ = Exception.__str__
+
+
+class SearchError(TorchxKfpError, ValueError):
+    """The arguments of a search are wrong: its parameters, objectives, rounds or optimizer."""
 
 
 class ProtocolError(TorchxKfpError, ValueError):

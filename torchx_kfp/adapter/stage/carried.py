@@ -4,6 +4,7 @@
 SOURCES = {
     "PUBLISHER": "87b4116797cc2e368e1d202b6d9794f3784c3e8f6216586a96be18c8a50a7d23",
     "LAUNCHER": "d022daa296e1edb787cfdfced1829ba9f4941302ee156363eb932937d3b32008",
+    "ASK": "f768353fba164f64c5c53cacffc660ea3f35a027f995a8134882dd4adbfc8eef",
 }
 
 #: ``torchx_kfp.publisher``.
@@ -170,4 +171,41 @@ LAUNCHER = (
     "L%xl/3/buuFdJOfa3Yo!mi4:(@,,rw/L8M1ys`,sPv;.4~Ewx`nQME5ZftYW:[kVZV[f~YLkz9Uesb@@)lb`Y;p`wSFFQ(6#0PH_=jfU?+7S?F"
     'UolyZFPQU4IQ9QR*VuJulXZ%AsI5EoI6kA~CbZpTg0)BK?K3j:gKO+~5l~,Zi*oW(|PXtN`*Noy;:h|fWbLRB)3TE*1)L01DU*_L/+@BdO`#%"'
     ".translate({44:36,46:38,47:60,58:62,91:123})),-15))"
+)
+
+#: ``torchx_kfp.hpo.ask``.
+ASK = (
+    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;#fTtH'
+    "|:G`},L`aRzzJwf6UW3Ds;BpyV7k@+b;PBb#dkDnK`:`0nrYkmQYy!_d:=boc4eROV6oq:jdNon%pY/jGC+@yL;hN[`~rHp@,6nWd%rSSInphz"
+    "jFc#HGs1EK3S[oQZcumeT56Y@+g+Ruhrwcdmf,Rkoq^Toj-"
+    "5=9MVpjiS|,M`v/)im#)US[paq5w2/Hs@.zNv58YY[FnIWvByuv#9FF2;S(##o`,E~/I,qvjw,G,YnpGld*Yb%r4?O}A~BcNsc9d*iPwf}#3[5"
+    "4JLQhg7TGRc6)f=Mw1ke}=*?8j/l.3c;AAciH-"
+    "^FSd^C~M!GI4:TyroR44`:U+Ta%pR8lBoTE9G=4P40Pbe2!dTB`iCRV/K_!6wtvW4``!Ke4U-"
+    "4TpKNdaAxOM~#ynf9;JRNM8FRCQZn/+^J(_@1ta=3Kk:CKH7E[QM,rAj8dQ3W^kxrX;vDC=cXLO,3yez%~*2xEo`@v!O75EXE^~2vBMW;=YA3w"
+    "C11tM(pu-)=0,xfxK2!eaNIb5,;V/MZp0OZFq31S6-upGFgllW:)}.Ts?EJFBThKZj2JbTrOMC/.aLJhfSgsv-T~SK;-.P-"
+    "ttgK+3grsd,gV?nC.9:-K0:FR:pFxpvi-)Bd)Gd/md[zdRQv!p^EI-yX,t4u,[W[.^,+9E(rlel)PU15Del*PSup}ExLLsgDDaFX50?hHcRZBx"
+    "%zzEO?b?@CwB0Hcm1mCJeqEn+P[~qW*^697FGp[hOt^yJ(oo;=F|`Kj#`ffI[1[E;%-"
+    "ZJJYPT%;U=wZmt?;ZmYHoIk^(m+PbG+pq!ZABkXI5M!1lv@Q8~V@j#0+}lzW^@}=EsEfgsL#xf(qi#Dz6LCm[6m#8c`/LQy#Ba+qC@BAPFhk_Z"
+    "rzdvr`HUHC^d[EnCe;Q*nXLo:+*rjLSHK1)G_pGZa@X8Ez1B0:=,qURv+^%QDNC.mY5=_11dcX4Za6Rdp_0`J~FIEOUM)X2=kWiWk;7(N+JsZ;"
+    "t~.bIJFEfg|dQwh4*~lJp;RL[05#Xns26KHv3Ou8Lh!QkOdc7==9Z5IQJ81Ezzon~+RXRS},vcWPP2@6|z71zP[F)XJvqNT2_t%TPFd=DeUyt!"
+    "L;mZ4[DGD!M5B#GNmstE(_d5:B--w!,z`VJOJ)SAM|cGKmUsJ/?3Z!w_DVVF-yuR4CJK^0Y3Bty=0iF:/W10OCquk!M*cU2BO)YnLZsnT6|u:!"
+    "Y:82Amo*RDPL%vRm9O46#+gTYc6tD#LZ0DB_1kclCDfBAL`P:f=.vOJfRw:#Up-DNgb[%Nuq3sy4XYm1K+[9E+)#,lofn@`LJn%S?*rLyi/^YV"
+    "#Vui!wq|R9Y(=n}6@L*Y73z[W?olD(7@sOrr#l;Ojs;nvyJ[2PI:aaEDj~?*3@e)D2UVgnc^vPj#|)tzE-"
+    "i|8H8):LUklj=a`yud@YxCbB,j%(UAYk1m8mK.-xX01g21tXyrAXsHMr!M^!!%3!Nj*TLk#?YU0pRGwR_-DX?xxoN3%nXMG3WHsgZ92L6%#%;-"
+    "9`YxkH1BQ^:ZEG8ERiApeF[!:3)3!r3+v^vH[(cEg-9#^H73T,@R39/K!t6yp/~wDMW^}-VrXIR~chEuMhZxtN42;ZYf_+#p6QzA-pILQ?Q;NZ"
+    "Dp@2y5mf0S@wu;?,i~273.4aE))5ehv[2`Jj!0!0~vwoY?y@l1DpTKjQ3GfVsE3d4gM27NOegRARaxkaiHpWzQgMJ3jUb6-"
+    "urs;)B1Iy9X3VaMhs5a[T2`GL|y[u|273OFy,,(TDQl^+VHAfzXuhH?#?`=5kjGJTX08~0[.}oC32?DNWVaD`S@D9e`nPkFX*1HUj^(Op*6ZrO"
+    "br=%N9b:IysTLSSM4tt/m8sr8o`YFEtauXLtoIVNg3OHw_R:uB}m:m|MvCpb6wUc`~SJCZbe@^LcD59fkdoB(P+pb[iC[Bp:7g?4d[gs.Nj4X+"
+    "P+s/KaG`h6peq4RoCWm*b#o?f)/WZZ~r0;f2U#I(l(^Z}F[UBRjp.d%fgU=umr/,iQ@UNwd[(2whS?aULn|p8mb9jE^hG%2Eyy%X1LORv0;H`5"
+    "%xqb}qf4GMH16/r!%%mQP`0uqo-aFpK/UVwrhY1VJ(MtLNZkL8J;PC__@?1yDvL2CmPU5HlhSkBf:7osk@bL.A-"
+    "[}k1L|%,A*EyvbG*WWUi1L_SQy(`4d(H}.K=-B*ZCEKXMN7frP4ooOKMwU`dK;cyIkO2v,/M5sXjzf%@})v@uEoB4uvdcNeO^-"
+    "DRVCQzNv;4QgQFMPIqYZwl;#*N(kBFno(fjxag;!VA0Yk,98@p0wHg;pBT[3J/;?152`f|t7GUDSZ/hfG/r4S1R%bAp,O|1(yCZzakT,w6e/2+"
+    "XVQmy=?JJAw7!`RyFUJ0rOl8!Hj1MYThTf%a6vkp#HkWWirRXK%wt0Ko=4-(p#S_sA-tIOkCnV`EIS~iS^%Qs(Kg,K`d}g)d[t@NXU4J[|aIRh"
+    "fs~8qPGJ7q,+IoD|I`),o44,iInEY(dTWx5*#|kn2Ok7Ow=9+UHOdu%[O@|5lZ).t1:%RslN)jD;k4?5Vv}?w`cd[~SR/OSmgLz;cL*e7IigP2"
+    ",o(kLO73vLRU*U.Yz-"
+    "|+jd;,itifuxUyk+|S_}i_MVPG~P*!P?@#+YEE*6lgHpUNVmBIW#ms4v?apW`/Nkqm*4ZZe5Bi.a#|W.eb%=oL9Y7wLU9y1^f9b!y)O.4nsT3L"
+    "kh}c6b2aC5}#U3VVD[3%|`.P?=wnF1^_iAIj!d_TU[4M|Y^D(GS:b8Y9qFZ@:2%A)KM=fm4G4:3aPc2kAd+I*r-"
+    "CvEP1#@?MWC^ZTKF13W+qB@3hvz0U8H?jIl#t7KK**lpLSZ^W)9=[}zR!(QiwbKpXkiC+mP6R[Cv*mvRw`3rU~#Sg;ko7x=R^bhh5;B`%LOMzA"
+    "+N/~wFx0TMv0ZbK@;2qTp.JhbT8.T**AbLfIBg6K3n!4/,uxFra0d(SyzV15q`k|_8^2YAY0KI4xm61NxKiM}VI/x4?eJ#,+Bb*9D@+u6aWMR0"
+    '8;xr85D/520QU3JaAKHQWKL".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
 )

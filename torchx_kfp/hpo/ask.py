@@ -1,0 +1,290 @@
+"""Tells an optimizer how the trials of a search ended, and asks it for the next ones.
+
+The stages of a search between its loops run this program: ``ask-1``, ``ask-2`` and so on, and ``best`` at the end::
+
+    python3 -c PROGRAM SEARCH
+
+Their commands carry the program in a minified form (``adapter/stage/carried.py``), so the image needs only python3 (3.8
+or newer) and fsspec. Images that have torchx-kfp can import it instead (``inline=False``, and other optimizers than
+those below). For these reasons the module imports nothing from the project.
+
+SEARCH is JSON: ``{"name": ..., "definition": ..., "fields": {objective: its name in the list front}}``, with the
+definition that ``torchx_kfp.tracking.statements.search`` describes. A stage reads the stage before it as ``search``,
+and the trials for which that one asked as ``trials``. It records a statement with all trials so far, which the next
+stage reads, and
+
+- ``ask`` the list ``trials``, which drives the next loop: the parameters of each trial by name;
+- ``best`` the parameters and objectives of the best trial, its run id ``trial`` and, if there are several objectives,
+  the list ``front`` of the trials that no other trial beats in every objective.
+
+An optimizer is a function ``ask(definition, told, state, number)``, which returns the parameters of up to ``number``
+trials and its next state. ``told`` are the trials so far, in the order in which it asked for them, and the states are
+anything that JSON can represent, None at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import random
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+#: The number of draws in which a random trial differs from all others, if the space has few points.
+_DRAWS = 10_000
+
+
+def number_of_digits(low: float, high: float, /) -> int:
+    """Return the significant digits that a number between the bounds needs: six, more in a narrow range."""
+    return min(17, 6 + max(0, math.ceil(math.log10(max(abs(low), abs(high)) / (high - low)))))
+
+
+def place(space: Any, share: float, room: float = 0.0, /) -> Any:
+    """Return the number at this share of the way from the lower bound to the upper one.
+
+    Args:
+        space: a parameter with bounds.
+        share: 0 to 1.
+        room: what the way has beyond the bounds. With 0.5, the first and the last whole number have as much of it as
+            others.
+    """
+    if share in (0, 1):
+        return space["bounds"][int(share)]
+    low, high = space["bounds"][0] - room, space["bounds"][1] + room
+    number = low ** (1 - share) * high**share if space["log"] else low * (1 - share) + high * share
+    # Short numbers are the same text on each engine.
+    number = round(number) if space["type"] == "int" else float(f"{number:.{number_of_digits(low, high)}g}")
+    return max(space["bounds"][0], min(space["bounds"][1], number))
+
+
+def points(space: Any, /) -> Any:
+    """Return the values of a parameter in a grid."""
+    if "values" in space:
+        return space["values"]
+    low, high = space["bounds"]
+    if "points" not in space:
+        return range(low, high + 1)
+    shares = (index / (space["points"] - 1) for index in range(space["points"]))
+    # A whole number that is nearest to two points is there once.
+    return list(dict.fromkeys(place(space, share) for share in shares))
+
+
+def ask_random(definition: Any, told: Sequence[Any], state: None, number: int, /) -> tuple[list[Any], None]:
+    """Draw trials at random, which differ from all others."""
+    seed = definition["seed"]
+    # A stage that runs again with the same trials told draws the same ones. The text is what makes it differ.
+    source = random.SystemRandom() if seed is None else random.Random(f"{seed} {len(told)}")
+    known = [trial["parameters"] for trial in told]
+    asked: list[Any] = []
+    for draw in range(_DRAWS):
+        drawn = {
+            name: source.choice(space["values"])
+            if "values" in space
+            else place(space, source.random(), 0.5 if space["type"] == "int" else 0.0)
+            for name, space in definition["parameters"].items()
+        }
+        if drawn not in known or (draw + 1 == _DRAWS and not asked):
+            known.append(drawn)
+            asked.append(drawn)
+        if len(asked) == number:
+            break
+    return asked, None
+
+
+def ask_grid(definition: Any, told: Sequence[Any], state: None, number: int, /) -> tuple[list[Any], None]:
+    """Return the next points of the grid, in which the last parameter changes first."""
+    spaces = definition["parameters"]
+    grid = itertools.product(*map(points, spaces.values()))
+    return [dict(zip(spaces, point)) for point in itertools.islice(grid, len(told), len(told) + number)], None  # noqa: B905
+
+
+def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int, /) -> tuple[list[Any], Any]:
+    """Ask the definition's optimizer for trials."""
+    name = definition["optimizer"]
+    if name in ("random", "grid"):
+        return (ask_random if name == "random" else ask_grid)(definition, told, state, number)
+    import importlib
+
+    # "ax" is a module here; others are module:function.
+    module, _, function = name.partition(":")
+    found = importlib.import_module(module if function else f"torchx_kfp.hpo.{module}")
+    asked, state = getattr(found, function or "ask")(definition, told, state, number)
+    # KFP fails a loop without iterations whose runs are collected.
+    return asked[:number] or ask_random({**definition, "seed": None}, told, None, 1)[0], state
+
+
+def losses(definition: Any, trial: Any, /) -> list[float]:
+    """Return a trial's objectives as numbers to be minimized."""
+    return [
+        trial["results"][name] * (1 if direction == "minimize" else -1)
+        for name, direction in definition["objectives"].items()
+    ]
+
+
+def front(definition: Any, trials: Sequence[Any], /) -> list[Any]:
+    """Return the trials that no other trial beats: as good in every objective, and better in one."""
+    found = [(losses(definition, trial), trial) for trial in trials]
+    return [
+        trial
+        for own, trial in found
+        if not any(other != own and all(map(float.__le__, other, own)) for other, _ in found)
+    ]
+
+
+class Records:
+    """The files of runs under a tracker base: results, and statements in the layout of ``tracking.statements``."""
+
+    def __init__(self, base: str) -> None:
+        import fsspec
+
+        self._store, self._root = fsspec.core.url_to_fs(base)
+
+    def results(self, run_id: str, /) -> Any:
+        """Return what a run has recorded; an empty dict if that is nothing."""
+        try:
+            return json.loads(self._store.cat_file(f"{self._root}/{run_id}"))
+        except FileNotFoundError:
+            return {}
+
+    def put(self, run_id: str, results: Any, /) -> None:
+        """Record the results of a run."""
+        folder, _, name = f"{self._root}/{run_id}".rpartition("/")
+        self._write(folder, name, results)
+
+    def statement(self, kind: str, run_id: str, /) -> Any:
+        """Return the latest statement of this kind about a run."""
+        return json.loads(self._store.cat_file(max(self._store.ls(self._folder(kind, run_id), False))))
+
+    def state(self, kind: str, run_id: str, statement: Any, name: str = "", /) -> None:
+        """Add a statement about a run."""
+        name = name or f"{time.time_ns():019}-{os.urandom(4).hex()}"
+        self._write(self._folder(kind, run_id), name, statement)
+
+    def _folder(self, kind: str, run_id: str, /) -> str:
+        return f"{self._root}/.torchx_kfp/{kind}/{run_id.replace('/', '%2F')}"
+
+    def _write(self, folder: str, name: str, content: Any, /) -> None:
+        text = json.dumps(content).encode()
+        if not hasattr(self._store, "local_file"):
+            self._store.pipe_file(f"{folder}/{name}", text)
+            return
+        # A reader sees the whole file or none. Listings leave this folder out.
+        private = f"{folder}/.torchx_kfp"
+        os.makedirs(private, exist_ok=True)
+        temporary = f"{private}/{os.urandom(8).hex()}"
+        with open(temporary, "wb") as file:
+            file.write(text)
+        os.replace(temporary, f"{folder}/{name}")
+        with contextlib.suppress(OSError):  # another process writes
+            os.rmdir(private)
+
+
+def say(*words: object) -> None:
+    """Write a line to the stage's log."""
+    print("torchx-kfp:", *words, file=sys.stderr)
+
+
+def tell(definition: Any, recorded: Any, /) -> tuple[dict[str, Any], str]:
+    """Return what a trial is told as: its objectives, its exit code, and whether it failed; and why it did.
+
+    Args:
+        definition: the search's.
+        recorded: the trial's results.
+    """
+    objectives = {
+        name: float(recorded[name])
+        for name in definition["objectives"]
+        if type(recorded.get(name)) in (int, float) and math.isfinite(recorded[name])
+    }
+    code = recorded.get("exit_code", 0)
+    missing = [name for name in definition["objectives"] if name not in objectives]
+    reason = f"exit code {code}" if code else ""
+    if missing and not code:
+        there = ", ".join(name for name in [*recorded][:20] if name != "exit_code")
+        value = repr(recorded[missing[0]]) if missing[0] in recorded else f"missing, recorded {there or 'nothing'}"
+        reason = f"{missing[0]} is {value}"
+    return {"results": objectives, "exit_code": code, "failed": bool(reason)}, reason
+
+
+def describe(definition: Any, trial: Any, /) -> str:
+    """Return a trial's objectives and parameters in a line."""
+    return " ".join(f"{name}={value}" for part in ("results", "parameters") for name, value in trial[part].items())
+
+
+def main(text: str) -> None:
+    """Tell the results of the trials, if there are any, and ask for the next ones, or record the best one."""
+    search = json.loads(text)
+    definition = search["definition"]
+    run_id = os.environ["TORCHX_JOB_ID"]
+    reads = json.loads(os.environ.get("TORCHX_PARENT_RUN_IDS", "{}"))
+    records = Records(os.environ["TORCHX_TRACKER_BASE"])
+    sources = [
+        {"run_id": source, "artifact": None, "alias": alias}
+        for alias, ids in reads.items()
+        for source in ([ids] if type(ids) is str else ids)
+    ]
+    started = {"time": time.time(), "host": os.uname().nodename, "image": os.environ.get("TORCHX_KFP_IMAGE")}
+    records.state("sources", run_id, {"sources": sources, "started": started}, "0-reads" if reads else "0-start")
+
+    before: Any = {"round": 0, "trials": [], "asked": [], "state": None}
+    if reads:
+        before = records.statement("search", reads["search"])
+    told = before["trials"]
+    ended = reads.get("trials", [])
+    if len(ended) != len(before["asked"]):
+        sys.exit(f"torchx-kfp: {len(before['asked'])} trials were asked for, but {len(ended)} ended")
+    reasons = []
+    for index, (trial, parameters) in enumerate(zip(ended, before["asked"])):  # noqa: B905 (Python 3.8)
+        result, reason = tell(definition, records.results(trial))
+        told.append({"round": before["round"], "index": index, "run_id": trial, "parameters": parameters, **result})
+        if reason:
+            reasons.append(f"{trial}: {reason}")
+    if reasons and len(reasons) == len(ended):
+        sys.exit(
+            "\n  ".join([f"torchx-kfp: all {len(ended)} trials of round {before['round']} failed:", *reasons])
+            + "\nTheir logs: torchx-kfp logs {} {}".format(ended[0].split("/")[0], ended[0].split("/")[-1])
+        )
+    if reasons:
+        say("failed:", "; ".join(reasons))
+    good = sorted((trial for trial in told if not trial["failed"]), key=lambda trial: losses(definition, trial)[0])
+    results = {}
+    lists = {}
+    if good:
+        say(f"best of {len(told)} trials: {describe(definition, good[0])} ({good[0]['run_id']})")
+        results = good[0]["results"]
+    number = before["round"] + 1
+    asked: list[Any] = []
+    state = before["state"]
+    if number > definition["rounds"]:
+        results = {**good[0]["parameters"], **results, "trial": good[0]["run_id"]}
+        if len(definition["objectives"]) > 1:
+            lists["front"] = [
+                {
+                    **trial["parameters"],
+                    **{search["fields"][name]: value for name, value in trial["results"].items()},
+                    "trial": trial["run_id"],
+                }
+                for trial in front(definition, good)
+            ]
+    else:
+        asked, state = ask_for(definition, told, state, definition["trials"])
+        lists["trials"] = asked
+        results = {"round": number, **results}
+        say(f"round {number} of {definition['rounds']}:", *asked)
+    statement = {"name": search["name"], "round": number, "definition": definition, "trials": told}
+    records.state("search", run_id, {**statement, "asked": asked, "state": state})
+    if lists:
+        records.state("metadata", run_id, {"metadata": lists})
+    records.put(run_id, results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,218 @@
+"""Searches in a pipeline: stages that ask for trials, and a loop of trials after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kfp import dsl
+from kfp.dsl import pipeline_channel
+from torchx import specs
+
+from torchx_kfp.adapter.stage.carried import ASK
+from torchx_kfp.adapter.stage.fields import check_app, check_name
+from torchx_kfp.adapter.stage.options import StageOptions, check_names
+from torchx_kfp.adapter.stage.outputs import Artifacts, plain_json
+from torchx_kfp.adapter.stage.reads import Reads, TrackerBase
+from torchx_kfp.adapter.stage.replicas import Replicas
+from torchx_kfp.adapter.tasks import task_from_app
+from torchx_kfp.adapter.values.references import Channel
+from torchx_kfp.engines import Engine
+from torchx_kfp.errors import SearchError
+from torchx_kfp.hpo.plan import BUILT_IN, TRIALS, Plan, plan_search
+from torchx_kfp.hpo.spaces import Space
+from torchx_kfp.named import describe_unknown
+
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
+
+#: The aliases with which ``ask`` reads the stage before it, and its trials.
+_BEFORE, _TRIALS = "search", "trials"
+#: The program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
+_INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp.hpo import ask;ask.main(*sys.argv[1:])"
+#: Stands for a parameter where a trial's image and variables are looked at.
+_STAND_IN = "torchx-kfp-parameter-"
+
+
+class TrialOptions(StageOptions, total=False):
+    """The options of a search that its trials have in common with other stages: see ``task_from_app``."""
+
+    reads: Reads | None
+    artifacts: Artifacts | None
+    engine: Engine | str | None
+    replicas: Replicas | None
+
+
+class Parameters(Mapping[str, Any]):
+    """The parameters of a trial, as channels: ``p.lr`` or ``p["lr"]``.
+
+    As a mapping, they are arguments of a component: ``train(**p)``.
+    """
+
+    def __init__(self, channels: Mapping[str, Any]) -> None:
+        self._channels = dict(channels)
+        self._used: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._channels:
+            raise SearchError(describe_unknown("The trial", "parameter", name, self._channels))
+        self._used.add(name)
+        return self._channels[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python itself asks for
+            raise AttributeError(name)
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._channels)
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def __repr__(self) -> str:
+        return f"Parameters({', '.join(self._channels)})"
+
+
+def search(
+    trial: Callable[[Parameters], specs.AppDef],
+    parameters: Mapping[str, Space],
+    *,
+    minimize: str | list[str] = (),  # type: ignore[assignment]
+    maximize: str | list[str] = (),  # type: ignore[assignment]
+    tracker_base: TrackerBase,
+    rounds: int | None = None,
+    trials: int | None = None,
+    parallelism: int | None = None,
+    optimizer: str = "random",
+    seed: int | None = None,
+    may_fail: bool = True,
+    image: str | Channel | None = None,
+    name: str = "search",
+    **options: Unpack[TrialOptions],
+) -> dsl.PipelineTask:
+    """Search for the parameters with the best objective, in the pipeline that is being defined.
+
+    A stage ``search-ask-1`` asks for the first trials, a loop runs them, ``search-ask-2`` reads what they recorded and
+    asks for the next ones, and so on; ``search-best`` names the best one.
+
+    Args:
+        trial: a function that returns the AppDef of a trial. It gets the parameters as channels, and is called once for
+            each round and once before. The trial records the objectives as results: ``current_run().put(loss=0.3)``.
+        parameters: the space to search: {name: ``hpo.float``, ``hpo.log``, ``hpo.int`` or ``hpo.choice``}.
+        minimize: the result to minimize, or a list of several.
+        maximize: the result to maximize, or a list. With several objectives, the best trial is the one that is best
+            in the first (of ``minimize``, then ``maximize``).
+        tracker_base: see ``task_from_app``.
+        rounds: the number of rounds. A grid takes as many as it needs.
+        trials: the number of trials in a round. For a grid, the default is all of them.
+        parallelism: the number of trials that run at once. None: all of a round.
+        optimizer: ``"random"`` draws at random; ``"grid"`` tries all combinations; ``"ax"`` is Bayesian optimization
+            with Ax, and needs ``image``; ``"module:function"`` is a function of that image.
+        seed: makes the search ask for the same trials each time, if those have the same results. The search is then
+            cached. Without a seed, it asks anew in each run.
+        may_fail: whether the search goes on without a trial that fails. It ends if all trials of a round fail.
+        image: the image of the stages that ask. With the optimizers ``random`` and ``grid`` it needs python3 (3.8 or
+            newer) and fsspec; the default is the image of the trials. With others, it needs torchx-kfp (for ``ax``
+            with the extra ``ax``).
+        name: the name of the search, with which the names of its stages begin.
+        options: options of the trials: ``reads``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``,
+            ``labels``, ``engine`` and ``replicas``: see ``task_from_app``. ``secrets``, ``cache`` and ``inline`` also
+            apply to the stages that ask.
+
+    Returns:
+        The task of the last stage. Its outputs are the best value of each parameter, the objectives that the best
+        trial recorded, its run id ``trial`` and, with several objectives, the list ``front`` of the trials that no
+        other trial beats in all of them. A stage that reads ``task`` finds the best parameters and objectives as
+        results; one that reads ``task.outputs["trial"]`` finds what the best trial recorded.
+
+    Raises:
+        SearchError: an argument is wrong.
+        AppDefError: a trial cannot become a stage without losing something.
+        ReadsError: see ``task_from_app``, also for further errors.
+    """
+    check_names("search", options, TrialOptions, *_LISTED)
+    check_name(name, "The name of the search")
+    plan = plan_search(name, parameters, minimize, maximize, rounds, trials, optimizer, seed)
+    if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
+        raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
+    app = _ask_app(plan, _look_at(trial, plan), image, inline=options.get("inline", True))
+    own: Any = {option: value for option, value in options.items() if option in ("secrets", "inline")}
+    own["cache"] = plan.cached and options.get("cache", True)
+    lists: Any = {TRIALS: list}
+    of_trials: Any = {**options, "may_fail": may_fail}
+    reads: Any = None
+    for number in range(1, plan.definition["rounds"] + 1):
+        asked = task_from_app(
+            app,
+            tracker_base=tracker_base,
+            reads=reads,
+            results=lists,
+            name=f"{name}-ask-{number}",
+            **own,
+        )
+        with dsl.ParallelFor(asked.outputs[TRIALS], parallelism=parallelism) as item:
+            channels = Parameters({parameter: getattr(item, parameter) for parameter in plan.parameters})
+            tried = task_from_app(trial(channels), tracker_base=tracker_base, results={}, **of_trials)
+        reads = {_BEFORE: asked, _TRIALS: dsl.Collected(tried.outputs["run_id"])}
+    return task_from_app(app, tracker_base=tracker_base, reads=reads, results=plan.results, name=f"{name}-best", **own)
+
+
+_LISTED = [name for name in search.__annotations__ if name not in ("options", "return")]
+
+
+def _look_at(trial: Callable[[Parameters], specs.AppDef], plan: Plan) -> specs.AppDef:
+    """Return the AppDef of a trial with stand-ins for its parameters."""
+    if not callable(trial):
+        raise SearchError(
+            f"trial is {trial!r}. Write a function that returns an AppDef: lambda p: train(lr=p.lr). It gets the "
+            "parameters of a trial."
+        )
+    stand_ins = Parameters(
+        {
+            parameter: pipeline_channel.create_pipeline_channel(f"{_STAND_IN}{parameter}", "String")
+            for parameter in plan.parameters
+        }
+    )
+    app = trial(stand_ins)
+    if not isinstance(app, specs.AppDef):
+        raise SearchError(f"trial() returns {app!r} ({type(app).__name__}). It must return an AppDef.")
+    check_app(app)
+    unused = [parameter for parameter in plan.parameters if parameter not in stand_ins._used]
+    if unused:
+        raise SearchError(
+            f"trial() does not use {', '.join(map(repr, unused))}: all values would give the same trial. Pass the "
+            f"parameter on, for example args=['--{unused[0]}', f'{{p.{unused[0]}}}'], or leave it out of parameters."
+        )
+    return app
+
+
+def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inline: bool) -> specs.AppDef:
+    """Return the application of the stages that ask.
+
+    It runs with the variables and the volumes of the trials, because both may be what the storage needs.
+    """
+    optimizer = plan.definition["optimizer"]
+    if image is None and optimizer not in BUILT_IN:
+        needs = "torchx-kfp[ax]" if optimizer == "ax" else f"torchx-kfp and {optimizer.partition(':')[0]}"
+        raise SearchError(f"optimizer={optimizer!r} needs an image with {needs}: search(..., image='repo/ask:1').")
+    role = app.roles[0]
+    if image is None and _STAND_IN in str(role.image):
+        raise SearchError(
+            f"The image of the trials, {role.image!r}, depends on a parameter. Name an image with python3 and "
+            "fsspec for the stages that ask: search(..., image='repo/ask:1')."
+        )
+    spec = plain_json({"name": plan.name, "definition": plan.definition, "fields": plan.fields})
+    program = ASK if inline and optimizer in BUILT_IN else _INSTALLED
+    asking = specs.Role(
+        name="ask",
+        image=role.image if image is None else image,
+        entrypoint="python3",
+        args=["-c", program, spec],
+        env={key: value for key, value in role.env.items() if _STAND_IN not in str(value)},
+        mounts=[mount for mount in role.mounts if isinstance(mount, specs.VolumeMount)],
+    )
+    return specs.AppDef(name=plan.name, roles=[asking])
+
+
+__all__ = ["Parameters", "search"]
