@@ -14,12 +14,12 @@ UI shows the artifact. ``{{$}}`` is KFP's ExecutorInput, which names the file fo
 files of the artifacts, in SPEC's order. The tracker base and the run id come from the environment (``protocol``).
 Without APPLICATION, the program publishes the results of another stage.
 
-Results become the files of output parameters. All numbers among them also become the metadata of the artifact
-``metrics``, the first one in SPEC. An artifact with a local path is copied for KFP to store. For an artifact
-elsewhere, KFP stores a small JSON file with its ``path`` and ``metadata``, and the path becomes the metadata
-``location``. The metadata is written to the file for the ExecutorOutput. KFP's launcher rejects unknown fields there
-(kubeflow/pipelines, ``backend/src/v2/component/launcher_v2.go``), so its ``artifacts`` are those of the
-ExecutorInput, with metadata added.
+Results become the files of output parameters. Lists and dicts are recorded as metadata, because results are numbers and
+short text. All numbers among the results also become the metadata of the artifact ``metrics``, the first one in SPEC.
+An artifact with a local path is copied for KFP to store. For an artifact elsewhere, KFP stores a small JSON file with
+its ``path`` and ``metadata``, and the path becomes the metadata ``location``. The metadata is written to the file for
+the ExecutorOutput. KFP's launcher rejects unknown fields there (kubeflow/pipelines,
+``backend/src/v2/component/launcher_v2.go``), so its ``artifacts`` are those of the ExecutorInput, with metadata added.
 """
 
 from __future__ import annotations
@@ -37,6 +37,25 @@ if TYPE_CHECKING:
 
 #: KFP passes numbers as doubles in JSON, which has neither NaN nor infinity. This number replaces them.
 LARGEST = sys.float_info.max
+#: KFP passes numbers as doubles, which represent all integers up to this one.
+EXACT = 2**53
+#: The largest list or dict, in bytes of JSON. One argument of 128 KiB has to hold all inputs of a task.
+LONGEST = 65536
+#: Attributes of KFP's loop variables. A field of an item with such a name is not what ``item.name`` returns.
+ATTRIBUTES = (
+    "name",
+    "task_name",
+    "task",
+    "pipeline",
+    "value",
+    "pattern",
+    "full_name",
+    "channel_type",
+    "items_or_pipeline_channel",
+    "is_with_items_loop_argument",
+    "from_pipeline_channel",
+    "from_raw_items",
+)
 
 
 def run(command: Sequence[str], /) -> int:
@@ -132,11 +151,57 @@ def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
     """
     import difflib
 
-    there = repr(recorded[name]) if name in recorded else ", ".join([*recorded][:20]) or "nothing"
+    there = repr(recorded[name])[:500] if name in recorded else ", ".join([*recorded][:20]) or "nothing"
     hint = difflib.get_close_matches(name, () if name in recorded else recorded, 1)
     return f"declares the {what} {name!r}{kind and ' as ' + kind} but recorded {there}" + "".join(
         f". Did you mean {other!r}?" for other in hint
     )
+
+
+def plain(value: Any, name: str, /) -> Any:
+    """Return a part of a list or dict as KFP can pass it on, with finite numbers.
+
+    Raises:
+        ValueError: it has an int that a double cannot represent.
+    """
+    if type(value) is list:
+        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if type(value) is dict:
+        return {key: plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if type(value) is int and abs(value) > EXACT:
+        raise ValueError(f"has {value} in {name}, which KFP would round. Record it as text")
+    # The order of min and max turns NaN, the loss of a training that diverged, into the largest number.
+    return max(-LARGEST, min(LARGEST, value)) if type(value) is float else value
+
+
+def output_text(kind: str, name: str, recorded: Any, /) -> Any:
+    """Return the content of the file of an output parameter.
+
+    Args:
+        kind: the declared type.
+        name: the result's name.
+        recorded: the results that the stage recorded, by name; for a list or dict also its metadata.
+
+    Raises:
+        ValueError: the result is missing, has another type, or is something that KFP cannot pass on. The message
+            continues a sentence that begins with the stage's name.
+    """
+    value = recorded.get(name)
+    if kind == "float" and type(value) is int:
+        value = float(max(-LARGEST, min(LARGEST, value)))
+    if type(value).__name__ != kind or (kind == "int" and abs(value) > EXACT):
+        raise ValueError(missing("result", name, recorded, kind))
+    if kind == "str":
+        return value
+    for item in value if kind == "list" else ():
+        for field in item if type(item) is dict else ():
+            if field in ATTRIBUTES:
+                raise ValueError(f"has the field {field!r} in {name}, but KFP's loop items have it too. Rename it")
+    text = json.dumps(plain(value, name), ensure_ascii=False, separators=(",", ":"))
+    size = len(text.encode())
+    if size > LONGEST:
+        raise ValueError(f"has {size} bytes of JSON in {name}; the limit is {LONGEST}. Make it an artifact")
+    return text
 
 
 def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, /) -> bool:
@@ -154,36 +219,44 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     def read(path: str, **options: Any) -> Any:
         return json.loads(store.cat_file(regular(path, hasattr(store, "local_file"))), **options)
 
+    def statements(kind: str, **options: Any) -> Any:
+        # The layout of ``tracking.statements.kinds``.
+        folder = f"{root}/.torchx_kfp/{kind}/{run_id.replace('/', '%2F')}"
+        return [read(file, **options) for file in sorted(store.ls(folder, False))] if store.exists(folder) else []
+
     try:
         results = read(f"{root}/{run_id}")
     except FileNotFoundError:
         results = {}
     metrics = {}
-    doubles = {}
     for name, value in results.items():
         if type(value) in (int, float):
-            # The order of min and max turns NaN, the loss of a training that diverged, into the largest number.
-            doubles[name] = float(max(-LARGEST, min(LARGEST, value)))
             # KFP writes larger ints as doubles: 1152921504606847000 for 2**60.
-            limit = 2**53 if type(value) is int else LARGEST
+            limit = EXACT if type(value) is int else LARGEST
             if -limit <= value <= limit:
                 metrics[name] = value
             else:
-                say(name, "is", f"{value}, which KFP cannot store: no metric; the output is", doubles[name])
+                double = output_text("float", name, results)
+                say(name, "is", f"{value}, which KFP cannot store: no metric; the output is", double)
+    recorded = {}
+    if any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
+        for statement in statements("metadata"):
+            recorded.update(statement["metadata"])
+    recorded.update(results)
     for output, (kind, name) in spec["results"].items():
-        result = {"float": doubles, "int": metrics}.get(kind, results).get(name)
-        if type(result).__name__ == kind:
-            write(outputs["parameters"][output]["outputFile"], result if kind == "str" else json.dumps(result))
-        else:
+        try:
+            text = output_text(kind, name, recorded)
+        except ValueError as error:
             failed = True
-            say(stage, missing("result", name, results, kind))
+            say(stage, error)
+        else:
+            write(outputs["parameters"][output]["outputFile"], text)
+            if kind in ("list", "dict") and repr(LARGEST) in text:
+                say(name, "has a number that KFP cannot store; the output has", LARGEST)
 
-    # The layout of ``tracking.entries``.
-    folder = f"{root}/.torchx_kfp/artifacts/{run_id.replace('/', '%2F')}"
     entries = {}
-    if len(spec["artifacts"]) > 1 and store.exists(folder):
-        for file in sorted(store.ls(folder, False)):
-            entry = read(file, parse_constant=str)
+    if len(spec["artifacts"]) > 1:
+        for entry in statements("artifacts", parse_constant=str):
             entries[entry["name"]] = entry
     for (output, (_, name, shown)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
         artifact = outputs["artifacts"][output]["artifacts"][0]

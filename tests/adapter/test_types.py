@@ -71,7 +71,7 @@ def wrong(tracker_base: str) -> None:
     STAGES.task(APP, reads=5)  # wrong: arg-type
     STAGES.task(APP, reads="prepare")  # wrong: arg-type
     STAGES.task(APP, reads={"prepare": 5})  # wrong: arg-type
-    STAGES.task(APP, results={"accuracy": list})  # wrong: dict-item
+    STAGES.task(APP, results={"accuracy": tuple})  # wrong: dict-item
     STAGES.task(APP, result={"accuracy": float})  # wrong: call-arg
     task_from_app(APP, tracker_base=["s3://bucket"])  # wrong: arg-type
     task_from_app(APP, tracker_base=tracker_base, results=["accuracy"])  # wrong: arg-type

@@ -61,8 +61,10 @@ def task_from_app(
             stage is not tracked and runs exactly the AppDef's command.
         reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
             task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
-        results: results that become output parameters, {name: int, float, bool or str}. KFP also shows all numbers
-            that the application records, as the artifact ``metrics``; ``results={}`` asks only for these. The image
+        results: results that become output parameters, {name: int, float, bool, str, list or dict}. KFP also shows all
+            numbers that the application records, as the artifact ``metrics``; ``results={}`` asks only for these. The
+            application records lists and dicts as metadata, ``current_run().add_metadata(trials=[...])``, of at most
+            64 KiB as JSON. ``dsl.ParallelFor`` loops over a list, and the fields of its dicts are channels. The image
             needs python3 (3.8 or newer) and fsspec; if it does not have them, use ``publish_results``.
         artifacts: artifacts that become KFP artifacts, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}.
             The application registers them: ``current_run().add_artifact(name, path)``.

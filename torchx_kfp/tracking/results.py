@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
@@ -161,9 +162,17 @@ def _way_out(name: str, value: object) -> str:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "Decode it, or store it elsewhere and put its URL."
     if isinstance(value, Mapping):
-        return f"Put each value under its own name, for example {shown(f'{name}/mean')}."
+        return f"Put each value under its own name, for example {shown(f'{name}/mean')}, or {_whole(name, 'dict')}."
     if isinstance(value, (list, tuple, set, frozenset)):
-        return f"Put each value under its own name, for example {shown(f'{name}/0')}."
+        return f"Put each value under its own name, for example {shown(f'{name}/0')}, or {_whole(name, 'list')}."
     if callable(getattr(value, "item", None)):  # arrays of NumPy, PyTorch, JAX, pandas
         return "Reduce it to a number, such as its .mean()."
     return "Convert it, for example with float(...) or str(...)."
+
+
+def _whole(name: str, kind: str) -> str:
+    argument = f"{name}=..." if name.isidentifier() and not iskeyword(name) else f"{{{shown(name)}: ...}}"
+    return (
+        f"record the whole {kind} as metadata, current_run().add_metadata({argument}), which a stage with "
+        f"results={{{shown(name)}: {kind}}} also passes on to KFP"
+    )

@@ -2,40 +2,48 @@
 
 #: The SHA-256 of the texts of the modules from which the programs were made.
 SOURCES = {
-    "PUBLISHER": "87b4116797cc2e368e1d202b6d9794f3784c3e8f6216586a96be18c8a50a7d23",
+    "PUBLISHER": "de9137a550cf7aa334b065f47a053775ad3dba176de457e1e6de929dd0a28580",
     "LAUNCHER": "d022daa296e1edb787cfdfced1829ba9f4941302ee156363eb932937d3b32008",
     "ASK": "f768353fba164f64c5c53cacffc660ea3f35a027f995a8134882dd4adbfc8eef",
 }
 
 #: ``torchx_kfp.publisher``.
 PUBLISHER = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("jaO%P/0'
-    "=~dJpL7ow*VQUl/o56?#gmaZ.STKI*Np25?Rs((,:fSeP2L!%GNIy0R.HZiz4_u)u}P6HQ-"
-    ";;;,HNXs#NO:FGShu^Qwl.0iP9BYFcA%o@:z:aao#[T-"
-    "22^=vG%HN;T@SO510bX?atog.jvso76D/:[jB|C65DlQX/P)6)e)HRxW1fh:U31`q1agD7YLC/Iz!%xzXtJnIDW#uKeKq^SBvZ^)HV7==0^p-"
-    "e,DF:O_G@K;E5}^ae+?GvHBBo4FEcp1[6Es_%,j?jD`ShpbOKG4BSmO5G9K`XFbhtPG07ZlHzHGAH!i1!v:4[;Lb#t,rI^[.:CmpDw@bUmZu6h"
-    "ipJQ-9S8v?4c%D.oP_0U%Z[ckDW*DU;nL*nVa1jO#,NLTowXdse1t;ei(8G;4zhk^kLO97=Gj%Er7_KED92[p/M-"
-    "@WXyV0mPi_*NRckC^AtAO18ShVy~n!2*OSvxbTXuj?6O^I.2s0CIgi8tgOL*EUX^HX|IeR#zky!_@A`o#v_QR`o.7)j(S^b:8N=xo73v|tq|)+"
-    "6kU#EHPi@yDMzLM%28Glnmx|z:T2.eLxQu#s.kv8%%u%1r+HQ4c8LxIk`5;wQwi#B}m_ke*gopefu;:X5bX|aG*ZA*GySo^~@g!.MtJ8~k^es6"
-    "!?Iz/MUyfJpK,KaP3u0wEL}[6,5sB,Xh?^VXRHJK|?L6D[g#WPX`ToWI:BoD2pq(M#vzLjdOw@*)Ub+kf-"
-    "9k.Z3BY0KMT8mWuaOIpJCg}z!5(,,4N1g,+(v?xBIY*xf*C}|!h-"
-    "Dv_HPnVcqVp+PIjjbi6zht:eS33^gvS,n=CrKja:%B4uUN4c8)`pO29n;U6;`cNl0z9L`z)b5D.(KQyZEv)KzvT3|?75NX.399%LpkT`_l7iY%"
-    "-)h}^_R/Oo~=f!Jd2LUFhg;H@SNFc_EVLI5)6FecTVXWCjDJ+y21(Hq+fd%:fUMv!=8mKW(W*@|dbD_I(XO[KE=)Arr04k4W)W:N7N1j:a[et%"
-    "A.ey}c!ImR?:s,MQ/vqE0mvet)^qC~AocM?r0s1::3boOF~aBy46l1#R`(@D6,JEfJvpuk*~HyE7nTY-"
-    "|SsI*8HsmbO7#AoE)IjGC_Hfc0#=OQaoB[VW~ftI},T1Fq,Y8hK2vBiWx#Vd4uZ;%pMrE-"
-    "y@/zUtRgc~rkc7S:^N6*zgT8Omt@Bg(8spW4Sdg:?SD?4NrtJybeO2d7obuBV`.8+jC4^qI_x#8cM^uarrPPX^MDFj#Nh|T#d00/(uS4Co~WTr"
-    "_Cmf6!KvBt73Yez,^7eIH.H8~10XcE:8GW5FyIbyh|vb1p1m[RKAY`J_t=F-"
-    "OFe6_Ruwz5.:a|sP#:q%t:)qR/}tb(1(RqMkK`0b=_2%JIizRl,0KpL^o1i1S0M(i[hu:)UOQZSew5NKOu`;skS=@MR~v~,b%x3:Q9JG6dBqmj"
-    "4m(ih6@+n;#/Cw?3LuqX8Gq+Jd_!_8P~%m8~IG6O1kHb;kpGnA#JO%rWEx)3r3Y%)q_9p`v;Z)).X:Nc~Gs3.p4,SI4cCGvHGmC*Nv(Rlir(=}"
-    "gW*MD)C!o?*#fA|bNWyjPFBD.^.O@kz[DVHRipN3cDaDwYp!GsYC4xXG,C)h)=GUF+`wgQ}Tj/r,PSN0.kU(_1TqOFGWcbB!D.*X;Xq=AW9#E#"
-    "ji-E_yjkAct31Tu3cRYuOz%xG[ofK)5eOxQSM_.56lOjqsBnX?jZ|3ZNKW/Q?NpZ8pKJ6adEI~q1U/lF|jhJY41#9IMN%*8UL;ebnW.VVc=Wmc"
-    "8iq^03NigwN:g9)~x;OUePyzo|e1q^/nloeL~f5`eRjExDba@Q~T;p=5D/?Fw9r[0AV5Ys!aF`!yvn+rI^nAzzxPfcnqblR:f#u;opgRuDbf;Y"
-    "D~,/H8kfu51.y@1^@A58oO)6Rt*Z?2eD3i4.~dWJ8%p[sfkb/qM3=%!BV^jebx*B-(dB;,5Of3[N*-PzmSZCYT2ta4ozS-mdS@~k[-"
-    "SI5XNs8TrG*}=Z|z^rZjwudRBZOJDD+foqXrZ9w/QlF?9i~qIk#1LJtoX?;!mO0E;Y7,Swk`GDo:3s49X2L1,[O1N#zHdOC3^Hd^t/ISs*}GE3"
-    "N_Y20YtJ%#Bk07vVq[f/xN+xVV|M)7:kBK/6)D.[vo37XKyJQG#m(~aRak[@gKkAP9p,^L_J`z@ow2Qf)o[qyrTCO~BHj.}FQ*B9^DzXGGWs`*"
-    "R~J!y*uO}+(PbaDjQId`9lp68MBaQ[r[yz=oE?enECl-wgV[+[3c6`ZabR^wtSU5.Z9:0o;OoW.fw+)b+XhSB9b+352mFYPY3F!T;SSbk95hYj"
-    "aKrhGHgZ~|K)?SlwGXTNGLbocR|0ACDcNa`J|RPBpaV8y5q;@OefN/5|EBXbj9L3Nm!/*K_t%BgbF:^mYl~JPTAqJYw!;B|m+Fj@WRc1;Nx);W"
-    '6,h!hd6?`,82=L".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
+    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("jaX@S;/'
+    "yt1-24hPZ;_l/4Cy(unbEvwwuJ0!Z#/5VVvFF8u|2ZMG93Q/tCGw*`vO9eOI5dS-I6mF6IsZz)V0q-"
+    "t6bMkM3,?xb|Dh@JQwo5s2z)OlF71mB;vHJ^~DF7%v4Y7OxHT1e9cuYp5~b@,=4!Fi7dz=.kFo*^CEsoWrAa,7o[wD@oHAOwVvp@#%vI,/IJ7P"
+    "m)b}1esAyFZ)%s~yKle!=DXUBpsAcH%4sQ!,6#X.UwNFXBu;VW3H`w-"
+    "h(qZVM.ntMEcb^KnWicUz)}1emugxBnGTi)f@%Y/6~S[[P6E3p,+A3/`e8OzX^BR4HvR2W)x4I^_Ay,E)R/hcBgd/~:4~}T-V6:qN2gtGMn`v-"
+    "b}%@/wS%j:K[dMVU7y*}-OcsEYV:~5@?8rg+p!jO`=?H;FMKyICtArUfPGT[h}q@#=|,.+_ncNowB2#0ADL5o6OT!nm89df-9nW`95H9-"
+    "fXl.UZ+*b-:ZktAm+jTxKm4Y5d*/Jq@V?V(yXr-SPdTH-gz};Jr28R!;5@1S^S^Z%/Luti2wZ%g#EBxedZqxxH;2MF@GRq!^/WhvID9KsSU@0;"
+    "agwkOKg3mtlMQ.+iBkd@(JYbE`,)njG:}8M`v/)3emuW8^3M+).YHaGV6u,efe;//Z,zY3InyaQc:lw@?!VxZz_WIsl0uPgqw)UR?+g[L*.,j7"
+    "uSl1GPg/rAihb9_NgznmdQ3XF)^?M)D5F?2+Q@YlQtMZ#U(NR,WG6Xc/GNXG%sY#QN}pn#rFBmAJ,0b82Hvq4xad7|+#*i^w0ru,mu8a!I5x;}"
+    "[r2LzbMz@VzGw%7u9zP#:aI,|EK.?%J0:!X,Pw!}Z-F-"
+    "t%An:fVa9phv;lwHwDJCEe%kTDw@#}k4)8Gb5~[pp7dJ*N05=cAtq9ojEQl~;@:|AJ6`3S6hr0)kLGP6Lyep6i2t`Mrh`3[5#}u7yyZD:=4txh"
+    "V;|!Z4^aKL[G(iz2Ks~^;fKBKf-KVAkI:v=KrTY=}w2Z;;KHxg[7bFISB6BjQIrV6N(7!-"
+    "x!m!A~M^(}V0s:s4k,Q?lMV,pVwj@Ef:Hu=Z4c`Rt2?FS#?`_byM+LbpSmhXuQKP^!ZhQ=~M;mEvndnnoqt7/6U9amtYoIjitdeCxI%9jj/K-"
+    "IUnb9)S;pAoiah!WlPCiGkKx=_kN^846VxS+q%[zhu!z%HP;_*0%?@^t5ASs_.d+3jxq4#amK/XQQ5`!Tp)cu;pDI4y!M?:#@bL3:20tk~heW0"
+    "yF(L;=aFv,uPOl28P6yVR9vuy|Z!@;VO#`Q:riPWkf/wTKrcR}X/TfLZfFqahFqVGBjaz87HR,-/i6_I.=QGZ9RGmt%(bmNG;W-~HXGPTeDrw-"
+    "L+Pd.8J4;aMmc,NkLFytGnu43bG0J#Msv=:7l!:I1S/0ge*K.8+Nv@9`Yqs`}|I9xtI_r0|R^kBz^@0vEjoW-VrBSYA8`0?|[4LVLBYVZP`2Xm"
+    "Z.E[4F1[v~/NW=TYJHcKOyTpK(/?GU9:y_6d)gvQGDdwdE2fu=jo`pjdS1WQw:CEn#H2#YUH48^;)SG0worcqOHapkY)i(|HH+gXL=2B!T60SE"
+    "}mv@rtgq`wno#3.?vmXs77fXu9qElN,jRW%uzJSB)BsWxEVC`Q51akJqJHsCJw/8+xDvfcx:?Vg(*oRM|oSOKc@v,xt}-"
+    "d%7c93oB.f)@f}vPUNJNg:[4mLdEQEB-[-"
+    "uf(An.8B(5kY`;e?X;L_704otW6_u32rpDFfkv4w1fv}O^[C^tuEhnrT2;11;ri#xT[:Jt4ZN06CfS%A-"
+    ".~wmj/!qyNjwFwV%T=MaLJi`G+sh2NL|Kb8E!J;,|U}lUGghl@)`ev_*7yrE[a@*NT-LEv|hI+;!D*}XoEV#[rBDo)V6iaWAWeu0hK,`Nl/3Nx"
+    "L`9l2CaW(sC0Y}^[G1c.;:F@1-o`bSq7+1?9}cWvujS1ER:0v2231,vNH9^9^*8E38-"
+    "CPKz+rFhHJ,x0I_S#ae2|0e[r?S6B#OWlhc2_?}J3wE14O7Wxg@75`_Z7RS|fTphTHS9cP5lZ#RzNsAl@`jrhv.a6D;.Xxbh}`rz?-"
+    "R`#(XO}B%cbExsee4+qgc_HsA0YJ2Ex!^QA;:VVsQ}K~h(^zP:NPCvK`_rGq,xmYHCByDWoZuubdrv|!TclV-"
+    "H%[vePNQ)_QHM^pgd:zGcB=xAQyw%fkjhfWp`}kYEAtuhr_P@sw0ra.eU#}dL,sK!I8L#sXeDcHjOub.RdGQ_uDOsygsY-_Mx-AZg|lQNOGzE?"
+    "-ks,zRP1@Up2oZ1YT?GQxZQG=LLu#*vI!,5CKC,x@q2h|l@w.~iziK61yCmZ1y(I)2;L`lHKbUJ;DOR,ba*=.Qi}p6l#Y1jRHBjoHhxsI.#Z@@"
+    "WuAc?D^wC_6Zc93qO,xA=379+cFOTed,.aTf/cT`v0[|Y.j(8o2NuMQRSvF0hYho|C}mm-"
+    ".`Za=8xDr[y=gQO0}CNy_,y%Z3Kf;3yT8Wy_CYH+d1(;+MO/wy12Egan/Go#TOp[WP(i(cm[Tle:QTzqY4wtYK|LPZEASm`yaNVTso2a/w2lv["
+    "d/VJ+;gxYZQ?T0?gP}cO)cSzqHFGjOU,lPNoDuW3_nG-"
+    "y9nbckV[_B/#!,ce(2KAkH4d81X4Mc0Le}O!0`+0lu5GwJnqaRa)6[D;sJ%qOEXoO9Ms-=:-"
+    "HkDd66VoL.`[uQd57Hptz4qU*(7T;7rJB6GMLRY+`+s;fIz;}!wZ=4Mo#OGZ/59CO|lh2D_^Os28j)KB,gNE:=np1N^c9vp?Rc?vlLME0r_Q?["
+    "mmqQK!`rEoG%;T2W(/cV%rt9TApw4,=hbz!dcx5rRh?4?3ADJy^ejUUbYZ?`4nxpdIcKNt+yJWNdI:hZ?FB%N,)yn`!_w/awIx[Yj5jx0D1M6Y"
+    "?RNWBfyTxsO^lDpJ%CBcag4(I0T4_/8`rfY~RF}4HZZ@jf(=W,+p2CAt?p||6b6#wmg8@!P3USv0dkQ74w-"
+    ":!HJ,i_,TamN5ZI[r9m9g9VK(BcfwX:`j++hG4Jp`5PjXodgd#(f5,mrx-qVA#!|^yKD!4soZuzA0hd.d%+KFyY:5!S^7/zP4T7nR(;%SU9oy@"
+    '=Qa?Nm4}ix12L".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
 )
 
 #: ``torchx_kfp.launcher``.

@@ -17,7 +17,7 @@ from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import OutputsError
 
 #: {a result's name: its type}.
-Results = Mapping[str, type[int] | type[float] | type[bool] | type[str]]
+Results = Mapping[str, type[int] | type[float] | type[bool] | type[str] | type[list[Any]] | type[dict[str, Any]]]
 #: {an artifact's name: its class in ``kfp.dsl``}.
 Artifacts = Mapping[str, type[dsl.Artifact]]
 #: KFP v1's UI metadata, in a form that JSON can represent.
@@ -32,7 +32,7 @@ UI_METADATA = "mlpipeline_ui_metadata"
 INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import {0};{0}.main(*sys.argv[1:])"
 #: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
-_RESULT_TYPES = (int, float, bool, str)
+_RESULT_TYPES = (int, float, bool, str, list, dict)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def read_publication(
     """Read a stage's declarations; None if it declares nothing. Empty results declare only the metrics.
 
     Args:
-        results: {name: int, float, bool or str}.
+        results: {name: int, float, bool, str, list or dict}.
         artifacts: {name: dsl.Model, dsl.HTML or another artifact class}.
         taken: names that the stage already uses for something else.
 
@@ -71,7 +71,7 @@ def read_publication(
         return None
     outputs: dict[str, str] = {}
     for what, declared, is_type, example in (
-        ("results", results, _is_result_type, "{'accuracy': float}, with int, float, bool or str"),
+        ("results", results, _is_result_type, "{'accuracy': float}, with int, float, bool, str, list or dict"),
         ("artifacts", artifacts, _is_artifact_type, "{'model': dsl.Model}, with classes of kfp.dsl's artifacts"),
     ):
         if declared is not None and not isinstance(declared, Mapping):

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.errors import explain
 from torchx_kfp.local.engines import beneath
 from torchx_kfp.pipeline.artifacts import Artifact, check_places, is_remote, read_report
-from torchx_kfp.pipeline.values import convert, from_output
-from torchx_kfp.publisher import missing
+from torchx_kfp.pipeline.values import TYPE_NAMES, convert, from_output
+from torchx_kfp.publisher import missing, output_text
 from torchx_kfp.tracking import FsspecResultTracker, Result
-from torchx_kfp.tracking.statements.artifacts import ARTIFACTS
+from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA
 
 if TYPE_CHECKING:
     from torchx_kfp.local.engines.engine import AttemptPlan
 
-#: The names with which stages declare the types of outputs, by KFP's names.
-_KINDS = {"NUMBER_DOUBLE": "float", "NUMBER_INTEGER": "int", "BOOLEAN": "bool", "STRING": "str"}
 #: The largest output parameter, and the largest report, in bytes. KFP's database accepts less.
 _LONGEST_OUTPUT = 16 << 20
 _LONGEST_REPORT = 64 << 20
@@ -130,7 +128,9 @@ def _copy_custom(attempt: AttemptPlan, path: str, target: str) -> None:
 def describe_missing(
     attempt: AttemptPlan, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]
 ) -> str:
-    """Describe the declared results that a stage did not record, which made it fail after its application succeeded.
+    """Describe the declared results that a stage did not record, or that KFP cannot pass on.
+
+    They made it fail after its application succeeded.
 
     Return an empty text if the application itself failed: the stage's publisher writes its report only after the
     application has succeeded.
@@ -155,9 +155,18 @@ def describe_missing(
 def _missing(
     attempt: AttemptPlan, tracker: FsspecResultTracker, run_id: str, results: Mapping[str, Result]
 ) -> Iterator[str]:
-    for name, kind in attempt.output_types.items():
-        if not os.path.exists(attempt.output_files[name]):
-            yield missing("result", name, results, _KINDS.get(kind, kind))
+    absent = {
+        name: kind for name, kind in attempt.output_types.items() if not os.path.exists(attempt.output_files[name])
+    }
+    recorded: dict[str, Any] = {}
+    if "LIST" in absent.values() or "STRUCT" in absent.values():
+        recorded |= METADATA.read(tracker.store, run_id)
+    recorded |= results
+    for name, kind in absent.items():
+        try:
+            output_text(TYPE_NAMES.get(kind, kind), name, recorded)
+        except ValueError as error:
+            yield str(error)
     lost = [name for name, artifact in attempt.artifacts.items() if not os.path.exists(artifact.path)]
     registered = ARTIFACTS.read(tracker.store, run_id) if lost else {}
     for name in lost:
