@@ -1,5 +1,7 @@
 """Runs on a host from Python: ``submit`` and ``attach``."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +46,18 @@ def test_a_run_is_waited_for(kfp_host: KfpHost) -> None:
     assert [(stage.name, stage.state, stage.pod_name) for stage in again.wait(Watch()).stages] == [
         (stage.name, stage.state, stage.pod_name) for stage in result.stages
     ]
+
+
+def test_a_run_is_not_waited_for_any_longer(kfp_host: KfpHost, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.1)"
+    run = submit(small, {"code": code}, host=kfp_host.url)
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError, match=says(run.run_id, "within 1.5 s", "goes on", ".terminate()")):
+        run.wait(Watch(), timeout=1.5)
+    assert 1.5 <= time.monotonic() - begun < 60
+    go.touch()
+    assert run.wait(Watch(), timeout=60).state is State.SUCCEEDED
 
 
 def test_a_failed_run_raises_with_the_last_lines(kfp_host: KfpHost, capsys: pytest.CaptureFixture[str]) -> None:

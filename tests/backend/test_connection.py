@@ -296,10 +296,31 @@ def test_no_one_listens(server: Scripted) -> None:
     assert time.monotonic() - begun < 30
 
 
+@pytest.mark.parametrize(
+    ("location", "error", "facts"),
+    [
+        (
+            "https://other.example.com/apis",
+            HostRefusedError,
+            ["redirected to https://other.example.com/apis", "as the host"],
+        ),
+        ("/dex/auth?client_id=kubeflow", HostCredentialsError, ["page to sign in", "--cookies"]),
+    ],
+)
+def test_what_is_posted_is_sent_to_no_other_host(
+    server: Scripted, location: str, error: type[HostError], facts: list[str]
+) -> None:
+    server.script = lambda request: Reply("", 307, {"Location": location})
+    with pytest.raises(error, match=says(*facts)):
+        connect(server).post(RUNS, {"pipeline_spec": "mine"})
+    assert {request.path for request in server.requests} == {RUNS}
+
+
 def test_a_redirect_to_nowhere(server: Scripted) -> None:
     server.script = lambda request: Reply({}, 302, {"Location": "http://[nowhere"})
-    with pytest.raises(HostUnreachableError, match=says(server.url, "broke")):
-        connect(server).get(RUNS)
+    for call in (connect(server).get, connect(server).post):
+        with pytest.raises(HostUnreachableError, match=says(server.url, "broke")):
+            call(RUNS)
 
 
 def test_a_query_that_is_not_text(server: Scripted) -> None:

@@ -28,7 +28,7 @@ _LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundErro
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of a server. ``request`` names what was asked, ``url`` is where redirects have led."""
+    """An answer of a server. ``request`` names what was asked, ``url`` is where redirects lead."""
 
     request: str
     url: str
@@ -54,9 +54,15 @@ class Answer:
         if self.status in (401, 403):
             return True
         page = self.body[:20_000].lower()
-        return self.is_page and (
-            any(part in self.url.lower() for part in _SIGN_IN) or b'type="password"' in page or b"sign in" in page
+        leads_there = any(part in self.url.lower() for part in _SIGN_IN)
+        return (leads_there and (self.is_page or self.is_redirect)) or (
+            self.is_page and (b'type="password"' in page or b"sign in" in page)
         )
+
+    @property
+    def is_redirect(self) -> bool:
+        """Whether it sends a request elsewhere that was not sent there."""
+        return 300 <= self.status < 400
 
     def json(self) -> dict[str, Any]:
         """Return the JSON object.
@@ -114,6 +120,11 @@ def error_of(answer: Answer, credentials: str) -> HostError:
         how = f"HTTP status {answer.status}" if answer.status in (401, 403) else "a page to sign in"
         said = "" if answer.is_page or answer.message.startswith("HTTP") else f": {answer.message}"
         return HostCredentialsError(f"{answer.request} was answered with {how}{said}. {credentials}")
+    if answer.is_redirect:
+        return HostRefusedError(
+            f"{answer.request} was redirected to {printable(shorten(answer.url, _LONGEST))}, where it was not sent. If "
+            "that is KFP, give it as the host."
+        )
     if answer.is_page:
         return HostUnreachableError(
             f"{answer.request} was answered with a web page (HTTP status {answer.status}), not by KFP's API. Give the "

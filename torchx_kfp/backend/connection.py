@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urljoin
 
 import urllib3
 from urllib3.exceptions import (
@@ -182,13 +182,16 @@ class Connection:
                 url,
                 body=content,
                 headers=headers,
+                # A body is for the host that the user has named.
+                redirect=method == "GET",
                 retries=retry,
                 timeout=urllib3.Timeout(connect=patience.connect, read=patience.read),
             )
+            where_to = urljoin(url, str(answer.get_redirect_location() or answer.geturl() or ""))
         except (HTTPError, ValueError) as error:  # a redirect to something that is not a URL is a ValueError
             raise self._unreachable(error, method, request) from error
         kind = answer.headers.get("Content-Type", "").lower()
-        return Answer(request, str(answer.geturl() or ""), answer.status, kind, answer.data)
+        return Answer(request, where_to, answer.status, kind, answer.data)
 
     def _base(self, client: Any) -> str:
         """Return the client's host; inside of a cluster, it has no scheme."""

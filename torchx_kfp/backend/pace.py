@@ -38,18 +38,21 @@ class Waits:
         #: The CPU time that is left; below 0, it has to be waited for.
         self._left = pace.credit
 
-    def wait(self, *, changed: bool, cost: float) -> None:
+    def wait(self, *, changed: bool, cost: float, longest: float | None = None) -> None:
         """Wait until the next poll.
 
         Args:
             changed: whether the last poll has found something new.
             cost: the CPU time that it took.
+            longest: how long to wait at most.
         """
         pace = self._pace
         if changed:
             self._next = pace.shortest
         self._left -= cost
         seconds = max(self._next, -self._left / pace.share)
+        if longest is not None:
+            seconds = min(seconds, longest)
         pace.sleep(seconds)
         self._left = min(self._left + seconds * pace.share, pace.credit)
         self._next = min(self._next * pace.factor, pace.longest)

@@ -127,14 +127,19 @@ class HostRun:
         assert self._last is not None
         return self._last
 
-    def follow(self) -> Iterator[RunRecord]:
+    def follow(self, timeout: float | None = None) -> Iterator[RunRecord]:
         """Yield the run as it is now, and again whenever that has changed, until it has ended.
 
         A host that does not answer is asked again for as long as it takes.
 
+        Args:
+            timeout: seconds until the run must have ended.
+
         Raises:
+            TimeoutError: it has not. It goes on.
             HostError: see ``look``.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         seen: RunRecord | None = None
         waits = Waits(self._pace)
         while True:
@@ -146,7 +151,13 @@ class HostRun:
                 yield record
             if not record.is_running:
                 return
-            waits.wait(changed=changed, cost=time.thread_time() - began)
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError(
+                    f"The run {self.run_id} has not ended within {timeout:g} s. It goes on: .wait() waits again, and "
+                    ".terminate() ends it."
+                )
+            waits.wait(changed=changed, cost=time.thread_time() - began, longest=left)
 
     def look(self) -> RunRecord:
         """Ask the host as ``read`` does, but return the run as it was before if the host does not answer for a moment.
@@ -181,16 +192,18 @@ class HostRun:
         """The seconds between two looks at a run that goes on; more for a large one, of which a look takes long."""
         return max(self._pace.shortest, self._cost / self._pace.share)
 
-    def wait(self, watch: Watch | None = None) -> RunResult:
+    def wait(self, watch: Watch | None = None, timeout: float | None = None) -> RunResult:
         """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
 
         Args:
             watch: gets the events of the run. Default: ``Lines()``, which writes to stderr; ``Watch()`` is silent.
+            timeout: seconds to wait at most.
 
         Raises:
+            TimeoutError: the run has not ended by then. It goes on.
             HostError: see ``follow``.
         """
-        return attend(self, watch if watch is not None else Lines()).run.result()
+        return attend(self, watch if watch is not None else Lines(), self.follow(timeout)).run.result()
 
     def fetch(self, stages: Collection[str]) -> None:
         """Bring the log files of these stages, given by name, up to date. What cannot be read is said, once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Protocol
 
 from torchx_kfp.runs.record import RunRecord
@@ -37,10 +37,13 @@ class Source(Protocol):
         """Bring the log files of these stages, given by name, up to date."""
 
 
-def attend(source: Source, watch: Watch) -> RunRecord:
-    """Give a watch all events of a run, and those to come as they happen; return the record at the run's end."""
+def attend(source: Source, watch: Watch, records: Iterable[RunRecord] | None = None) -> RunRecord:
+    """Give a watch all events of a run, and those to come as they happen; return the record at the run's end.
+
+    ``records`` are those that ``source.follow()`` yields, at least one.
+    """
     seen = 0
-    for record in source.follow():  # which yields at least once
+    for record in source.follow() if records is None else records:
         for event in record.events[seen:]:
             watch.on_event(event)
         seen = len(record.events)
