@@ -152,9 +152,17 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(kfp_host: KfpHost, program: P
 
 
 @pytest.mark.parametrize(
-    "words", [("watch", "--json"), ("watch",), ("submit", "--watch"), ("submit", "--watch", "--json")]
+    ("number", "words"),
+    [
+        (signal.SIGINT, ("watch", "--json")),
+        (signal.SIGINT, ("watch",)),
+        (signal.SIGTERM, ("submit", "--watch")),
+        (signal.SIGINT, ("submit", "--watch", "--json")),
+    ],
 )
-def test_ctrl_c_without_a_terminal(kfp_host: KfpHost, program: Program, words: tuple[str, ...]) -> None:
+def test_a_signal_without_a_terminal(
+    kfp_host: KfpHost, program: Program, number: signal.Signals, words: tuple[str, ...]
+) -> None:
     if words[0] == "watch":
         kfp_host.make_run(2).advance(started=1)
         words = (*words, "latest")
@@ -163,9 +171,9 @@ def test_ctrl_c_without_a_terminal(kfp_host: KfpHost, program: Program, words: t
         words = (*words, "small.yaml", "-p", "code=import time; time.sleep(60)")
     with program.start(*words, "--host", kfp_host.url) as process:
         wait_until(lambda: kfp_host.count(r"v2beta1/runs/[0-9a-f-]+$") > 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, said = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     [run_id] = kfp_host.runs
     assert re.search(says(f"The run {run_id} goes on.", f"watch {run_id} --host", f"cancel {run_id} --host"), said)
     assert "Traceback" not in said

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -20,7 +19,15 @@ if TYPE_CHECKING:
 
 
 class _DetachedError(Exception):
-    """The user has ended the view of a run, which goes on."""
+    """A signal has ended the view of a run, which goes on."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _detach(number: int) -> NoReturn:
+    raise _DetachedError(number)
 
 
 def show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as_json: bool) -> None:
@@ -36,18 +43,21 @@ def show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as
     Raises:
         StageFailedError: the run has failed.
         HostError: the host does not answer, or has lost the run.
-        Exit: Ctrl-C has ended the view; the code is 130.
+        Exit: Ctrl-C or another signal has ended the view; the code is 130, or 128 + its number.
     """
     again = [
         f"To watch it again: {this_command('watch', source.run_id, *words)}",
         f"To end it: {this_command('cancel', source.run_id, *words)}",
     ]
+    from torchx_kfp.local.signals import ending_signals
+
     try:
-        _show(source, words, quiet=quiet, verbose=verbose, as_json=as_json)
-    except (KeyboardInterrupt, _DetachedError):
+        with ending_signals(_detach):
+            _show(source, words, quiet=quiet, verbose=verbose, as_json=as_json)
+    except _DetachedError as signaled:
         for line in (f"The run {source.run_id} goes on.", *again):
             print_message(line)
-        raise click.exceptions.Exit(128 + signal.SIGINT) from None
+        raise click.exceptions.Exit(128 + signaled.number) from None
     except (HostNotFoundError, HostSettingsError):
         raise
     except HostError as error:
@@ -69,11 +79,8 @@ def _show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, a
 
     def follow() -> RunResult:
         nonlocal last
-        try:
-            with view.shown():
-                last = attend(source, view)
-        except KeyboardInterrupt:
-            raise _DetachedError from None  # a KeyboardInterrupt would mean that the run has ended
+        with view.shown():
+            last = attend(source, view)
         return last.run.result()
 
     def notes(result: RunResult) -> list[str]:

@@ -255,16 +255,17 @@ class _Printer:
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Return whether the pipeline has this stage, although it has not had an event yet."""
     from torchx_kfp.local import State
-    from torchx_kfp.pipeline.names import without_indices
+    from torchx_kfp.pipeline.names import indices_of, without_indices
     from torchx_kfp.pipeline.walk import walk
 
     if record.state in (State.SUCCEEDED, State.FAILED):
         return False  # every stage has had an event
     try:
-        planned = {place.name for place in walk(record.load()) if place.is_stage}
+        planned = {place.name: place.looped for place in walk(record.load()) if place.is_stage}
     except PipelineFileError:
         return False
-    return without_indices(stage) in planned
+    name = without_indices(stage)
+    return name in planned and (planned[name] or not indices_of(stage))
 
 
 def _unknown_replica(replica: str, stage: str, there: Collection[str]) -> ArgumentError:
