@@ -55,13 +55,15 @@ class Stage:
         artifacts = {"metrics": ["system.Metrics", "metrics"], **declared.get("artifacts", {})}
         shown = ("system.HTML", "system.Markdown")
         self.artifacts = {output: [title, name, int(title in shown)] for output, (title, name) in artifacts.items()}
+        #: Further parts of the specification.
+        self.spec: dict[str, Any] = {}
         self.environ = {**os.environ, "TORCHX_TRACKER_BASE": self.base, "TORCHX_JOB_ID": RUN_ID}
         # The stage's script writes it before the program starts.
         (folder / "out").mkdir(exist_ok=True)
         (folder / "out" / "run_id").write_text(RUN_ID)
 
     def command(self, *application: str) -> list[str]:
-        spec = {"results": self.results, "artifacts": self.artifacts}
+        spec = {"results": self.results, "artifacts": self.artifacts, **self.spec}
         kinds = {output: title for output, (title, *_) in self.artifacts.items()}
         executor_input = {
             "inputs": {},
@@ -131,7 +133,7 @@ def put(*code: str) -> list[str]:
 def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert carry.digests() == SOURCES, "publisher.py or launcher.py has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 3_400), (LAUNCHER, 11_400), (ASK, 3_300)):
+    for program, most in ((PUBLISHER, 3_500), (LAUNCHER, 11_400), (ASK, 3_300)):
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"
@@ -773,7 +775,10 @@ def test_stores_over_http(program: list[str], tmp_path: Path, s3_base: str) -> N
     with fsspec.open(page, "wb") as file:
         file.write(b"<p>")
     stage.register("n", page)
-    done = stage.run("true")
-    assert (done.returncode, done.stderr) == (0, "")
+    stage.spec = {"may_fail": []}
+    done = stage.run("sh", "-c", "exit 4")
+    said = "torchx-kfp: the application failed with exit code 4; the stage may fail, and goes on\n"
+    assert (done.returncode, done.stderr) == (0, said)
     assert stage.outputs() == {"accuracy": "0.25"}
     assert (tmp_path / "out" / "n").read_text() == "<p>"
+    assert FsspecResultTracker(s3_base)[RUN_ID] == {"accuracy": 0.25, "exit_code": 4}

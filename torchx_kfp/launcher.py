@@ -1067,7 +1067,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
         leave(stage.run())
     except Failure as failure:
         say(failure)
-        leave(1)
+        leave(spec.get("failure", 1))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ module imports nothing from the project, keeps its messages short, and does litt
 
 SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``. ``output``
 is KFP's name of the output, ``name`` is the name under which the application records it, and ``shown`` is 1 if KFP's
-UI shows the artifact. ``{{$}}`` is KFP's ExecutorInput, which names the file for each output. The PATHs are the local
-files of the artifacts, in SPEC's order. The tracker base and the run id come from the environment (``protocol``).
+UI shows the artifact. If SPEC has ``"may_fail": [exit code, ...]``, the stage goes on whatever the application's exit
+code is, except for these codes, and records it as the result ``exit_code``. If the stage was asked to end, the exit
+code counts. ``{{$}}`` is KFP's ExecutorInput, which names the file for each output. The PATHs are the local files of
+the artifacts, in SPEC's order. The tracker base and the run id come from the environment (``protocol``).
 Without APPLICATION, the program publishes the results of another stage.
 
 Results become the files of output parameters. Lists and dicts are recorded as metadata, because results are numbers and
@@ -58,7 +60,7 @@ ATTRIBUTES = (
 )
 
 
-def run(command: Sequence[str], /) -> int:
+def run(command: Sequence[str], /) -> tuple[int, bool]:
     """Run the application as a child in its own session, and pass signals on to it.
 
     The child has its own session because an engine that signals this process's whole group would otherwise deliver each
@@ -66,7 +68,7 @@ def run(command: Sequence[str], /) -> int:
     for: none is lost before the application runs, and the init process of a container would not get them otherwise.
 
     Returns:
-        The application's exit code, or 128 + n if signal n ended it.
+        The application's exit code, or 128 + n if signal n ended it, and whether this process was asked to end.
     """
     signals = {
         signal.SIGCHLD,
@@ -88,14 +90,16 @@ def run(command: Sequence[str], /) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # If the application cannot be started, the shell says so and sets the exit code.
         os.execvp("sh", ["sh", "-c", 'exec "$@"', "sh", *command])
+    stopped = False
     while True:
         number = signal.sigwait(signals)
         if number != signal.SIGCHLD:
+            stopped = stopped or number not in (signal.SIGUSR1, signal.SIGUSR2)
             os.kill(pid, number)
         for child, status in iter(lambda: os.waitpid(-1, os.WNOHANG), (0, 0)):
             if child == pid:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                return 128 + status % 128 if status % 128 else status // 256
+                return 128 + status % 128 if status % 128 else status // 256, stopped
 
 
 def end_leftovers(run_id: str, /) -> None:
@@ -204,8 +208,16 @@ def output_text(kind: str, name: str, recorded: Any, /) -> Any:
     return text
 
 
-def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, /) -> bool:
+def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: str, code: int | None = None, /) -> bool:
     """Write KFP's outputs from the run's records under the tracker base.
+
+    Args:
+        spec: see the module.
+        outputs: what KFP's ExecutorInput says of outputs.
+        paths: see the module.
+        base: the tracker base.
+        run_id: the run.
+        code: the application's exit code, to be recorded as a result.
 
     Returns:
         True if something declared is missing, has another type, or is an int that a double cannot represent.
@@ -228,6 +240,17 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
         results = read(f"{root}/{run_id}")
     except FileNotFoundError:
         results = {}
+    if code is not None:
+        results["exit_code"] = code
+        text = json.dumps(results, indent=2)
+        if hasattr(store, "local_file"):
+            # Readers see the old results or the new ones.
+            part = f"{root}/.torchx_kfp/{run_id.replace('/', '%2F')}"
+            write(part, text)
+            os.makedirs(os.path.dirname(f"{root}/{run_id}"), exist_ok=True)
+            os.replace(part, f"{root}/{run_id}")
+        else:
+            store.pipe_file(f"{root}/{run_id}", text.encode())
     metrics = {}
     for name, value in results.items():
         if type(value) in (int, float):
@@ -303,16 +326,21 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     application = words[len(spec["artifacts"]) :]
     if not any(finder.find_spec("fsspec", None) for finder in sys.meta_path):
         sys.exit("torchx-kfp: fsspec is missing")
+    recorded = None
     if application:
-        code = run(application)
+        code, stopped = run(application)
         end_leftovers(run_id)
-        if code:
+        if "may_fail" in spec and not stopped and code not in spec["may_fail"]:
+            recorded = code
+            if code:
+                say("the application failed with exit code", f"{code}; the stage may fail, and goes on")
+        elif code:
             sys.exit(code)
     try:
         outputs = json.loads(executor_input)["outputs"]
         # The launcher of a distributed stage may have gone on with the run of an earlier attempt.
         run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115
-        sys.exit(publish(spec, outputs, words, base, run_id))
+        sys.exit(publish(spec, outputs, words, base, run_id, recorded))
     except Exception as error:
         sys.exit(f"torchx-kfp: cannot publish {base}/{run_id}: {error!r}")
 

@@ -48,8 +48,8 @@ def component_from_app(
         reads: aliases of the stages that the component reads. Each becomes an input that takes another stage's
             ``run_id``. Implies ``tracked``.
         options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels``, ``engine``,
-            ``replicas`` and ``name``: see ``task_from_app``. Results and artifacts imply ``tracked``; the values of
-            trackers are constants.
+            ``replicas``, ``may_fail`` and ``name``: see ``task_from_app``. Results, artifacts and ``may_fail`` imply
+            ``tracked``; the values of trackers are constants.
 
     Raises:
         AppDefError: the app cannot become a stage without losing something.
@@ -98,6 +98,7 @@ def component_from_function(
     labels: bool = False,
     engine: Engine | str | None = None,
     replicas: Replicas | None = None,
+    may_fail: bool = False,
     **constants: Any,
 ) -> emit.StageComponent:
     """Make a KFP component from a TorchX component, which is a function that returns an AppDef.
@@ -132,6 +133,7 @@ def component_from_function(
         "labels": labels,
         "engine": engine,
         "replicas": replicas,
+        "may_fail": may_fail,
     }
     defaults = inspect.signature(component_from_function).parameters
     given = {name: value for name, value in options.items() if value is not defaults[name].default}
@@ -181,7 +183,7 @@ def _plan_component(
     own = {reference.name for reference in parameters or {}}
     sources = _read_aliases(reads, own)
     taken = {RUN_ID, *sources, *own}
-    publishes = options.get("results") is not None or options.get("artifacts") is not None
+    publishes = any(options.get(option) is not None for option in ("results", "artifacts")) or options.get("may_fail")
     if METRICS in own and publishes:
         raise OutputsError(
             f"The component has an input {METRICS!r}, the name of the artifact that shows results. Rename the input."

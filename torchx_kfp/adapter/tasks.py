@@ -49,6 +49,7 @@ def task_from_app(
     labels: bool = False,
     engine: Engine | str | None = None,
     replicas: Replicas | None = None,
+    may_fail: bool = False,
     name: str | None = None,
 ) -> dsl.PipelineTask:
     """Make a task from the AppDef, in the pipeline that is being defined.
@@ -86,6 +87,9 @@ def task_from_app(
             runs a single replica whose mounts or devices KFP has no place for.
         replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
             from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
+        may_fail: if True, the stage succeeds even if its application fails. The exit code is recorded as the result
+            ``exit_code``, which ``results={"exit_code": int}`` makes an output. A declared result or artifact that is
+            missing still fails the stage, and so does a signal that ends the stage itself.
         name: the stage's name. The default is the AppDef's name.
 
     Returns:
@@ -100,7 +104,12 @@ def task_from_app(
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
     if tracker_base is None:
-        for what, value in (("reads", reads or None), ("results", results), ("artifacts", artifacts)):
+        for what, value in (
+            ("reads", reads or None),
+            ("results", results),
+            ("artifacts", artifacts),
+            ("may_fail", may_fail or None),
+        ):
             if value is not None:
                 raise ReadsError(
                     f"{what} needs a tracker base, under which results are stored: "
@@ -119,6 +128,7 @@ def task_from_app(
         labels=labels,
         engine=engine,
         replicas=replicas,
+        may_fail=may_fail,
         name=name,
     )
     base = None if tracker_base is None else read_tracker_base(tracker_base)

@@ -58,6 +58,7 @@ class ComponentOptions(StageOptions, total=False):
     artifacts: Artifacts | None
     engine: Engine | str | None
     replicas: Replicas | None
+    may_fail: bool
     name: str | None
 
 
@@ -82,6 +83,7 @@ class Settings:
     labels: bool = False
     engine: Engine | None = None
     replicas: object = None
+    may_fail: bool = False
     name: str | None = None
 
 
@@ -116,16 +118,19 @@ def read_settings(
         )
     engine = read_engine(options.get("engine"))
     taken = (*taken, TASK_CONFIG) if engine else taken
+    results, artifacts = options.get("results"), options.get("artifacts")
+    if options.get("may_fail") and results is None and artifacts is None:
+        results = {}  # the program that publishes results records the exit code
     return Settings(
         tracker_base=tracker_base,
         sources=sources,
-        publication=read_publication(options.get("results"), options.get("artifacts"), taken=taken),
+        publication=read_publication(results, artifacts, taken=taken),
         ui_metadata=read_ui_metadata(options.get("ui_metadata")),
         trackers=trackers,
         secrets=read_secrets(options.get("secrets")),
         engine=engine,
         replicas=options.get("replicas"),
-        **{name: options[name] for name in ("cache", "inline", "labels", "name") if name in options},
+        **{name: options[name] for name in ("cache", "inline", "labels", "may_fail", "name") if name in options},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,20 +109,25 @@ def check_artifact_class(kind: object) -> None:
         raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {kind!r}.")
 
 
-def publisher_words(publication: Publication, *, inline: bool) -> tuple[str, ...]:
+def publisher_words(
+    publication: Publication, *, inline: bool, may_fail: Sequence[int] | None = None
+) -> tuple[str, ...]:
     """Return the words that run ``torchx_kfp.publisher`` around the application, whose words follow.
 
     Args:
         publication: the declared outputs.
         inline: whether the command carries the program. Otherwise, the image must have torchx-kfp.
+        may_fail: the exit codes that fail the stage all the same; None if every exit code except 0 does.
     """
-    spec = {
+    spec: dict[str, Any] = {
         "results": {output: [kind.__name__, name] for output, (kind, name) in publication.results.items()},
         "artifacts": {
             output: [kind.schema_title, name, int(issubclass(kind, _SHOWN))]
             for output, (kind, name) in publication.artifacts.items()
         },
     }
+    if may_fail is not None:
+        spec["may_fail"] = list(may_fail)
     return (
         "python3",
         "-c",

@@ -30,6 +30,9 @@ from torchx_kfp.errors import AppDefError
 
 #: The launcher's object gets the stage's name, and a hash, within the 63 characters of a pod's name.
 _LONGEST_STAGE = 20
+#: The exit code with which the launcher of a stage that may fail says that it failed itself, as other launchers do:
+#: docker, env, timeout.
+LAUNCHER_FAILED = 125
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,8 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
     # The publisher may have to read files there; a launcher that publishes nothing would only bind a node to them.
     volumes = claims(main) if settings.publication else []
     spec = _specification(engine, workload, planned, described, alias, list(shared), volumes)
+    if settings.may_fail:
+        spec["failure"] = LAUNCHER_FAILED
     return Payload(
         role=main,
         image=(engine.launcher_image,) if engine.launcher_image else parse_checked(main.image, "image"),

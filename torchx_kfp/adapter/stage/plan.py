@@ -23,7 +23,7 @@ from torchx_kfp.adapter.stage.inputs import (
 )
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import UI_METADATA, publisher_words, ui_metadata_words
-from torchx_kfp.adapter.stage.payload import pod_labels, read_payload
+from torchx_kfp.adapter.stage.payload import LAUNCHER_FAILED, pod_labels, read_payload
 from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.adapter.stage.stage_input import lift
@@ -103,6 +103,11 @@ def plan_stage(
     image_text, planned = plan_inputs(inputs, image, parameters or {})
     script_name = signature(planned, outputs)
     ui_metadata = ui_metadata_words(settings.ui_metadata)
+    publisher: tuple[str, ...] = ()
+    if settings.publication:
+        fatal = (LAUNCHER_FAILED,) if settings.engine else ()
+        may_fail = fatal if settings.may_fail else None
+        publisher = publisher_words(settings.publication, inline=settings.inline, may_fail=may_fail)
     field_paths = dict(payload.field_paths)
     if settings.tracker_base is None:
         argv = command.untracked_command(
@@ -118,7 +123,7 @@ def plan_stage(
             lifted.variables,
             lifted.words,
             inputs,
-            publisher=publisher_words(settings.publication, inline=settings.inline) if settings.publication else (),
+            publisher=publisher,
             program=payload.program,
             ui_metadata=ui_metadata,
         )
