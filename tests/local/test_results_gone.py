@@ -89,6 +89,20 @@ def test_a_resumed_run_makes_anew_what_the_failed_stage_misses(tmp_path: Path) -
     assert {stage.name: stage.attempts for stage in resumed.stages} == {"record-0": 2, "read": 2}
 
 
+def test_a_relative_base_is_that_of_the_run_wherever_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = "import os, sys; os.path.exists('mended') or sys.exit(1); "
+    failed = attempt(pipeline_with(last=f"{fails}{RECORD}"), "base")
+    (tmp_path / "mended").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resumed = resume(failed.folder, watch=Watch())
+    resumed.raise_for_failure()
+    assert {stage.name: stage.attempts for stage in resumed.stages} == {"record-0": 1, "read": 2}
+    assert [stage.results for stage in resumed.stages] == [{"value": 1}] * 2
+
+
 @pytest.mark.s3
 def test_s3_is_asked_once_for_a_whole_run(s3_base: str, s3_server: S3Server) -> None:
     pipeline = pipeline_with(last="pass", stages=5)

@@ -235,7 +235,7 @@ def _execute(
         engine=engine or Processes(),
     )
     cache = Cache(folder.parent / CACHE_FOLDER) if options.cache else None
-    memory = Memory(run_id, earlier.run.ends if earlier else {}, cache)
+    memory = Memory(run_id, earlier.run.ends if earlier else {}, cache, options.directory)
     started = time.monotonic()
     with LogPump(watch) as pump:
         scheduler = Scheduler(pipeline, context, pump, listener, memory, earlier.run.attempts if earlier else {})

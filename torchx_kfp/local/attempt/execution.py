@@ -117,6 +117,8 @@ class Execution:
             return outcome
         results, reason = None, outcome.reason
         with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
+            # The runner may be in another directory than the stage.
+            base = base if "://" in base else str(self.attempt.directory / base)
             tracker = FsspecResultTracker(base, patience=SHORT_PATIENCE)
             results = tracker.get(run_id)
             if outcome.exit_code:

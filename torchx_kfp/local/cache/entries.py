@@ -96,10 +96,12 @@ class Memory:
         run_id: the id of the run that asks.
         finished: how its stages ended before it was resumed, by their names.
         cache: the cache of all runs; None if it is not used.
+        directory: the directory in which stages run. Relative tracker bases are relative to it.
     """
 
-    def __init__(self, run_id: str, finished: Mapping[str, StageResult], cache: Cache | None) -> None:
+    def __init__(self, run_id: str, finished: Mapping[str, StageResult], cache: Cache | None, directory: str) -> None:
         self._run_id = run_id
+        self._directory = directory
         self._finished = finished
         self._cache = cache
         self._recorded: dict[tuple[str, str], frozenset[str]] = {}
@@ -144,7 +146,8 @@ class Memory:
         place = base, run_id.partition("/")[0]
         if place not in self._recorded:
             try:
-                self._recorded[place] = frozenset(FsspecResultTracker(base, patience=SHORT_PATIENCE).keys(place[1]))
+                there = base if "://" in base else os.path.join(self._directory, base)
+                self._recorded[place] = frozenset(FsspecResultTracker(there, patience=SHORT_PATIENCE).keys(place[1]))
             except TrackerError:
                 self._recorded[place] = frozenset()
         return run_id in self._recorded[place]
