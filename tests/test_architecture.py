@@ -31,7 +31,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "local": {*_FOUNDATION, "protocol", "publisher", "tracking", "pipeline", "semantics", "runs"},
     "backend": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "semantics", "runs"},
     "report": {*_FOUNDATION, "protocol", "tracking", "pipeline", "semantics", "runs"},
-    "hpo": {*_FOUNDATION, "engines", "adapter", "semantics"},
+    "hpo": {*_FOUNDATION, "publisher", "engines", "adapter", "semantics"},
     "scheduler": {*_FOUNDATION, "protocol", "sdk", "engines", "adapter", "pipeline", "runs", "backend"},
     "cli": {
         *{*_FOUNDATION, "protocol", "sdk", "engines", "tracking", "pipeline", "semantics", "runs"},
@@ -45,7 +45,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "fsspec": {"tracking", "publisher", "local", "hpo.ask"},
     "kfp": {
         "adapter",
-        "hpo.search",
+        "hpo.rounds",
         "scheduler",
         "sdk",
         "pipeline.load",
@@ -53,7 +53,7 @@ MAY_USE: Mapping[str, set[str]] = {
         "cli.pipeline_files",
         "cli.import_errors",
     },
-    "torchx": {"adapter", "hpo.search", "scheduler", "engines.pods", "tracking.backends", "tracking.forwarding"},
+    "torchx": {"adapter", "hpo.rounds", "scheduler", "engines.pods", "tracking.backends", "tracking.forwarding"},
     "yaml": {"pipeline", "semantics", "local"},
     "celpy": {"pipeline", "cli"},
     "packaging": {"local.attempt"},
@@ -66,7 +66,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "markupsafe": {"report"},
     "mlflow": {"tracking.backends"},
     "pandas": {"tracking"},
-    "typing_extensions": {"adapter", "hpo.search", "local.runner", "backend.api"},
+    "typing_extensions": {"adapter", "hpo.rounds", "local.runner", "backend.api"},
 }
 #: Libraries that an extra installs, that are slow to load, or that only type checkers need. Modules must not import
 #: them at the top.

@@ -11,7 +11,7 @@
         tracker_base=tracker_base,
     )
 
-``spaces`` has the values that a parameter can have, and ``search`` makes the stages. ``ask`` is the program between the
+``spaces`` has the values that a parameter can have, and ``rounds`` makes the stages. ``ask`` is the program between the
 rounds, which needs only fsspec: importing this package does not load kfp.
 """
 
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from torchx_kfp.hpo.spaces import choice, float, int, log
 
 if TYPE_CHECKING:
-    from torchx_kfp.hpo.search import Parameters as Parameters
-    from torchx_kfp.hpo.search import search as search
+    from torchx_kfp.hpo.rounds import Parameters as Parameters
+    from torchx_kfp.hpo.rounds import search as search
 
 __all__ = ["Parameters", "choice", "float", "int", "log", "search"]
 
@@ -36,4 +36,4 @@ def __getattr__(name: str) -> object:
     require("pipelines", f"{__name__}.{name}")
     import importlib
 
-    return getattr(importlib.import_module("torchx_kfp.hpo.search"), name)
+    return getattr(importlib.import_module("torchx_kfp.hpo.rounds"), name)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchx_kfp import publisher
 from torchx_kfp.adapter.values.escapes import find_rewritten
 from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import SearchError
@@ -24,16 +25,9 @@ TRIAL, FRONT = "trial", "front"
 TRIALS = "trials"
 
 #: Names that KFP's loop items and mappings have.
-_ITEM = frozenset(
-    (
-        *("channel_type", "extract_full_name", "from_pipeline_channel", "full_name", "is_with_items_loop_argument"),
-        *("items_or_pipeline_channel", "loop_argument", "name", "pattern", "pipeline", "referenced_subvars"),
-        *("subvar_name", "task", "task_name", "value", "get", "items", "keys", "values"),
-    )
-)
+_ITEM = frozenset((*publisher.ATTRIBUTES, "get", "items", "keys", "values"))
 _OUTPUTS = frozenset(("run_id", "metrics", "mlpipeline_ui_metadata", "Output", "exit_code", TRIAL, FRONT))
-#: The bytes that a list of trials may have, and a text in it (as other results).
-_LONGEST_LIST = 64 * 1024
+#: The bytes that a text may have, as in other results.
 _LONGEST_TEXT = 1024
 
 
@@ -241,8 +235,8 @@ def _check_size(spaces: Mapping[str, Space], trials: int) -> None:
         values = space.values if isinstance(space, Choice) else (space.low, space.high)
         longest[name] = max(values, key=lambda value: len(json.dumps(value)))
     size = trials * len(json.dumps(longest))
-    if size > _LONGEST_LIST:
+    if size > publisher.LONGEST:
         raise SearchError(
-            f"{trials} trials are a list of about {size:,} bytes; the limit is {_LONGEST_LIST:,} bytes. Ask for fewer "
-            "trials in more rounds."
+            f"{trials} trials are a list of about {size:,} bytes; the limit is {publisher.LONGEST:,} bytes. Ask for "
+            "fewer trials in more rounds."
         )

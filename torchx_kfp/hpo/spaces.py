@@ -31,8 +31,11 @@ class Float:
     points: builtins.int | None = None
 
     def __post_init__(self) -> None:
-        example = "hpo.log(1e-4, 1.0)" if self.log else "hpo.float(0.0, 0.5)"
+        example = "hpo.log(1e-4, 1.0)" if self.log is True else "hpo.float(0.0, 0.5)"
         _check_bounds(self, (builtins.int, builtins.float), f"two numbers such as {example}")
+
+    def __str__(self) -> str:
+        return _range_text("float", self)
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -63,6 +66,9 @@ class Int:
             raise SearchError(
                 f"{self} goes beyond 2**53, above which KFP rounds whole numbers. Search for its logarithm instead."
             )
+
+    def __str__(self) -> str:
+        return _range_text("int", self)
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -171,6 +177,12 @@ def output_type(space: Space) -> type[Any]:
         kinds = {type(value) for value in space.values}
         return kinds.pop() if len(kinds) == 1 else builtins.float
     return builtins.int if isinstance(space, Int) else builtins.float
+
+
+def _range_text(name: str, space: Float | Int) -> str:
+    log = "" if space.log is False else f", log={space.log!r}"
+    points = "" if space.points is None else f", points={space.points!r}"
+    return f"hpo.{name}({space.low!r}, {space.high!r}{log}{points})"
 
 
 def _points(points: builtins.int | None) -> Mapping[str, Any]:

@@ -139,21 +139,19 @@ def search(
     app = _ask_app(plan, _look_at(trial, plan), image, inline=options.get("inline", True))
     own: Any = {option: value for option, value in options.items() if option in ("secrets", "inline")}
     own["cache"] = plan.cached and options.get("cache", True)
-    lists: Any = {TRIALS: list}
-    of_trials: Any = {**options, "may_fail": may_fail}
     reads: Any = None
     for number in range(1, plan.definition["rounds"] + 1):
         asked = task_from_app(
             app,
             tracker_base=tracker_base,
             reads=reads,
-            results=lists,
+            results={TRIALS: list},
             name=f"{name}-ask-{number}",
             **own,
         )
         with dsl.ParallelFor(asked.outputs[TRIALS], parallelism=parallelism) as item:
             channels = Parameters({parameter: getattr(item, parameter) for parameter in plan.parameters})
-            tried = task_from_app(trial(channels), tracker_base=tracker_base, results={}, **of_trials)
+            tried = task_from_app(trial(channels), tracker_base=tracker_base, results={}, may_fail=may_fail, **options)
         reads = {_BEFORE: asked, _TRIALS: dsl.Collected(tried.outputs["run_id"])}
     return task_from_app(app, tracker_base=tracker_base, reads=reads, results=plan.results, name=f"{name}-best", **own)
 

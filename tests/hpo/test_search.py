@@ -1,0 +1,225 @@
+"""Searches in a pipeline: what they compile to, and what happens when they run here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kfp import compiler
+from torchx.specs import AppDef, Role, VolumeMount
+
+from tests.documents import documents
+from tests.facts import says
+from tests.hpo.apps import TRIAL, python, searching, train, with_search
+from torchx_kfp import hpo
+from torchx_kfp.errors import SearchError
+from torchx_kfp.local import RunResult, Watch, resume, run
+from torchx_kfp.semantics.workflow import LIMIT, measure
+from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.statements.search import SEARCH, Search
+
+
+def compiled(pipeline: Any, folder: Path) -> str:
+    path = folder / "pipeline.yaml"
+    compiler.Compiler().compile(pipeline, str(path))
+    return path.read_text()
+
+
+def execute(pipeline: Any, folder: Path, **options: Any) -> RunResult:
+    options.setdefault("watch", Watch())
+    return run(pipeline, {"tracker_base": str(folder / "tracker")}, output_dir=folder / "runs", **options)
+
+
+def statement(result: RunResult, stage: str, folder: Path) -> Search:
+    (run_id,) = (found.run_id for found in result.stages if found.name == stage)
+    said = SEARCH.read(FsspecResultTracker(folder / "tracker").store, str(run_id))
+    assert said is not None
+    return said
+
+
+@pytest.mark.versions
+def test_a_search_runs(tmp_path: Path) -> None:
+    """One trial fails, others go on; later stages get the best values, and read the best trial."""
+    done = execute(with_search, tmp_path)
+    done.raise_for_failure()
+    said = statement(done, "search-best", tmp_path)
+    assert [trial.exit_code for trial in said.trials].count(3) == [trial.failed for trial in said.trials].count(True)
+    assert any(trial.failed for trial in said.trials)
+    best = min((trial for trial in said.trials if not trial.failed), key=lambda trial: trial.results["loss"])
+    stages = {stage.name: stage for stage in done.stages}
+    outputs = {**best.parameters, **best.results, "trial": best.run_id}
+    assert {name: stages["search-best"].outputs[name] for name in outputs} == outputs
+    printed = stages["deploy"].last_lines()
+    assert [*map(float, printed[0].split())] == [*best.parameters.values(), best.results["loss"]]
+    assert printed[1:] == [str({**best.parameters, **best.results, "trial": best.run_id}), printed[2]]
+    assert f"'size': {best.parameters['layers']}" in printed[2]
+
+    again = execute(with_search, tmp_path)
+    assert {stage.state for stage in again.stages} == {"cached"}, "with a seed, it asks for the same trials"
+
+
+def test_all_trials_fail(tmp_path: Path) -> None:
+    done = execute(searching(lambda p: python("exit(7)", f"{p.lr}", f"{p.layers}"), trials=2), tmp_path)
+    (failed,) = (stage for stage in done.stages if stage.state == "failed")
+    assert failed.name == "search-ask-2"
+    lines = failed.last_lines()
+    assert "torchx-kfp: all 2 trials of round 1 failed:" in lines
+    trials = [str(stage.run_id) for stage in done.stages if stage.name.startswith("train[")]
+    assert {f"  {trial}: exit code 7" for trial in trials} <= {*lines}
+    hint = next(line for line in lines if "torchx-kfp logs" in line).split()
+    assert (hint[-2], hint[-1]) == (trials[0].split("/")[0], trials[0].split("/")[2])
+
+
+def test_without_may_fail_a_trial_that_fails_ends_the_search(tmp_path: Path) -> None:
+    trial = lambda p: python("exit(7)", f"{p.lr}", f"{p.layers}")  # noqa: E731
+    done = execute(searching(trial, trials=1, may_fail=False), tmp_path)
+    assert [stage.name for stage in done.stages if stage.state == "failed"] == ["train[0]"]
+
+
+def test_a_search_goes_on_after_a_kill_in_the_second_round(tmp_path: Path) -> None:
+    """A trial that has ended does not run again, and stages that have asked do not ask for others."""
+    note = f"{TRIAL}\nopen({str(tmp_path / 'notes')!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))\n"
+    wait = f"""
+import os, time
+started = {str(tmp_path / "started")!r}
+open(started, "a").write("x")
+if os.path.getsize(started) == 4:
+    time.sleep(300)
+"""
+    parameters = {"lr": hpo.log(1e-4, 1.0), "layers": hpo.int(1, 2)}
+    pipeline = searching(lambda p: python(wait + note, f"{p.lr}", f"{p.layers}"), parameters, trials=2, parallelism=1)
+    compiled(pipeline, tmp_path)
+    code = "import sys; from torchx_kfp.local import run; run('pipeline.yaml', {'tracker_base': sys.argv[1]})"
+    words = [sys.executable, "-c", code, str(tmp_path / "tracker")]
+    runner = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "started").exists() or len((tmp_path / "started").read_text()) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+    assert len((tmp_path / "notes").read_text().splitlines()) == 3
+    (folder,) = (path for path in (tmp_path / "local_outputs").iterdir() if path.name != ".cache")
+    done = resume(folder, watch=Watch())
+    done.raise_for_failure()
+    trials = statement(done, "search-best", tmp_path).trials
+    notes = [tuple(map(float, line.split())) for line in (tmp_path / "notes").read_text().splitlines()]
+    assert notes == [(trial.parameters["lr"], trial.parameters["layers"]) for trial in trials]
+
+
+def test_a_grid_of_trials_with_several_replicas_and_objectives(tmp_path: Path) -> None:
+    """The last round is shorter than the first."""
+    code = TRIAL.replace(
+        "import json", "import json, os\nif os.environ['TORCHX_REPLICA_ID'] != '0': raise SystemExit\nimport json"
+    )
+    done = execute(
+        searching(
+            lambda p: python(code, f"{p.lr}", "1", num_replicas=2),
+            {"lr": hpo.float(0, 0.2, points=3)},
+            minimize=["loss", "size"],
+            rounds=None,
+            trials=2,
+            optimizer="grid",
+            engine="job",
+        ),
+        tmp_path,
+    )
+    done.raise_for_failure()
+    assert [stage.name for stage in done.stages] == [
+        *("search-ask-1", "train[0]", "train[1]", "search-ask-2", "train-2[0]", "search-best")
+    ]
+    outputs = done.stages[-1].outputs
+    assert outputs["front"] == [{"lr": 0.1, "loss": 0.0, "size": 1, "trial": outputs["trial"]}]
+
+
+def test_what_a_search_compiles_to(tmp_path: Path) -> None:
+    text = compiled(searching(rounds=3, parallelism=2, reads={"data": "run/prepare/1"}), tmp_path)
+    root = documents(text)[0]["root"]["dag"]["tasks"]
+    assert [*root] == [
+        "for-loop-1",
+        "for-loop-2",
+        "for-loop-3",
+        "search-ask-1",
+        "search-ask-2",
+        "search-ask-3",
+        "search-best",
+    ]
+    assert root["for-loop-1"]["iteratorPolicy"] == {"parallelismLimit": 2}
+    assert {task["cachingOptions"].get("enableCache", False) for name, task in root.items() if "search" in name} == {
+        False
+    }
+    for number in (1, 2):
+        assert root[f"for-loop-{number}"]["dependentTasks"] == [f"search-ask-{number}"]
+        assert root[f"search-ask-{number + 1}"]["dependentTasks"] == [f"for-loop-{number}", f"search-ask-{number}"]
+    seeded = documents(compiled(searching(seed=1), tmp_path))[0]["root"]["dag"]["tasks"]
+    assert all(task["cachingOptions"]["enableCache"] for name, task in seeded.items() if "search" in name)
+
+
+def test_ten_rounds_fit_into_a_workflow(tmp_path: Path) -> None:
+    assert measure(compiled(searching(rounds=10, trials=20), tmp_path)).workflow < LIMIT / 7
+
+
+def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None:
+    """They run with the image, the variables and the volumes of the trials."""
+
+    def trial(p: hpo.Parameters) -> AppDef:
+        env = {"AWS_ENDPOINT_URL": "http://minio:9000", "LR": f"{p.lr}"}
+        mounts = [VolumeMount("results", "/results")]
+        return python("", f"{p.layers}", env=env, mounts=mounts)
+
+    secrets = {"s3": {"key": "AWS_SECRET_ACCESS_KEY"}}
+    spec, platform = documents(compiled(searching(trial, rounds=1, secrets=secrets, inline=False), tmp_path))
+    container = spec["deploymentSpec"]["executors"]["exec-search-ask-1"]["container"]
+    assert container["image"] == "train:1"
+    words = " ".join(container["command"])
+    assert "env AWS_ENDPOINT_URL= python3" in words
+    assert "ask.main(*sys.argv[1:])" in str(spec), "inline=False"
+    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert len(settings) == 3
+    for setting in settings.values():
+        assert setting["pvcMount"][0]["mountPath"] == "/results"
+        assert setting["secretAsEnv"][0]["secretName"] == "s3"
+    text = compiled(searching(optimizer="ax", rounds=1, image="ask:1"), tmp_path)
+    assert documents(text)[0]["deploymentSpec"]["executors"]["exec-search-ask-1"]["container"]["image"] == "ask:1"
+
+
+def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
+    def component(lr: str, layers: str) -> AppDef:
+        return python(TRIAL, f"{lr}", f"{layers}")
+
+    def trial(p: hpo.Parameters) -> AppDef:
+        assert (len(p), repr(p), p["lr"] is p.lr) == (2, "Parameters(lr, layers)", True)
+        return component(**p)
+
+    assert compiled(searching(trial), tmp_path) == compiled(searching(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        ({"trial": train(hpo.Parameters({"lr": "1", "layers": "2"}))}, ["trial is AppDef", "lambda p"]),
+        ({"trial": lambda p: f"{p.lr}{p.layers}"}, ["returns '{{channel", "AppDef"]),
+        ({"trial": lambda p: python("", f"{p.lr}")}, ["does not use 'layers'", "{p.layers}", "leave it out"]),
+        ({"trial": lambda p: python("", f"{p.layer}")}, ["'layer'", "Did you mean 'layers'?"]),
+        ({"parallelism": 0}, ["parallelism is 0", "1 or more"]),
+        ({"optimizer": "ax"}, ["'ax'", "torchx-kfp[ax]", "image="]),
+        ({"optimizer": "mine.search:ask"}, ["torchx-kfp and mine.search", "image="]),
+        ({"trial": lambda p: AppDef("a", [Role("a", f"a:{p.lr}", args=[f"{p.layers}"])])}, ["image", "image="]),
+    ],
+)
+def test_wrong_arguments(arguments: Any, facts: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match=says(*facts)):
+        compiled(searching(**arguments), tmp_path)
+
+
+def test_options_that_do_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=says("search()", "'results'", "minimize")):
+        compiled(searching(results={"loss": float}), tmp_path)
+    with pytest.raises(TypeError, match=says("'paralelism'", "Did you mean 'parallelism'?")):
+        compiled(searching(paralelism=1), tmp_path)
