@@ -57,7 +57,7 @@ _EXEMPT = re.compile(r"<!-- not run: .+ -->\s*\Z")
 _PIPELINE = """
 from kfp import dsl
 from torchx.specs import AppDef, Role
-from torchx_kfp import Stages, artifact_from_uri, publish_results, task_from_app
+from torchx_kfp import Stages, artifact_from_uri, hpo, publish_results, task_from_app
 
 app = AppDef("train", [Role("train", image="example.com/app:1", entrypoint="python")])
 other_app = AppDef("deploy", [Role("deploy", image="example.com/app:1", entrypoint="python")])

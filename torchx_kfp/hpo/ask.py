@@ -44,7 +44,7 @@ _DRAWS = 10_000
 
 def number_of_digits(low: float, high: float, /) -> int:
     """Return the significant digits that a number between the bounds needs: six, more in a narrow range."""
-    return min(17, 6 + max(0, math.ceil(math.log10(max(abs(low), abs(high)) / (high - low)))))
+    return min(17, 6 + max(0, int(math.log10(max(abs(low), abs(high)) / (high - low)))))
 
 
 def place(space: Any, share: float, room: float = 0.0, /) -> Any:

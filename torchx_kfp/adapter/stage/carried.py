@@ -4,7 +4,7 @@
 SOURCES = {
     "PUBLISHER": "ce3822a713d8eea5d75b7f604ae26fbd4909edd9adffdcfea72c906a0ef55f8f",
     "LAUNCHER": "dcab98712757aa9a1d28b51d0386761f46ee7f06df5196d19f73403bba30474b",
-    "ASK": "f768353fba164f64c5c53cacffc660ea3f35a027f995a8134882dd4adbfc8eef",
+    "ASK": "5abdf9731cd8e57af7d8e5fbc84f86172ab2d047b36c453f32abb2805d55b925",
 }
 
 #: ``torchx_kfp.publisher``.
@@ -176,37 +176,40 @@ LAUNCHER = (
 
 #: ``torchx_kfp.hpo.ask``.
 ASK = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;#fTtH'
-    "|:G`},L`aRzzJwf6UW3Ds;BpyV7k@+b;PBb#dkDnK`:`0nrYkmQYy!_d:=boc4eROV6oq:jdNon%pY/jGC+@yL;hN[`~rHp@,6nWd%rSSInphz"
-    "jFc#HGs1EK3S[oQZcumeT56Y@+g+Ruhrwcdmf,Rkoq^Toj-"
-    "5=9MVpjiS|,M`v/)im#)US[paq5w2/Hs@.zNv58YY[FnIWvByuv#9FF2;S(##o`,E~/I,qvjw,G,YnpGld*Yb%r4?O}A~BcNsc9d*iPwf}#3[5"
-    "4JLQhg7TGRc6)f=Mw1ke}=*?8j/l.3c;AAciH-"
-    "^FSd^C~M!GI4:TyroR44`:U+Ta%pR8lBoTE9G=4P40Pbe2!dTB`iCRV/K_!6wtvW4``!Ke4U-"
-    "4TpKNdaAxOM~#ynf9;JRNM8FRCQZn/+^J(_@1ta=3Kk:CKH7E[QM,rAj8dQ3W^kxrX;vDC=cXLO,3yez%~*2xEo`@v!O75EXE^~2vBMW;=YA3w"
-    "C11tM(pu-)=0,xfxK2!eaNIb5,;V/MZp0OZFq31S6-upGFgllW:)}.Ts?EJFBThKZj2JbTrOMC/.aLJhfSgsv-T~SK;-.P-"
-    "ttgK+3grsd,gV?nC.9:-K0:FR:pFxpvi-)Bd)Gd/md[zdRQv!p^EI-yX,t4u,[W[.^,+9E(rlel)PU15Del*PSup}ExLLsgDDaFX50?hHcRZBx"
-    "%zzEO?b?@CwB0Hcm1mCJeqEn+P[~qW*^697FGp[hOt^yJ(oo;=F|`Kj#`ffI[1[E;%-"
-    "ZJJYPT%;U=wZmt?;ZmYHoIk^(m+PbG+pq!ZABkXI5M!1lv@Q8~V@j#0+}lzW^@}=EsEfgsL#xf(qi#Dz6LCm[6m#8c`/LQy#Ba+qC@BAPFhk_Z"
-    "rzdvr`HUHC^d[EnCe;Q*nXLo:+*rjLSHK1)G_pGZa@X8Ez1B0:=,qURv+^%QDNC.mY5=_11dcX4Za6Rdp_0`J~FIEOUM)X2=kWiWk;7(N+JsZ;"
-    "t~.bIJFEfg|dQwh4*~lJp;RL[05#Xns26KHv3Ou8Lh!QkOdc7==9Z5IQJ81Ezzon~+RXRS},vcWPP2@6|z71zP[F)XJvqNT2_t%TPFd=DeUyt!"
-    "L;mZ4[DGD!M5B#GNmstE(_d5:B--w!,z`VJOJ)SAM|cGKmUsJ/?3Z!w_DVVF-yuR4CJK^0Y3Bty=0iF:/W10OCquk!M*cU2BO)YnLZsnT6|u:!"
-    "Y:82Amo*RDPL%vRm9O46#+gTYc6tD#LZ0DB_1kclCDfBAL`P:f=.vOJfRw:#Up-DNgb[%Nuq3sy4XYm1K+[9E+)#,lofn@`LJn%S?*rLyi/^YV"
-    "#Vui!wq|R9Y(=n}6@L*Y73z[W?olD(7@sOrr#l;Ojs;nvyJ[2PI:aaEDj~?*3@e)D2UVgnc^vPj#|)tzE-"
-    "i|8H8):LUklj=a`yud@YxCbB,j%(UAYk1m8mK.-xX01g21tXyrAXsHMr!M^!!%3!Nj*TLk#?YU0pRGwR_-DX?xxoN3%nXMG3WHsgZ92L6%#%;-"
-    "9`YxkH1BQ^:ZEG8ERiApeF[!:3)3!r3+v^vH[(cEg-9#^H73T,@R39/K!t6yp/~wDMW^}-VrXIR~chEuMhZxtN42;ZYf_+#p6QzA-pILQ?Q;NZ"
-    "Dp@2y5mf0S@wu;?,i~273.4aE))5ehv[2`Jj!0!0~vwoY?y@l1DpTKjQ3GfVsE3d4gM27NOegRARaxkaiHpWzQgMJ3jUb6-"
-    "urs;)B1Iy9X3VaMhs5a[T2`GL|y[u|273OFy,,(TDQl^+VHAfzXuhH?#?`=5kjGJTX08~0[.}oC32?DNWVaD`S@D9e`nPkFX*1HUj^(Op*6ZrO"
-    "br=%N9b:IysTLSSM4tt/m8sr8o`YFEtauXLtoIVNg3OHw_R:uB}m:m|MvCpb6wUc`~SJCZbe@^LcD59fkdoB(P+pb[iC[Bp:7g?4d[gs.Nj4X+"
-    "P+s/KaG`h6peq4RoCWm*b#o?f)/WZZ~r0;f2U#I(l(^Z}F[UBRjp.d%fgU=umr/,iQ@UNwd[(2whS?aULn|p8mb9jE^hG%2Eyy%X1LORv0;H`5"
-    "%xqb}qf4GMH16/r!%%mQP`0uqo-aFpK/UVwrhY1VJ(MtLNZkL8J;PC__@?1yDvL2CmPU5HlhSkBf:7osk@bL.A-"
-    "[}k1L|%,A*EyvbG*WWUi1L_SQy(`4d(H}.K=-B*ZCEKXMN7frP4ooOKMwU`dK;cyIkO2v,/M5sXjzf%@})v@uEoB4uvdcNeO^-"
-    "DRVCQzNv;4QgQFMPIqYZwl;#*N(kBFno(fjxag;!VA0Yk,98@p0wHg;pBT[3J/;?152`f|t7GUDSZ/hfG/r4S1R%bAp,O|1(yCZzakT,w6e/2+"
-    "XVQmy=?JJAw7!`RyFUJ0rOl8!Hj1MYThTf%a6vkp#HkWWirRXK%wt0Ko=4-(p#S_sA-tIOkCnV`EIS~iS^%Qs(Kg,K`d}g)d[t@NXU4J[|aIRh"
-    "fs~8qPGJ7q,+IoD|I`),o44,iInEY(dTWx5*#|kn2Ok7Ow=9+UHOdu%[O@|5lZ).t1:%RslN)jD;k4?5Vv}?w`cd[~SR/OSmgLz;cL*e7IigP2"
-    ",o(kLO73vLRU*U.Yz-"
-    "|+jd;,itifuxUyk+|S_}i_MVPG~P*!P?@#+YEE*6lgHpUNVmBIW#ms4v?apW`/Nkqm*4ZZe5Bi.a#|W.eb%=oL9Y7wLU9y1^f9b!y)O.4nsT3L"
-    "kh}c6b2aC5}#U3VVD[3%|`.P?=wnF1^_iAIj!d_TU[4M|Y^D(GS:b8Y9qFZ@:2%A)KM=fm4G4:3aPc2kAd+I*r-"
-    "CvEP1#@?MWC^ZTKF13W+qB@3hvz0U8H?jIl#t7KK**lpLSZ^W)9=[}zR!(QiwbKpXkiC+mP6R[Cv*mvRw`3rU~#Sg;ko7x=R^bhh5;B`%LOMzA"
-    "+N/~wFx0TMv0ZbK@;2qTp.JhbT8.T**AbLfIBg6K3n!4/,uxFra0d(SyzV15q`k|_8^2YAY0KI4xm61NxKiM}VI/x4?eJ#,+Bb*9D@+u6aWMR0"
-    '8;xr85D/520QU3JaAKHQWKL".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
+    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;!^jqc'
+    "[`(y#5vJB}pEQc6@J!(p3SDlha0Cio.),!wv=);7u/6`*n*r7bgnQ@#*eI@/e7~@}LG.870MFEH`l)76Vsq!!H9[#wr;^+g+L!#wtw;^`(fTr4"
+    "i=F6^[y)6=@ph_.DPq^EAQLDc^?0Bd+E=),be*9@gm=*9)G1)teW*h_(t:Zw6;_bOK+4wb~fh)aDK|Gga)f#Mnj.9sP.@`^cpyd`jmcP9H`m)T"
+    "QAvr#9pG.tdEpb.hR@U)shw+TaT*PMA4(5p4[|h!QX`YVFz[S*H7BofF@if(3u@V#epPzkT8#FL-"
+    "}r/R2}piJT3Gbad:n;e0p*yBo9xQ4wFoxiV(e%cJ?w0oe?7:4a5M#n+u8zLW%jCR%z-H[Ts5rZ`+vaL:wz@;heLA-eQ=G#s.b9uJ??3Exn=%9M"
+    "Nx/GspB1Sxj8HoK6e!`*(CT4,F+Ksia,!szQwC/q^o*x/!jQs));ZY2HV5!/90!U|.j7px6Gj`D)8qg5d`S-"
+    "O2vUvsL/(kYJX;4kTzPx%,Uz!YY3?2%llHSw*vT!_1`d7-wqx_:C*I5VQ,xJ(meXapCceg[C#O5/SDDMJuXrH5gKS-"
+    "4furw|(YwbAd?w;bs~:bP@RrErG6U%2w%m~*juOrw:eJ:1xHWGmO0.Rk@5Xk7fu__H#L6U-"
+    "Xmv:E38JT4JIf;nX+1ONtHqpriLf#DsEq.zdghu(I~QxWcV3YyAgmeZ[(T^l-"
+    "C,_sOusqks=qOOF)5iSk.9YF2yIrNR`%HPCcP327NvUI.)6?C`_cl3t4qRN`Gwy+-"
+    "7lzxkL)P;0di|R~7d5o}4IfkMC98H+tIe!m,x!`_`SWmDE(;aX?^i5?|BN`JNQ.J.HIC;pTHEBkcUK%JNW%FJmd.gR%V4:nE[jZ^^xi#fyd?qI"
+    "XaxJ1FO2LCkn6;2|QAq|[,T^0/4c%Va?.iB9%~p?Jf~U/+Jnm9)nCh/Lj(ku:SQHsu@EKHyg!vO`gJ`?|)HBCE)[h:BLz`C}Z6XvUNaBAWBOGc"
+    "+L-V#zdY/EvOy.Eyz,v,VU=)nZh17upG+;XUY6#Iab``?8[HRt%^hx!)%GdTk;3zZGmL7ep+Yo-"
+    "*%DH}1TG!BRS[p:C*mPm?mD(?*qq[JSV~V[o7C[iJAmAAIvpB%zDh_iXc_=eF4+4m~2m+8;hPh.9U8hZ+@6/[k5SA^191vF=7Fn7W(h)0o6#Fa"
+    "=iZs~dRI647Yj8AXIJQOh)ogGVaT:03+Sn7Tun0C,tdJjS+vTf+1I5IdQD0VSR~S/exJ-*FlHw%G(yTUjC@Y7%eSyvpLZqsR[H-"
+    "yO^}6d7VVKY73`zj=HsNj^cV2[06qQuQ#_aEdcDub;zu%/sT4fZq`813H62|)0VJOif%%CI,3vMHeK)7!N9=AaPEn%LF[#PC!9I:yt:z_/KsxK"
+    "6H([h`*-"
+    "PRY_V^HO3?WWn*c(f_:0TJEk05|}UD:Ai/!/9m8IQjACDFI)#xdtX1!k+7LPUWds@3*_0.Y4ijDqSmz#j4x!G0gS+jhmJsak:g)4H%@[Y:QpAQ"
+    "(fsHj7j+.pEeV!*/Qcs,NL:[:Nb2*:nO_sO7,hmiy(cH_t[=CYlaFgSn8nrZwnn5[2al(Cj~~PGfqA)3B.u2xe!%~Q_R6:p_uV5EY:JriG07?L"
+    "4W7;:P~keGeKnw@gT_~V7GK=Gjo?k._/++[1_rP2?w6RbmfJ}3#d?5,uGf^z8oy@a2r,GbNucMo;_y`fEZ6N=rmwCyjTGrPodXv@_[b%4NkJEY"
+    "?N?[R.oSzDgvw%;U~;;rDq#0yZqjR-JEa:-@;KsZ3DFp93:ENGzSx+.jh!B_([SIB0i=NR_DSS+P-"
+    "K0e4=f?l)Y,}btVDt3/7q6Z1EU3aDg/[@ccH)^C)@Xz,(BvYqd5Gc=8hP_z3,1hC/If:Xmr+IGkazYl3Kr+FbCSW7FYe6GkzT[xVHtI,/TB=z6"
+    "S:f19}:O*Xo*/Y8QX*OZ2~rg[IE#?s-CSCsFxJYN/2p5hH1t9:UMR:2)C%AH3*BuX?(5#PF,4ouglC`%KM++W?g^LN4Nl@lz+@bauxZ-sQJ8^L"
+    "S)c5-"
+    "/i+`hg9`8x:lP!fg[64KvWy}z~Hv.n7X*mo1+Gixn90B)ZI5y0beg4DSQS4DL|!gCyjIbc}!E=^}mqKJ=+_;_~Lt_/pu7n!apo/Nq82ZDr0%!:"
+    "FZ/K![T!3E5265@tPpi;QxB-"
+    "(}#Ao|Cto=vZV#f3ea5NP?CsA!ht=[[R2D9,B6v=8Q*6L_B,Sa(%.a.nw00FgkTXF538(E`w#V+c`yJ|N}^Cq)*8F/9_?j#mmafJ^PIzBuS[I5"
+    "Wp`Cc2Y^/SGOXApFd0mOjwQxg2|qO`Nhbol:*IJ(R(5fyR6(Z3@ELDd?IP0[a*`vPUk);h9WnRECVtDpQ8u#cAZma,lh61SC`fvxLkxZ|:T3!|"
+    "6SLKvIFX`:o0lNxVr;c+a:#10MN1xr9ESiRQ4shxR.eF1#.rpjWK`s|Y-"
+    "PA?Aj+y:/U=bj,}n96pxyQS#25H`ZYI?n}t=9WpV#n`_Ro:6}T4*)*7t|0hN:vEFll!Z_BMci5yGLx*M@x*,uVVg:U%KAijP2n^moswgw!^dUE"
+    "m.Y/2f4ki2,0oZNBf=+;eM81nLkXJ/C9)G)aJn~tcf_Y0x?Tm0@HDS;3[Z!^DHYue.qCRi#d,y+)bul=6aFcPkU9Q6_FY_%_MXxXbyha~N:k9s"
+    "8uT,[4`EIH50@DXP.RaYH-xa7%K@0Zi0T*6VDZgajp)I}H5+Ah9wd}w/8d*2cOV(@Hs|Ul^Uax;~Ya!6V?t!3.L,vk,6AqMrQBN8%f8)RT0OdY"
+    "EuGlXl^9t|)QYeToJ-"
+    "p5T.gkI|Bq9~BtNXg?AgKCwiX`3T(|y!yqp*7+w3YaPI5Ef#8N/BcujPB#Ip?pr+YL3duDS/#1K_noagB+V7M7y!!0S@iqX,!oEqH^y0(!`T#D"
+    "pyL!snf#[*ht29Zj9LRM;`lB?ok(mcDLU_Ih1bJ,YreI)Gld4vSE0bx-"
+    'CMip~UHxG(vF4L~ahFsdMsk_5pvjFKRL,):[#5oQmcypid%UjY".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
 )
