@@ -79,7 +79,7 @@ def test_kfp_gets_what_was_recorded(publish: Publish, value: Any) -> None:
     text, said = publish(kind, trials=value)
     read = from_output(text, {"list": "LIST", "dict": "STRUCT"}[kind])
     assert json.dumps(read) == json.dumps(finite(value)), "also the order of fields, and 1.0 is not 1"
-    assert ("trials has a number that KFP cannot store" in said) is (str(LARGEST) in text)
+    assert ("trials has a number which KFP cannot store" in said) is (str(LARGEST) in text)
 
 
 def test_the_last_metadata_counts_and_results_come_first(publish: Publish, tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_the_last_metadata_counts_and_results_come_first(publish: Publish, tmp_p
         ("dict", {"trials": []}, ["'trials' as dict", "recorded []"]),
         ("dict", {"trials": "{}"}, ["'trials' as dict", "recorded '{}'"]),
         ("list", {"trials": [{"seed": 2**53 + 1}]}, ["trials[0]['seed']", 2**53 + 1, "round", "as text"]),
-        ("list", {"trials": [{}, {"name": "a"}]}, ["'name' in trials", "KFP's loop", "Rename"]),
+        ("list", {"trials": [{}, {"name": "a"}]}, ["'name' in trials", "KFP's loop items", "rename"]),
         ("list", {"trials": ["\ud800"]}, ["surrogates not allowed"]),
-        ("list", {"trials": ["é" * 32_767]}, ["has 65538 bytes", "in trials", "65536", "artifact"]),
+        ("list", {"trials": ["é" * 32_767]}, ["has 65538 bytes in trials", "more than 65536", "artifact"]),
     ],
 )
 def test_what_fails_the_stage(publish: Publish, kind: str, recorded: dict[str, Any], facts: list[object]) -> None:

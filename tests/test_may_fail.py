@@ -20,7 +20,7 @@ path = pathlib.Path(os.environ["TORCHX_TRACKER_BASE"], os.environ["TORCHX_JOB_ID
 path.parent.mkdir(parents=True, exist_ok=True)
 path.write_text('{"loss": NaN, "exit_code": 99}')
 """
-SAID = "torchx-kfp: the application failed with exit code {}; the stage may fail, and goes on\n"
+SAID = "torchx-kfp: exit code {}, but the stage may fail\n"
 
 
 @pytest.fixture

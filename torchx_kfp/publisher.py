@@ -94,7 +94,7 @@ def run(command: Sequence[str], /) -> tuple[int, bool]:
     while True:
         number = signal.sigwait(signals)
         if number != signal.SIGCHLD:
-            stopped = stopped or number not in (signal.SIGUSR1, signal.SIGUSR2)
+            stopped |= number not in (signal.SIGUSR1, signal.SIGUSR2)
             os.kill(pid, number)
         for child, status in iter(lambda: os.waitpid(-1, os.WNOHANG), (0, 0)):
             if child == pid:
@@ -173,7 +173,7 @@ def plain(value: Any, name: str, /) -> Any:
     if type(value) is dict:
         return {key: plain(item, f"{name}[{key!r}]") for key, item in value.items()}
     if type(value) is int and abs(value) > EXACT:
-        raise ValueError(f"has {value} in {name}, which KFP would round. Record it as text")
+        raise ValueError(f"has {value} in {name}, which KFP would round: record it as text")
     # The order of min and max turns NaN, the loss of a training that diverged, into the largest number.
     return max(-LARGEST, min(LARGEST, value)) if type(value) is float else value
 
@@ -198,13 +198,13 @@ def output_text(kind: str, name: str, recorded: Any, /) -> Any:
     if kind == "str":
         return value
     for item in value if kind == "list" else ():
-        for field in item if type(item) is dict else ():
-            if field in ATTRIBUTES:
-                raise ValueError(f"has the field {field!r} in {name}, but KFP's loop items have it too. Rename it")
+        for field in ATTRIBUTES if type(item) is dict else ():
+            if field in item:
+                raise ValueError(f"has the field {field!r} in {name}, which KFP's loop items have, too: rename it")
     text = json.dumps(plain(value, name), ensure_ascii=False, separators=(",", ":"))
     size = len(text.encode())
     if size > LONGEST:
-        raise ValueError(f"has {size} bytes of JSON in {name}; the limit is {LONGEST}. Make it an artifact")
+        raise ValueError(f"has {size} bytes in {name}, more than {LONGEST}: make it an artifact")
     return text
 
 
@@ -275,7 +275,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
         else:
             write(outputs["parameters"][output]["outputFile"], text)
             if kind in ("list", "dict") and repr(LARGEST) in text:
-                say(name, "has a number that KFP cannot store; the output has", LARGEST)
+                say(name, "has a number which KFP cannot store: the output has", LARGEST)
 
     entries = {}
     if len(spec["artifacts"]) > 1:
@@ -333,7 +333,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
         if "may_fail" in spec and not stopped and code not in spec["may_fail"]:
             recorded = code
             if code:
-                say("the application failed with exit code", f"{code}; the stage may fail, and goes on")
+                say("exit code", f"{code}, but the stage may fail")
         elif code:
             sys.exit(code)
     try:

@@ -97,5 +97,5 @@ def test_a_stage_that_kfp_would_not_understand_says_so(
 
     (stage,) = execute_failing(pipeline, {"base": str(tmp_path / "results")}).stages
     assert "ask" in stage.name
-    assert "has the field 'name' in trials, but KFP's loop items have it too. Rename it" in stage.reason
+    assert "has the field 'name' in trials, which KFP's loop items have, too: rename it" in stage.reason
     assert "declares the result 'best' as dict but recorded trials" in stage.reason

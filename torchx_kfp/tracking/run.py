@@ -174,9 +174,10 @@ class Run:
     def add_metadata(self, metadata: Mapping[str, object] | None = None, /, **named: object) -> None:
         """Record metadata of this run: hyperparameters, the environment, notes, of any size.
 
-        Metadata is for people and tools; other stages read results. MLflow (``trackers={"mlflow": ...}`` of the stage)
-        shows metadata as parameters. All processes of a stage can record metadata. Of several values with one name, the
-        last one counts.
+        Metadata is for people and tools; other stages read results. A list or dict that the stage declares
+        (``task_from_app(..., results={"trials": list})``) becomes an output of KFP, which can drive a loop. MLflow
+        (``trackers={"mlflow": ...}`` of the stage) shows metadata as parameters. All processes of a stage can record
+        metadata. Of several values with one name, the last one counts.
 
         Args:
             metadata: values that JSON can represent, by name.

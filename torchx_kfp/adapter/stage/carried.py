@@ -2,50 +2,51 @@
 
 #: The SHA-256 of the texts of the modules from which the programs were made.
 SOURCES = {
-    "PUBLISHER": "ce3822a713d8eea5d75b7f604ae26fbd4909edd9adffdcfea72c906a0ef55f8f",
+    "PUBLISHER": "21a9704bd3ff3e8af72c375e0639e5565fc81e03e86b69c9d1d51f26387c8bcd",
     "LAUNCHER": "dcab98712757aa9a1d28b51d0386761f46ee7f06df5196d19f73403bba30474b",
     "ASK": "5abdf9731cd8e57af7d8e5fbc84f86172ab2d047b36c453f32abb2805d55b925",
 }
 
 #: ``torchx_kfp.publisher``.
 PUBLISHER = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("jaX@S:N'
-    "pbp[P-1WW|5qyI3#^~Gp(L6`/DIf497:Y/=_`%yJeH5IsEsjk_~~R_ihl9ELGjQb*mg-"
-    "%w;Z%Lf3ADR++AiM4G9j_FlyB`A*22yml_aIF._hD59jO^~DDnFI89TRM*;~c*;~QT4bp%,k#kgh|Ecsr#XJNcplv*GRCpX^FkIpe=;kbT2FLr"
-    "bF3F7VQMerV@-;agM;tBt.PR^-+lM(_q9tw6S+[7(?aHV-"
-    "p.}lvM5t=l;F%g+JjTzhtdg*!etz9_WN_0Br5j6Q2ZGcYLR=X_BIE2)dpP4y@#lnd*z-"
-    "uO*2pG+vP,f1s/x?#p|c4c`YBx,7n53AvtA3%c;HTi/N6%5Bu%Gq[Gc/@cyD44A0(`gUk2BYV@vqby|+zUtb+:M/?s1YnMQ:7pHlh-"
-    "o,DSgllKTTq_xPux|kXv2wXJId6}7-)go+%MMe0,E@0,C?rW*khasZb5-O~z^oS+TnsO|yBF-Qe(GI+*/bzr%dfldPTlJ/A6U(ntsa,spD~)xD"
-    "W958dg#Lk.Xf8-|68Zr%pMG9U}8t~WSpzon}:N6EAmb+6`=X1D~u%%GAdXfwxKKCZ^RZ9rz1Kf)ud}2j1u-"
-    "cV4^X1Q5:^2@8S`F3LEjB6(t1Xr.%l)H-Q9f@Rkg~IXvbq`[UX9z.-0*oHcmE!qA,_M?,onzu~`D#Zo8a_~gg8y??/cfoIEs0yjzT=;-"
-    "9T?|H[i=YsX%e6)*n2w0_Ma;w/)4XZ?;QQAz}xYn}cC@+FYGkTQi)TgCog?=*MZ;;Jo#KO8+JzBNbM=H6GbehyT)i:0FR2(:CF|g5oX4!cb1GY"
-    "Exe~*m@MR/.xVg23tReSKs8=bejVMnZb:,/HHKMfQ^;KoEI0U5Hk^,qasRvFwZrve)1c:`VU[Oh|,:G4nIXE[Fp.T4kWF/zz~eU%mL[Mx7s5Z6"
-    "I:E5df25=NLYG,^8l3Je#R#qDFupm)Vw-VsO`grY4_bnFmFv_NB9HvVR=1:YXdSkuM~EkOqWO;C_IP!%xEVG~+M52?wRc10/A7*I#c2/+|yt}A"
-    "y/B2YB4A}g9vhxUfObEGm1^VGjn1zjT`z.0AF`^Z/+T61%jBxqJ0K(5%~8V9byfi~LS0!_SA5ZjzphQSy,4J_lvMlZc9J*[m5eT8fEp,sgfgZ-"
-    "d^)U3S?RteG:J8..0(;(-J7OD2/kB4_*=0N(n9IXOv23jet%l)?u^oF;1TTozFCH6rShH-Rb^uE~:H:@:vXV%pDu3;c`4L^y.kP~WuO(7qr2d."
-    "xEIcdzSR8s(99woQ5*%w[J,n)bgSKdMv[#*h6oLT,lKs`C,=2BP:lpjm2a#G9[S#[QA/,j~rt2V}xqFMB9drfYZ1/}e+b)W)*#C=OEW5T*kI#E"
-    "EL(j[3anUv4}r;gcWZta)e4;c7vIVBAMV2C,nUB,-f0AdS7XsxF}hFRT,,4v;~0F^-"
-    "P(6Ydg.32y;B7gJz%5`:601NidaBWjon6=(LU}y;Y4u1S1cj!0=uMH.=0:^Oz^6AgXxOYJw(q,YFoi3BWCRYXz.^tt_P:;n93!xCR!yaD%Kt1k"
-    "S*7Kd`CI}Tx=d8s,e1x#LVq_@ZDQinh2x/yD1rxXSI/7cpFVD8NF4:+b*PaIgf(nj@06XdLczMex1brD76b*pLJYSm^nmXHTGBP/Kh#[#qVB9E"
-    "r!O(EC;S@K(F0^B^i4A,)gJ+vPm-[#y)`gJ*R9B}EHQWLu/VZL~oaO`@2x6i~=JH-4-"
-    "bI=s[OBu*4D4q:[,RPta)vzXSX?FfQY%m9eiW5ukmo9sK%-"
-    "RWf:93tI@Ge77veoT+sSOS^x~KCOFCRY4m=f*CMndb:+`e9(57)9juv251lz`Io1B8+7*-@i:LLoIzsrm:6ZjA81OLeH`2!#DNSvjK5!y-"
-    "/!aUEEkF5II3`*mhcVbYL6?#Oi:EVep1JP}c_*i_kfrrXoYUs[VFU;8k+=iFL3/ZxLpiEV_cWvNQkh78P%fdsEVpruZAL=)aQ(wkr8lbW8,?B*"
-    "DyNi+lCLo1f5!S)cBfHc*4:a#+h0E)s6_.s(mcBwWIsMm350tuIsm(NIt~p|:4LP[00/b1Vr81sc7V6,;zkW/-HB*i!B4.6w-"
-    "n0f#t5QdLVDVX6^e[0^(Sx0/GSwrD3swpQ8L2p#QaHQtFyM41qUObxI};9GsH6}lRa^856eoG@[2zLK%@TfLHUF:#?YgpGi[PQ[kqO`P_zmLWj"
-    "BIS7(Wu:1_[A=fQv(5tV258?n4cRFL:Nq};xrrb^D;*:AxSljVpDZhW%eFsKa0zsMdqZ_.P-"
-    "h5q%q`C%vmK=ASBSop22N2,|+iXxhI~!OfU[PAg3G%36zUMM}C/?:9WX[m_v2`h;iM7PbN/cslrOt;S`01R?^-"
-    "=uRcsGCCll|HZL*Y;Z~TQkY)=;;Vv1-LP7[3RWcYV_B4H-#(sIbFtJM9K5_Odh[?-"
-    "ac40(TUWhsF/JdxM7}:}4[mltXI02M9[@XTq2;MdOIHjmZV1d,b==9TUN=p=w.2,FTsf6:_*Z!lT-"
-    "!Ri}UpNMGR4GZIRNg2Jh|1y:=6gWHcFKEj![-gs?-}@52^M;3[c^mg?hCfF%E9zpK@KH(At7O)W?0VW:FKn5*PPA7X,c`:=m9n^^!r?+y}w1-"
-    "[!Lpv`MrTO7a#YQ0h#^ZjakXxPeRa=LpgO,#foBbQHN6g99Jh@8`!ZuMK3/X#?L_EDi*r|y4^ZxxcnK41Nc`.,x:mnEWkN)!L0cO#yiwW^=jSB"
-    "cW1/^/=ilLuk4pa_}sL+P6)Yt2n89d^3idlQ8n}~LCjj*MWDXy^epJEi,^fGK~hbfqa#|j(lCu`iY:V=a_nFkqo@lGt)vUfT,,h@cVAZvl=w2t"
-    "=C~00e7wd=HFToRQd}|pwwS(,8E5uqVzzvxVIed,+agnNpM@_f3}2eNcTh,*ojoY0=8+;w6M)qP=r:_@ccc6TF}h}.Z:0PSC?F=;eok,dS387q"
-    "_UX2^w%u`HYW0Mj^GklvFJFZ=74+PKcD-d+FM?CL_ihIq8T`)TyDPUn?p}E/_qq#PhN2I+w)buakhgzZFxqFr;bB9-XxSK0j-"
-    "~9mh/0qm!9!Fmr-Oxa|9xcBPXG%SQJ.+=0,?*1c#64e=peuOmB7EZH1W;ZM1n5llNZV;rf`XQA23#3nUQP8xG;U*H^YPAWVaG77o:@z=*SFOmo"
-    "kb3cdCFOQwiEiOd;l.7F9b1RK8UNPBnYEx,ic`-YcmppgFs8)wQbLU:llCtBN`T3Q-"
-    "!d,qTKedYO1pKwn6%RlUGBtD`@#HlOf5AMhR@ThHxA7r)RM6#46oAz^(N^h,ZN/qZh;oIrU#g7+qetgfNW1vkKjO}8!t^}L0Q63?T~gdKEjsc-"
-    'M6,B=LT2L".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
+    "import sys;sys.path=[*filter(None,sys.path)];import "
+    'base64,zlib;exec(zlib.decompress(base64.b85decode("jaX@SqdF4(-2N46.mxglh?95ThM(RH-nZ=O)#Jk/AYwWgcmii:kN^8r2}p:'
+    "0In#?Rv[v1^bxYV2OE+`#Ts5wRlBsG;M3Tz5@m56ec_rNItZ^!WC~@/~ScGxj7:ajpw3dCP64mI6[4te[aFr%1C!ez/CT:RhJjw98!?W-vb|Y-"
+    "tJj:mjXODWM*BFSNske2)I7rNu`_OR3(ca,AKQ*S}m!E(B:6ga2ps~A:l+)bJZk/[izS1z2Q5a*-"
+    "9omCk;D=N(w1RaMRr9^28^/zoz)*Y)bGgc#L^;(4PB[U`GUq/bmrgM!N|MxZ)y;Y(;~Y0t,?B_BRljoYi)FOo%YYoSv0*h[4aCMaFUP~~Xx8Jp"
+    "HF|qiG[z@aMdSSKxNKeZFOG}W+sli?r`FN7ZJPy/Y-cy8H/%gip|H.~Un=SP4,NBtK.%+/%uc.gJ}}x[(J_NW-"
+    "7=%`Dhx=R/fLnL%uME4=rd#IfV1.gzjnaR=!e1Or~2sk4!`VQ9ov^vJ~Y}LQ,9%VE@d=ZQa;z8bl-"
+    "yy:?h5?|GP=K?%f+Nz[HUlxKSn:ukM#.B*~RpOF;8gPiRZ--7seZn1-(OUW+GCtkHi(PdgXJ::EI,A-"
+    "7=^u`ci7azKPlc;5(P0/lvpa#z:B3%KA3DFCy7,UElylhcuXGBh}A@s@#M)dx?6=vx1W?@H!t6_dlG-"
+    "`@290iOic77Yn5lK#QL(a*o|k*3WV8^Hc(7wHkOO1bfkWWTiZp?%RRY,jbC:zGlP/,kCbJxEpJ(ZaG^J?igQ,Ye5MK~s+.Y`WV68Q+B}iJP3NY"
+    "id9mj;yH|nP@*V%q)!n*K7KphgORsJlf5md3Acx9er:nryXb96Pv-dY0B73e8~[FDRE/;j9J%s4II0X8aKl#fyRE`A[eKC[M;%,[#`#7?Zcmqc"
+    "3.LgVe-"
+    "L~Y0geBwXy(m7PwoHwQm(LLXW0E9/HRXdB6;A9vT|G3ug14K(ZhdU4epQ20)+[8rw1Pnb`(:JJ@5)TMM)V9RM^zJ(fUIz%+wNXdT_BI,OFWrRc"
+    "s-E#-z__YiR1*jo~Unvo6J(3DzqFdm#DjiH,(-"
+    "mT2(76AdaQD5GLo}|W::%ClpW;Frik[z~o;1V3@qU[~f!.?cl%~)v|v[BE%GOlfOlH0=5MiuA_9HaL|V0%[2yjMVK)_n?A0n!QEvkfa%Amxnai"
+    "Sm[Y`?o=ALF(BYtpZ.JT1lmf`8N!-"
+    "hIe:ZP+(Xo^nMrwQFyJjzC94vtTVS4#@zb3r6IL7KZ(YW6KZ}=ARp.@oyFWbYAuXJQ2=2X#y1qStB)8tUX*0gS-"
+    "H8llz=~H#:;)6mK;[O1f2Ax7r9DiBwtFh:21lzeyz5fF2/6gS@cbJORm:BQPNA4FMWc/eM3uQf~HA.p-"
+    ".!@HCahFF4q66iP@!39Twh?82D~j1q}dTh.N_k,;SBzVhcp*Z0A6RMbm)gI)t!+jG=BQH^-"
+    "1I:g)Z`tJZI9tF[AJu(OA4:XO2YZGD5WChQeF[OQ)[xCF1k3N#+J;[:GBTaxMEjNB*d,R[dU,G%nK0eXih/?/n~u@H(d+aK^105ssXVLYFCs)J"
+    "C[bjdor,0rDjEhd`cy`rvkgrK^pQ#7%%*RsVa+uhrEa:;absdgL?5Rxdp39yrX!^;~+A?WKUr)U5~=K0txSJbMqsgTeaK@3Sb0pmu|3x/a43CB"
+    "3,oM/~[Rcy%f9Nb.aneE_=tP4U3sBVrSY8vxi9dnuyygm:eKeBZ1Bqw:2ApGbn2[r5|Kz@I[N;8H,:ls|e*;+}*.Ac!yN+8c/:H:`tl?g^U[I#"
+    "fIw9mv_c2di1wDj!H=`J14AO[|EnLQb}N|Xfak?_;4MNnll6=LG5JPcf~PKOg6?RV@Qf6wpuJs/H/oFuVU*HQ?AEK8+_RQlZZ3ya.gVpP@=dO("
+    "f.[*ko+rEO36RD3o)Fu+`^,jK8Y,k;uchKEE9RgUkWHkGIMO(2q=v5D!qxr55YE[a(m6m1,Mo*U_Iz[9|m/yI?p8^%6#K;GISXo8~,W+8MA2;I"
+    "R3hqnhCtb1wXdJ@g#^dCn9kmqJ8G4qJodW,DP,iQ9cgEbM#llIgwQ0yizi^hD:.^34_B8G?KNm~T9sBdHd7M~:f0JBk7I+(dB@;k(Gg5?20M*h"
+    "v_6!y*?j51w_5W-#.X2!t_8Rz1tya#;+iWPtD[CB;+WHCQ8+TX1^HCJ[E5G/;;jQI/XUm+gW#Kb!@8dcwgpVir,Xb4dGdi:nLgsYSfVbJ-B-"
+    "E7QHi^NQYOR8:EM6FJPB4zi}Kg9VTBDIovZz0aHQycOimaI@GR1dhgp1^4|%qUuY[z5T5H^w+*fSj}-"
+    "Bv2!A6?,!*_[lm?*Ez(h,saJTRruWaks(!BAvK(,n,S|uJLuKBc`08RU6}f/1w4FGqerCKicvVr_1)Zs5JIY?(3I?P[@lI5L#u(AQQ-"
+    "E0v%f,=c2B9ph^#ylOPt3gEUOqf#Pt1Q`8u2c,}Rs=1y5sr,==T?iV#:J6:K[Hu,a:V1!OZ_0Ch^W[OfD~QO2*?04+PSG~_5vE`j=ZE!FoxuOk"
+    "ifDaZT%#|rAV44kYK3oJ7JJba/)D^?rjV0,JZiQ+7GA!DFY7}m%6@w|AuTr9+KfgytE062CF1Vy32U.6F@QXNo!r!mdM`}#0K^YXd1C/y#P2wI"
+    "RRqt:z5P|PlBQOchKYb9HaJ51NN|Bo:7BXGD1MlC`..kiD)KSD_W|MD/iOPFm7a84hvXn%rsjXR0jY};AAM[GLQHM3t7`=a!o:PxN_Kr-"
+    "(`8OB/CaM)^/*La.CW*u%LP@ify6?E6eEtuURiK5oQ0WB`j(2a767jczmcyDElqA*yr)GjP;MTQ65[/:VC#us7M+XZG2;xR^|;Qnc?#RXGu^7."
+    "inu@*m4v-"
+    "MXZ7T`6esxmqESg=!K_*,P`LmAz)UO+k5OY,.@0ahEJuflBCqx=amx@3x1TK)+o5VCA1sjA^kjZoH0x^0c8JF%~e^^BeJbG|n,UVy3+dTPKWy/"
+    "?WIe[=fcjSe_6`o`eZh25R@FPx5j*@r1(F,7,@FHQ%Lt6vie@zddO@J7IBaWkMCYuR%Z?U[.!gQyr*4=d-"
+    "(w~*:W0W4gFS%,9.fX!6kF8Zvoh5Y6h0)Js?pH)8t(3Sh:1a25nI7Gh%Xsa%C%hqiim_N^3;6|[sT`HFi+N7.3(bbmg_dAZS5L,|WvNw[zYJ#i"
+    "F:W0fIFKnZ#`xWZvMio%N3IZ@;vmG6!Y8^YFPj}?hDBsB2//[?5m(Tc+kNAL3jpwUGUw?(gZ*G^BAwjc-XC/oX`Wi%eNucx|z:APYHkYpz7HM#"
+    'yx_%2m9cSf+vExu[#`b!qt8VV*hmcDD0[".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
 )
 
 #: ``torchx_kfp.launcher``.
