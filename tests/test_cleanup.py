@@ -16,6 +16,7 @@ from torchx_kfp.errors import CorruptResultError, TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source
 from torchx_kfp.tracking.cleanup import Cleanup
 from torchx_kfp.tracking.statements.artifacts import add_artifact, add_metadata
+from torchx_kfp.tracking.statements.search import SEARCH
 from torchx_kfp.tracking.statements.sources import add_source, record_start
 from torchx_kfp.tracking.statements.steps import STEPS
 from torchx_kfp.tracking.stores.keys import File, run_id_parts
@@ -72,10 +73,11 @@ def test_a_whole_run_goes_with_what_was_said_of_it(store: Store) -> None:
     add_artifact(store, "run/train/1", "model", "s3://models/1", None)
     add_metadata(store, "run/evaluate/1", {"note": "x"})
     STEPS.add(store, "run/train/1", {"metrics": {}}, "steps")
+    SEARCH.add(store, "run/evaluate/1", {}, "search")
     record_start(store, "run/evaluate/1", {"trials": ["run/train/1", "run/train/2"]})
     sizes = sum(file.size for file in store.files())
     (run,) = Cleanup(store, later()).look().old
-    assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ("evaluate", "train"), 7, sizes, "")
+    assert (run.run, run.stages, run.files, run.size, run.kept) == ("run", ("evaluate", "train"), 8, sizes, "")
     assert abs(run.modified - time.time()) < 300
     assert keys(store) != []  # looking does not remove anything
     assert removed(store, later()) == ["run"]

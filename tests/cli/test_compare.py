@@ -6,14 +6,17 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Call
+from tests.searches import LR, tell
 from torchx_kfp import protocol
 from torchx_kfp.cli.display.printing import sparkline
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 from torchx_kfp.tracking.statements.artifacts import add_metadata
+from torchx_kfp.tracking.statements.search import SEARCH
 
 ONE, TWO = "digits-20260101-120000", "digits-20260102-120000"
 
@@ -222,6 +225,41 @@ def test_metrics_of_steps(call: Call, base: Path) -> None:
         ("train", "min", "scan/rate")
     ]
     assert rows[2]["values"] == {"a": [0.75, 1.75], "b": ["Infinity"]}
+
+
+SEARCHES = """\
+stage    name                                     a                 b   difference
+──────────────────────────────────────────────────────────────────────────────────
+search   best loss (search)                    0.25             0.125       -0.125
+search   best lr (search)                       0.5              0.25        -0.25
+search   trials (search)                          3                 4           +1
+search   failed trials (search)                   1                 0           -1
+sizes    best loss (search)                                 0.125 (2)
+sizes    best size (search)                           1.0 ... 2.0 (2)
+sizes    trials on the Pareto front (search)              1 ... 2 (2)
+sizes    trials (search)                                        2 (2)
+sizes    failed trials (search)                                 0 (2)
+"""
+
+
+def test_searches(call: Call, base: Path) -> None:
+    store = FsspecResultTracker(base).store
+
+    def state(run_id: str, name: str, *results: dict[str, float] | None, **definition: Any) -> None:
+        trials = [({"lr": 2 * its["loss"] if its else 1.0}, its) for its in results]
+        content = tell(name, trials, parameters={"lr": LR}, run_id=f"{run_id}/trial/{{index}}", **definition)
+        SEARCH.add(store, run_id, content, "search")
+
+    for run, losses in {"a": (0.5, None, 0.25), "b": (0.75, 0.5, 0.125, 0.25)}.items():
+        first = tell("search", [], [{"lr": 2 * loss if loss else 1.0} for loss in losses])
+        SEARCH.add(store, f"{run}/ask-1/1", first, "search")
+        add_metadata(store, f"{run}/ask-1/1", {"trials": first["asked"]})
+        FsspecResultTracker(base)[f"{run}/ask-1/1"] = {"round": 1}
+        state(f"{run}/best/1", "search", *(None if loss is None else {"loss": loss} for loss in losses))
+    two = {"loss": "minimize", "size": "maximize"}
+    state("b/sizes/1", "sizes", {"loss": 0.5, "size": 1}, {"loss": 0.125, "size": 1}, objectives=two)
+    state("b/sizes/2", "sizes", {"loss": 0.5, "size": 2}, {"loss": 0.125, "size": 1}, objectives=two)
+    assert call("compare", "base", "a", "b").stdout == SEARCHES
 
 
 def test_curves_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
+from tests.searches import stated
 from torchx_kfp import protocol
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, current_run
+from torchx_kfp.tracking.statements.search import SEARCH
 
 
 @pytest.fixture
@@ -66,6 +68,7 @@ def test_json(call: Call, base: str) -> None:
         "run_id": "a-1/train/t1",
         "results": {},
         "steps": {},
+        "search": None,
         "metadata": {},
         "artifacts": {"model": {"path": "s3://models/1", "metadata": {"epochs": 3}}},
         "sources": [],
@@ -73,6 +76,18 @@ def test_json(call: Call, base: str) -> None:
     steps = json.loads(call("show", "base", "a-1/choose", "--format", "json").stdout)["steps"]
     assert steps["train/f1"]["count"] == 4
     assert [(point["step"], point["value"]) for point in steps["train/f1"]["points"]][::3] == [(0, 0.25), (9, 1.0)]
+
+
+def test_a_stage_of_a_search(call: Call, base: str) -> None:
+    content = stated(1, each=2, failing=[0], run="a-1")
+    SEARCH.add(FsspecResultTracker(base).store, "a-1/ask-2/a", content, "search")
+    *_, trials, best, asks = call("show", "base", "a-1/ask-2").stdout.splitlines()
+    assert trials == "search   trials     2, of which 1 failed"
+    assert best == "search   best       loss=0.235986  lr=0.00104779  layers=4  act=gelu  (a-1/trial-1/trial-1-1-0)"
+    assert asks == "search   asks for   2 trials, round 2 of 3"
+    found = json.loads(call("show", "base", "a-1/ask-2", "--format", "json").stdout)["search"]
+    assert found["trials"] == content["trials"]
+    assert found["asked"] == content["asked"]
 
 
 def test_several_or_none(call: Call, base: str) -> None:

@@ -64,8 +64,9 @@ def play(
     inputs: Callable[[int], dict[str, Any]] = lambda number: {},
     state: Callable[[int], State] = lambda number: State.SUCCEEDED,
     pipeline: str = "many",
+    tracker_base: str | None = None,
 ) -> None:
-    """Yield the events of a run in which these stages have run, this many at once."""
+    """Write the events of a run in which these stages have run, this many at once."""
     now = time.time() - 3600
     events: list[Event] = [RunStarted(pipeline, folder.name, folder, arguments={"seed": 1}, time=now)]
     free = [now] * parallel
@@ -91,6 +92,7 @@ def play(
             pod_name=pod,
             log_file=folder / pod / "log.txt",
             run_id=f"{folder.name}/{task}/{pod}",
+            tracker_base=tracker_base,
             results=result(number),
             inputs=inputs(number),
             started_at=begin,

@@ -1,7 +1,7 @@
 """A run as one page of HTML, which needs nothing but a browser.
 
-``model`` turns the record of a run into plain data. ``graph`` (with ``layout``), ``timeline``, ``plots`` and ``curves``
-turn that into drawings, and ``page`` fills the template.
+``model`` turns the record of a run into plain data. ``graph`` (with ``layout``), ``timeline``, ``plots``, ``curves``
+and ``searches`` (with ``trials`` and ``parallel``) turn that into drawings, and ``page`` fills the template.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torchx_kfp.report.axes import Axis, Ticks
 from torchx_kfp.report.formats import number
 from torchx_kfp.report.model import StageView
-from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
+from torchx_kfp.report.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from torchx_kfp.report.tracked import Tracked
 from torchx_kfp.tracking import Curve, Point
 
@@ -36,8 +37,8 @@ class Chart:
     path: str
     metric: str
     lines: list[Line]
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
+    x_ticks: Ticks
+    y_ticks: Ticks
     note: str
     hidden: int = 0
 
@@ -62,7 +63,7 @@ def _chart(path: str, metric: str, curves: list[tuple[StageView, Curve]]) -> Cha
     finite = [point for _, curve in curves for point in curve.points if math.isfinite(point.value)]
     if not finite:
         return None
-    x_axis = Axis([float(point.step) for point in finite], LEFT, WIDTH - RIGHT, may_be_log=False)
+    x_axis = Axis([float(point.step) for point in finite], LEFT, WIDTH - RIGHT, log=False)
     y_axis = Axis([point.value for point in finite], HEIGHT - BOTTOM, TOP)
     most = max(_FEWEST, min(_POINTS, _ALL_POINTS // len(curves)))
     lines = [

@@ -65,6 +65,6 @@ def as_number(value: Any) -> float | None:
         return None
     try:
         found = float(value)
-    except ValueError:
+    except (OverflowError, ValueError):
         return None
     return found if math.isfinite(found) else None

@@ -13,6 +13,14 @@
   system.addEventListener("change", label);
   label();
 
+  // Highlight what belongs to the element that is pointed at or has the focus.
+  const light = (panel, belonging) => {
+    for (const [start, end] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
+      panel.addEventListener(start, (event) => belonging(event).forEach((it) => it.classList.add("lit")));
+      panel.addEventListener(end, (event) => belonging(event).forEach((it) => it.classList.remove("lit")));
+    }
+  };
+
   const graph = document.querySelector(".graph");
   const fit = document.getElementById("fit");
   if (graph) {
@@ -24,15 +32,17 @@
     offer();
     // Highlight a box's lines, which are hard to tell apart in a large graph.
     const nodes = all(".node", graph);
-    const light = (event, on) => {
+    light(graph, (event) => {
       const number = nodes.indexOf(event.target.closest(".node"));
-      if (number < 0) return;
-      for (const line of all(`[data-from="${number}"],[data-to="${number}"]`, graph)) line.classList.toggle("lit", on);
-    };
-    for (const [start, end] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
-      graph.addEventListener(start, (event) => light(event, true));
-      graph.addEventListener(end, (event) => light(event, false));
-    }
+      return number < 0 ? [] : all(`[data-from="${number}"],[data-to="${number}"]`, graph);
+    });
+  }
+  // Highlight a trial in all drawings of its search, and in the table.
+  for (const search of all(".search")) {
+    light(search, (event) => {
+      const trial = event.target.closest("[data-trial]");
+      return trial ? all(`[data-trial="${trial.dataset.trial}"]`, search) : [];
+    });
   }
 
   for (const figure of all("figure")) {

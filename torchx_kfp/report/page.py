@@ -10,11 +10,12 @@ from typing import Any
 
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.files import write_output
-from torchx_kfp.report import formats, plots
+from torchx_kfp.report import formats, parallel, plots
 from torchx_kfp.report.artifacts import ROC_MARGIN, ROC_SIZE
 from torchx_kfp.report.curves import draw_charts
 from torchx_kfp.report.graph import counts_of, draw_graph
 from torchx_kfp.report.model import RunView, by_task, find_reads
+from torchx_kfp.report.searches import find_searches, trials_of, view_searches
 from torchx_kfp.report.sections import Links, failures, sections
 from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
@@ -63,7 +64,7 @@ def render(run: RunView, place: Path) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.globals.update(counted=counted, duration=duration, moment=moment, shorten=shorten)
-    environment.globals.update(formats=formats, State=State, plots=plots)
+    environment.globals.update(formats=formats, State=State, plots=plots, parallel=parallel)
     environment.globals.update(ROC_SIZE=ROC_SIZE, ROC_MARGIN=ROC_MARGIN)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html").render(
@@ -88,6 +89,8 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
     links = Links(run, place)
     tracked = read_tracked(run.stages)
     reads = find_reads(run.stages, run.run_id)
+    searches = find_searches(run.stages, tracked)
+    trials = trials_of(searches)
     return {
         "run": run,
         "counts": counts_of(stage.state for stage in run.stages),
@@ -95,7 +98,9 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "failures": failures(run, links),
         "graph": draw_graph(run),
         "timeline": draw_timeline(run),
-        "figures": plots.draw_plots(run.stages),
+        "searches": view_searches(run, searches, links),
+        # Trials are drawn in the section of their search, all rounds together.
+        "figures": plots.draw_plots(stage for stage in run.stages if stage.result.run_id not in trials),
         "charts": draw_charts(run.stages, tracked),
         "sections": sections(run, reads, links, tracked),
         "unreadable": [*run.unreadable, *tracked.problems],

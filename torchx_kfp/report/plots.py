@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torchx_kfp.report.axes import Axis, Ticks
 from torchx_kfp.report.formats import as_number, number
 from torchx_kfp.report.model import StageView
 from torchx_kfp.text import counted
@@ -15,12 +14,9 @@ from torchx_kfp.text import counted
 WIDTH, HEIGHT = 460.0, 250.0
 LEFT, TOP, RIGHT, BOTTOM = 58.0, 14.0, 14.0, 40.0
 #: The largest number of points that are drawn one by one, with titles; more points become one path.
-_SINGLE = 300
+MOST_SINGLE = 300
 #: How many results and parameters of a task are drawn.
 _MOST_RESULTS, _MOST_PARAMETERS = 8, 5
-#: The ratio of the largest number to the smallest from which an axis is logarithmic.
-_LOG_FROM = 100.0
-_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -40,8 +36,8 @@ class Plot:
     points: list[Point]
     dots: str
     line: str
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
+    x_ticks: Ticks
+    y_ticks: Ticks
     note: str
 
 
@@ -109,10 +105,11 @@ def swept_parameters(stages: Sequence[StageView]) -> list[str]:
 def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, float]], missing: int) -> Plot:
     ys = [value for _, value in found]
     # A logarithmic axis makes no sense for iterations.
-    x_axis, y_axis = Axis(xs, LEFT, WIDTH - RIGHT, over != "iteration"), Axis(ys, HEIGHT - BOTTOM, TOP)
+    x_axis = Axis(xs, LEFT, WIDTH - RIGHT, log=False if over == "iteration" else None)
+    y_axis = Axis(ys, HEIGHT - BOTTOM, TOP)
     places = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(xs, ys, strict=True)]
     points, dots, line = [], "", ""
-    if len(found) <= _SINGLE:
+    if len(found) <= MOST_SINGLE:
         label = "" if over == "iteration" else f", {over} "
         points = [
             Point(px, py, stage.name, f"{stage.name}: {result} {number(y)}{label and label + number(x)}")
@@ -127,50 +124,3 @@ def _plot(result: str, over: str, xs: list[float], found: list[tuple[StageView, 
     if missing:
         note += f" · {counted(missing, 'iteration')} without a finite number"
     return Plot(result, over, points, dots, line, x_axis.ticks(), y_axis.ticks(), note)
-
-
-class Axis:
-    """A scale from numbers to pixels: logarithmic if the numbers span a wide range, otherwise linear."""
-
-    def __init__(self, values: Sequence[float], start: float, end: float, may_be_log: bool = True) -> None:
-        low, high = min(values), max(values)
-        # Whole numbers get no ticks between them.
-        self.whole = all(float(value).is_integer() for value in values)
-        self.log = may_be_log and low > 1e-300 and high / low >= _LOG_FROM
-        if self.log:
-            low, high = math.log10(low), math.log10(high)
-        # Leave some room around the outermost points. Halve first: the difference of two large numbers may overflow.
-        room = 2 * (high / 2 - low / 2) * 0.04 or abs(high) * 0.1 or 1.0
-        self.low, self.high = max(low - room, -_LARGEST), min(high + room, _LARGEST)
-        self.start, self.end = start, end
-
-    def place(self, value: float) -> float:
-        return self._pixel(math.log10(value) if self.log else value)
-
-    def _pixel(self, value: float) -> float:
-        share = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
-        return round(self.start + share * (self.end - self.start), 1)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        if self.log:
-            powers = range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1)
-            every = math.ceil(len(powers) / 6) or 1
-            return [(self._pixel(power), f"{10.0**power:g}") for power in powers[::every]]
-        rough = self.high / 5 - self.low / 5
-        if not 1e-300 < rough < 1e300:
-            return [(self.place(value), f"{value:.3g}") for value in (self.low, self.high)]
-        step = _nice_step(max(rough, 1.0) if self.whole else rough)
-        first = math.ceil(self.low / step)
-        values = [(first + count) * step for count in range(12)]
-        return [(self.place(value), _tick(value, step)) for value in values if value <= self.high]
-
-
-def _nice_step(rough: float) -> float:
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
-
-
-def _tick(value: float, step: float) -> str:
-    if value and (abs(value) >= 1e6 or abs(step) < 1e-4):
-        return f"{value:.3g}"
-    return f"{value:,.{max(0, -math.floor(math.log10(step)))}f}"

@@ -1,4 +1,4 @@
-"""Read the records that only the tracker has: starts, metadata, and metrics over steps."""
+"""Read the records that only the tracker has: starts, metadata, metrics over steps, and searches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torchx_kfp.errors import TrackerError
 from torchx_kfp.report.model import StageView
 from torchx_kfp.tracking import History
 from torchx_kfp.tracking.statements.artifacts import METADATA
+from torchx_kfp.tracking.statements.search import SEARCH, Search
 from torchx_kfp.tracking.statements.sources import Start, read_starts
 from torchx_kfp.tracking.statements.steps import STEPS
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
@@ -24,6 +25,7 @@ class Tracked:
     metadatas: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     starts: Mapping[tuple[str, str], Start] = field(default_factory=dict)
+    stated: Mapping[tuple[str, str], Search | None] = field(default_factory=dict)
 
     def start(self, stage: StageView) -> Start | None:
         """Return when and where the stage started; for a cached stage, when its results were made."""
@@ -37,6 +39,10 @@ class Tracked:
         """Return the metadata that the stage has recorded."""
         return self.metadatas.get(_key(stage), {})
 
+    def search(self, stage: StageView) -> Search | None:
+        """Return what the stage has stated about the search that it belongs to."""
+        return self.stated.get(_key(stage))
+
 
 def read_tracked(stages: Iterable[StageView]) -> Tracked:
     """Read the trackers of these stages. A store that cannot be read adds a sentence to ``problems``."""
@@ -48,17 +54,20 @@ def read_tracked(stages: Iterable[StageView]) -> Tracked:
     histories: dict[tuple[str, str], History] = {}
     metadatas: dict[tuple[str, str], Mapping[str, Any]] = {}
     starts: dict[tuple[str, str], Start] = {}
+    searches: dict[tuple[str, str], Search | None] = {}
     problems: list[str] = []
     for base, wanted in run_ids.items():
         try:
             store = open_store(base, SHORT_PATIENCE)
             found = STEPS.read_many(store, wanted, lambda error: problems.append(str(error)))
             histories |= {(base, run_id): history for run_id, history in found.items()}
+            stated = SEARCH.read_many(store, wanted, lambda error: problems.append(str(error)))
+            searches |= {(base, run_id): search for run_id, search in stated.items()}
             metadatas |= {(base, run_id): said for run_id, said in METADATA.read_many(store, wanted).items()}
             starts |= {(base, run_id): start for run_id, start in read_starts(store, wanted).items()}
         except TrackerError as error:
-            problems.append(f"Metrics of steps and metadata could not be read: {error}")
-    return Tracked(histories, metadatas, tuple(problems), starts)
+            problems.append(f"Metrics of steps, searches and metadata could not be read: {error}")
+    return Tracked(histories, metadatas, tuple(problems), starts, searches)
 
 
 def _key(stage: StageView) -> tuple[str, str]:

@@ -25,9 +25,10 @@ from torchx_kfp.cli.selection import Chosen, choose, nothing, open_tracker, part
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
+    from torchx_kfp.tracking.statements.search import Search
     from torchx_kfp.tracking.statements.steps import History
 
-_RESULT, _METADATA, _CACHED, _PARAMETER = "result", "metadata", "cached", "parameter"
+_RESULT, _METADATA, _CACHED, _PARAMETER, _SEARCH = "result", "metadata", "cached", "parameter", "search"
 #: The rows of a metric that was logged for each step: its last, smallest and largest value.
 _STEPS = ("last", "min", "max")
 
@@ -87,10 +88,12 @@ def compare_command(
 
     A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
-    curve and last value, its minimum and its maximum.
+    curve and last value, its minimum and its maximum. A search is shown as its best objective, the parameters of its
+    best trial, and its number of trials.
     """
     from torchx_kfp.tracking.statements.artifacts import METADATA
     from torchx_kfp.tracking.statements.kinds import run_ids
+    from torchx_kfp.tracking.statements.search import SEARCH
     from torchx_kfp.tracking.statements.steps import STEPS
 
     if tracker_base is None:
@@ -118,6 +121,7 @@ def compare_command(
     results: dict[str, Mapping[str, Any]] = {}
     metadata: dict[str, Mapping[str, Any]] = {}
     history: dict[str, History] = {}
+    stated: dict[str, Search | None] = {}
     for base, tracker in trackers.items():
         wanted = list(
             dict.fromkeys(key for found, (of, _) in zip(keys, pairs, strict=True) if of == base for key in found)
@@ -125,8 +129,14 @@ def compare_command(
         results.update(read(tracker, wanted))
         metadata.update(METADATA.read_many(tracker.store, wanted))
         history.update(STEPS.read_many(tracker.store, wanted))
+        stated.update(SEARCH.read_many(tracker.store, wanted))
+    for key, search in stated.items():
+        if search is not None and search.asked:  # rows of the search show what came of it
+            results.pop(key, None)
+            metadata.pop(key, None)
     rows = [
         *_parameter_rows([it.arguments for it in located]),
+        *_search_rows(keys, stated),
         *_rows(keys, _RESULT, results),
         *_step_rows(keys, history),
         *_rows(keys, _METADATA, metadata),
@@ -184,6 +194,27 @@ def _rows(keys: Sequence[Sequence[str]], kind: str, values: Mapping[str, Mapping
         )
         for stage, name in names
     ]
+
+
+def _search_rows(keys: Sequence[Sequence[str]], stated: Mapping[str, Search | None]) -> list[Row]:
+    """Return rows for each search, by its name. A search of several objectives has no best trial."""
+    from torchx_kfp.tracking.searches import best_in, best_trials, current, is_complete
+
+    rows: dict[tuple[str, str], list[list[Any]]] = {}
+    for place, found in enumerate(keys):
+        for search in current(stated.get(key) for key in found):
+            best = {name: best_in(search, name) for name in search.objectives}
+            values: dict[str, Any] = {f"best {name}": it.results[name] for name, it in best.items() if it is not None}
+            winners = best_trials(search)
+            if len(best) > 1:
+                values["trials on the Pareto front"] = len(winners)
+            elif winners:
+                values.update({f"best {name}": value for name, value in winners[0].parameters.items()})
+            values["trials"] = len(search.trials)
+            values["failed trials"] = sum(not is_complete(search, trial) for trial in search.trials)
+            for name, value in values.items():
+                rows.setdefault((search.name, name), [[] for _ in keys])[place].append(value)
+    return [Row(search, _SEARCH, name, tuple(map(tuple, values))) for (search, name), values in rows.items()]
 
 
 def _step_rows(keys: Sequence[Sequence[str]], history: Mapping[str, History]) -> list[Row]:

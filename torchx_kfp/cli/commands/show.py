@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchx_kfp.cli.display.printing import print_json, show_value, sparkline
+from torchx_kfp.cli.display.printing import print_json, show_results, show_value, sparkline
 from torchx_kfp.cli.flags import format_option, output_dir_option
 from torchx_kfp.cli.hosts import Flags, host_options, is_run, locate, names_host
 from torchx_kfp.cli.selection import choose, nothing, open_tracker, read, say_cached
 from torchx_kfp.errors import UnknownRunError
 from torchx_kfp.text import counted, listed, moment, printable
+
+if TYPE_CHECKING:
+    from torchx_kfp.tracking.statements.search import Search
 
 
 @click.command("show", short_help="Show everything that is known about a stage's run.")
@@ -34,6 +39,7 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
     """
     from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA
     from torchx_kfp.tracking.statements.kinds import run_ids
+    from torchx_kfp.tracking.statements.search import SEARCH
     from torchx_kfp.tracking.statements.sources import SOURCES, read_starts
     from torchx_kfp.tracking.statements.steps import STEPS
 
@@ -69,6 +75,7 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
             }
             for name, curve in STEPS.read(tracker.store, run_id).items()
         },
+        "search": asdict(search) if (search := SEARCH.read(tracker.store, run_id)) else None,
         "metadata": METADATA.read(tracker.store, run_id),
         "artifacts": {
             name: {"path": artifact.path, "metadata": dict(artifact.metadata)}
@@ -81,10 +88,10 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
     if form == "json":
         print_json(found)
     else:
-        _print_table(found)
+        _print_table(found, search)
 
 
-def _print_table(found: dict[str, Any]) -> None:
+def _print_table(found: dict[str, Any], search: Search | None) -> None:
     from torchx_kfp.cli.display.tables import print_table
 
     started = found["started"] or {}
@@ -93,6 +100,7 @@ def _print_table(found: dict[str, Any]) -> None:
     rows = [
         *(("result", name, show_value(value)) for name, value in found["results"].items()),
         *(("steps", name, _curve(it)) for name, it in found["steps"].items()),
+        *(("search", name, value) for name, value in (_search(search) if search else ())),
         *(("metadata", name, show_value(value)) for name, value in found["metadata"].items()),
         *(
             ("artifact", name, "  ".join(filter(None, [it["path"], it["metadata"] and json.dumps(it["metadata"])])))
@@ -115,3 +123,15 @@ def _curve(found: dict[str, Any]) -> str:
         for which, label in (("last", ""), ("min", "min "), ("max", "max "))
     ]
     return "  ".join(filter(None, [line, ", ".join(ends), f"({counted(found['count'], 'value')})"]))
+
+
+def _search(search: Search) -> Iterator[tuple[str, str]]:
+    """Describe a search as far as the stage knew it: its best trials, and what it asked for."""
+    from torchx_kfp.tracking.searches import best_trials, is_complete
+
+    failed = sum(not is_complete(search, trial) for trial in search.trials)
+    yield "trials", f"{len(search.trials):,}{f', of which {failed:,} failed' if failed else ''}"
+    for trial in best_trials(search):
+        yield "best", f"{show_results(trial.results)}  {show_results(trial.parameters)}  ({trial.run_id})"
+    if search.asked:
+        yield "asks for", f"{counted(len(search.asked), 'trial')}, round {search.round:,} of {search.rounds:,}"

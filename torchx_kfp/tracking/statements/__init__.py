@@ -1,1 +1,1 @@
-"""Statements about a run besides its results: artifacts, metadata, sources and its start, metrics of steps."""
+"""Statements about a run besides its results: artifacts, metadata, sources and start, metrics of steps, searches."""

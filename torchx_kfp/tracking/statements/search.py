@@ -83,12 +83,22 @@ def _parse_trial(content: Mapping[str, Any]) -> Trial:
     )
 
 
+def _parse_space(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    space = dict(content)
+    if "values" in space:
+        space["values"] = list(space["values"])
+    else:
+        low, high = space["bounds"]
+        space["bounds"] = [low + 0, high + 0]  # numbers; a TypeError otherwise
+    return space
+
+
 def _parse(content: Mapping[str, Any]) -> Search:
     definition = content["definition"]
     return Search(
         str(content["name"]),
         int(content["round"]),
-        dict(definition["parameters"]),
+        {name: _parse_space(space) for name, space in definition["parameters"].items()},
         {name: str(direction) for name, direction in definition["objectives"].items()},
         int(definition["rounds"]),
         tuple(_parse_trial(trial) for trial in content["trials"]),

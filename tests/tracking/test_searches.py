@@ -1,0 +1,78 @@
+"""The statements of searches that count, and the best trials."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.searches import stated, tell
+from torchx_kfp.errors import CorruptResultError
+from torchx_kfp.tracking.searches import best_in, best_trials, current
+from torchx_kfp.tracking.statements.search import SEARCH, Search
+from torchx_kfp.tracking.stores.store import open_store
+
+
+def parse(content: dict[str, Any]) -> Search:
+    found = SEARCH.parse(content)
+    assert found is not None
+    return found
+
+
+VALUES = st.sampled_from([0.0, 1.0, 2.0, 3.0, -1.5, 1e308, math.nan, math.inf])
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), max_size=12), st.sampled_from(["minimize", "maximize"]))
+def test_a_front_has_all_trials_than_which_no_other_is_better(values: list[tuple[float, float]], aim: str) -> None:
+    both = {"loss": "minimize", "other": aim}
+    search = parse(tell("s", [({}, {"loss": x, "other": y}) for x, y in values], objectives=both))
+    sign = 1 if aim == "minimize" else -1
+    finite = {place: (x, sign * y) for place, (x, y) in enumerate(values) if math.isfinite(x) and math.isfinite(y)}
+    front = [
+        place
+        for place, (x, y) in finite.items()
+        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in finite.values())
+    ]
+    assert [search.trials.index(trial) for trial in best_trials(search)] == front
+    single = replace(search, objectives={"other": aim})
+    costs = [sign * y for _, y in values if math.isfinite(y)]
+    best = best_in(single, "other")
+    assert best_trials(single) == ([] if best is None else [best])
+    assert [sign * trial.results["other"] for trial in best_trials(single)] == ([min(costs)] if costs else [])
+
+
+def test_a_failed_trial_is_not_the_best_whatever_it_recorded() -> None:
+    content = tell("s", [({}, {"loss": 1.0}), ({}, {"loss": 0.5}), ({}, {"loss": 0.5})])
+    content["trials"][1]["failed"] = True
+    assert [trial.index for trial in best_trials(parse(content))] == [2]
+
+
+def test_the_latest_statement_of_each_search_counts() -> None:
+    rounds = [parse(stated(done)) for done in range(4)]
+    assert current([rounds[2], None, *rounds]) == [rounds[3]]
+    assert current(rounds[:2]) == [rounds[1]]
+    # Iterations of a loop, in which searches have one name, and another search.
+    loop = [parse(stated(done, run="other", failing=[1])) for done in range(3)]
+    other = parse({**stated(2), "name": "another"})
+    assert current([*rounds, *loop, other]) == [rounds[3], loop[2], other]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"definition": {}},
+        {"definition": {**stated(1)["definition"], "parameters": {"lr": 1}}},
+        {"definition": {**stated(1)["definition"], "parameters": {"lr": {"bounds": ["a", "b"]}}}},
+        {"trials": [{}]},
+        {"asked": [1]},
+        {"round": "x"},
+    ],
+)
+def test_something_else_in_the_place_of_a_statement(wrong: dict[str, Any], tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    SEARCH.add(store, "run/ask/1", {**stated(1), **wrong}, "search")
+    with pytest.raises(CorruptResultError, match="search"):
+        SEARCH.read(store, "run/ask/1")
