@@ -41,7 +41,7 @@ def compiled(path: Path) -> str:
 
 
 def test_there_are_pipelines_and_no_other_goldens() -> None:
-    assert {"ddp", "digits", "experiments", "functions", "hello", "sized", "trials"} <= set(_IDS)
+    assert {"ddp", "digits", "experiments", "functions", "hello", "search", "sized", "trials"} <= set(_IDS)
     assert sorted(golden.stem for golden in regenerate.GOLDENS.iterdir()) == _IDS
 
 

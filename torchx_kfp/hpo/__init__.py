@@ -37,3 +37,7 @@ def __getattr__(name: str) -> object:
     import importlib
 
     return getattr(importlib.import_module("torchx_kfp.hpo.rounds"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
