@@ -64,6 +64,26 @@ def test_a_search_runs(tmp_path: Path) -> None:
     assert {stage.state for stage in again.stages} == {"cached"}, "with a seed, it asks for the same trials"
 
 
+def test_values_arrive_as_they_are(tmp_path: Path) -> None:
+    echo = """
+import json, os, sys
+path = os.path.join(os.environ["TORCHX_TRACKER_BASE"], os.environ["TORCHX_JOB_ID"])
+os.makedirs(os.path.dirname(path), exist_ok=True)
+json.dump({"score": 1, "got": sys.argv[1:]}, open(path, "w"))
+"""
+    texts = ["it's", 'a "b"', "-x", " ", "$HOME\n`id`", "äß漢\n%s"]
+    parameters = {"text": hpo.choice(*texts), "on": hpo.choice(True), "x": hpo.choice(1e-05), "n": hpo.choice(2)}
+    trial = lambda p: python(echo, *(f"{p[name]}" for name in p))  # noqa: E731
+    grid = {"minimize": [], "maximize": "score", "rounds": None, "trials": None, "optimizer": "grid"}
+    done = execute(searching(trial, parameters, **grid), tmp_path)
+    done.raise_for_failure()
+    trials = statement(done, "search-best", tmp_path).trials
+    tracker = FsspecResultTracker(tmp_path / "tracker")
+    assert [tracker[trial.run_id]["got"] for trial in trials] == [[text, "true", "0.00001", "2"] for text in texts]
+    assert [trial.parameters["text"] for trial in trials] == texts
+    assert done.stages[-1].outputs["on"] is True
+
+
 def test_all_trials_fail(tmp_path: Path) -> None:
     done = execute(searching(lambda p: python("exit(7)", f"{p.lr}", f"{p.layers}"), trials=2), tmp_path)
     (failed,) = (stage for stage in done.stages if stage.state == "failed")
@@ -174,8 +194,12 @@ def test_the_stages_that_ask_have_what_the_storage_needs(tmp_path: Path) -> None
         return python("", f"{p.layers}", env=env, mounts=mounts)
 
     secrets = {"s3": {"key": "AWS_SECRET_ACCESS_KEY"}}
-    spec, platform = documents(compiled(searching(trial, rounds=1, secrets=secrets, inline=False), tmp_path))
-    container = spec["deploymentSpec"]["executors"]["exec-search-ask-1"]["container"]
+    set_variable = lambda task: task.set_env_variable("FROM", "configure")  # noqa: E731
+    pipeline = searching(trial, rounds=1, secrets=secrets, inline=False, configure=set_variable)
+    spec, platform = documents(compiled(pipeline, tmp_path))
+    executors = spec["deploymentSpec"]["executors"]
+    assert [name for name, found in executors.items() if "configure" in str(found)] == ["exec-train"]
+    container = executors["exec-search-ask-1"]["container"]
     assert container["image"] == "train:1"
     words = " ".join(container["command"])
     assert "env AWS_ENDPOINT_URL= python3" in words

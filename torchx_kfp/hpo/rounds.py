@@ -88,6 +88,7 @@ def search(
     seed: int | None = None,
     may_fail: bool = True,
     image: str | Channel | None = None,
+    configure: Callable[[dsl.PipelineTask], object] | None = None,
     name: str = "search",
     **options: Unpack[TrialOptions],
 ) -> dsl.PipelineTask:
@@ -115,6 +116,8 @@ def search(
         image: the image of the stages that ask. With the optimizers ``random`` and ``grid`` it needs python3 (3.8 or
             newer) and fsspec; the default is the image of the trials. With others, it needs torchx-kfp (for ``ax``
             with the extra ``ax``).
+        configure: a function that sets anything on the trials' task that an AppDef has no word for, such as
+            ``lambda task: kubernetes.add_toleration(task, key="gpu", operator="Exists")``. It is called for each round.
         name: the name of the search, with which the names of its stages begin.
         options: options of the trials: ``reads``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``,
             ``labels``, ``engine`` and ``replicas``: see ``task_from_app``. ``secrets``, ``cache`` and ``inline`` also
@@ -152,6 +155,8 @@ def search(
         with dsl.ParallelFor(asked.outputs[TRIALS], parallelism=parallelism) as item:
             channels = Parameters({parameter: getattr(item, parameter) for parameter in plan.parameters})
             tried = task_from_app(trial(channels), tracker_base=tracker_base, results={}, may_fail=may_fail, **options)
+            if configure is not None:
+                configure(tried)
         reads = {_BEFORE: asked, _TRIALS: dsl.Collected(tried.outputs["run_id"])}
     return task_from_app(app, tracker_base=tracker_base, reads=reads, results=plan.results, name=f"{name}-best", **own)
 
