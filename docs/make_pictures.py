@@ -1,6 +1,7 @@
-"""Makes the pictures of these pages from a real run of ``pipelines/digits.py``: ``make pictures``.
+"""Makes the pictures of these pages from real runs: ``make pictures``.
 
-``pictures/run.svg`` is a terminal while the pipeline runs, ``pictures/report.png`` the run's report in Chromium.
+``pictures/run.svg`` is a terminal while ``pipelines/digits.py`` runs, ``pictures/report.png`` the run's report in
+Chromium, and ``pictures/search.png`` what the report of the first pipeline in ``guides/search.md`` shows of its search.
 (``pictures/kfp-*.png`` are photographs of KFP's own UI, which nothing here makes.)
 """
 
@@ -33,6 +34,8 @@ REPOSITORY = Path(__file__).parent.parent
 PICTURES = Path(__file__).parent / "pictures"
 COLUMNS, ROWS = 100, 24
 COMMAND = ["torchx-kfp", "run", "pipelines/digits.py", "--tracker-base", "results", "--parallelism", "2"]
+#: A page with files, and how its search becomes one of more trials.
+SEARCH, ROUNDS, MORE = Path(__file__).parent / "guides" / "search.md", "rounds=2, trials=3", "rounds=4, trials=6"
 #: Background, foreground, and the eight colors.
 THEME = TerminalTheme(
     (27, 31, 40),
@@ -128,7 +131,8 @@ def save_terminal(lines: list[Text], command: str, path: Path) -> None:
     path.write_text(console.export_svg(title="torchx-kfp", theme=THEME, code_format=SVG, unique_id="run"))
 
 
-def save_report(page: Path, path: Path) -> None:
+def save_report(page: Path, path: Path, part: str = "") -> None:
+    """Save what a browser shows of a report at first, or the part that this CSS selector finds."""
     options = Options()
     options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1750"):
@@ -137,7 +141,11 @@ def save_report(page: Path, path: Path) -> None:
     try:
         browser.get(page.as_uri())
         time.sleep(1)
-        browser.save_screenshot(str(path))
+        if part:  # by itself, so that all of it is in the window
+            browser.execute_script("document.body.replaceChildren(document.querySelector(arguments[0]))", part)
+            browser.find_element("css selector", "body").screenshot(str(path))
+        else:
+            browser.save_screenshot(str(path))
     finally:
         browser.quit()
 
@@ -153,6 +161,11 @@ def main() -> None:
         program = str(Path(sys.executable).parent / "torchx-kfp")
         subprocess.run([program, "report", "latest", "-o", "report.html"], cwd=folder, check=True)
         save_report(folder / "report.html", PICTURES / "report.png")
+        for found in re.finditer(r"^```python\n# (\w+\.py)\n(.*?)^```", SEARCH.read_text(), re.DOTALL | re.MULTILINE):
+            (folder / found[1]).write_text(found[2].replace(ROUNDS, MORE))
+        for words in (["run", "tune.py", "--tracker-base", "results"], ["report", "latest", "-o", "search.html"]):
+            subprocess.run([program, *words], cwd=folder, check=True)
+        save_report(folder / "search.html", PICTURES / "search.png", ".search")
 
 
 if __name__ == "__main__":
