@@ -9,6 +9,7 @@ of a package count. A module whose name is computed at run time is not found.
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,9 @@ _SCRIPT_SIZE = 1 << 16
 # Text that may be the name of a file or a module, also in a shell program.
 _TOKEN = re.compile(r"[^\s;|&<>()'\"`$={}]+")
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(.+)$", re.MULTILINE)
+# The text of a program from a word that may begin an import to the end of the line, and names of modules in it.
+_MENTION = re.compile(r"\b(?:from|import)\b\s*(?:.*\\\r?\n)*.*")
+_NAME = re.compile(r"(?:(?<![\w.])|(?<=\bfrom))\.*(\w+)")
 _SUFFIXES = {".py", ".sh", ".bash", ".R", ".jl", ".js", ".pl", ".rb", ".sql", ".yaml", ".yml", ".toml", ".ini", ".cfg"}
 _PASSED_OVER = ("__pycache__", "node_modules", "site-packages")
 
@@ -33,12 +37,24 @@ class TooManyFiles(Exception):
     """A command may run more files than can be checked."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Text:
-    """The modules that a text imports, and its words that may name files (or modules, after ``-m``)."""
+    """A text that may be a program, and its words that may name files (or modules, after ``-m``)."""
 
-    imports: frozenset[str] = frozenset()
+    program: str = ""
     words: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def mentions(self) -> frozenset[str]:
+        """All that ``imports`` may have, found without parsing; most of it is in the standard library."""
+        lines = "\n".join(_MENTION.findall(self.program))
+        # Python takes some letters for others in names.
+        return frozenset(_NAME.findall(lines)) if lines.isascii() else self.imports
+
+    @functools.cached_property
+    def imports(self) -> frozenset[str]:
+        """The modules that the text imports."""
+        return _imports(self.program)
 
 
 class CodeFiles:
@@ -82,7 +98,8 @@ class CodeFiles:
 
     def _files(self, text: _Text, beside: str, modules: _Modules) -> Iterator[str]:
         """Yield the files that a text names; the text is from a file in the folder ``beside``."""
-        for name in text.imports:
+        new = [name for name in text.mentions if modules.has_new(name, beside)]
+        for name in text.imports.intersection(new) if new else ():
             yield from modules.files(name, beside)
         previous = ""
         for word in text.words:
@@ -104,7 +121,7 @@ class CodeFiles:
                     text = Path(path).read_text(encoding="utf-8")
             except ValueError:  # not text
                 pass
-            self._parsed[key] = _Text(_imports(text)) if is_python else _read_text(text)
+            self._parsed[key] = _Text(text) if is_python else _read_text(text)
         return self._parsed[key]
 
 
@@ -114,22 +131,38 @@ class _Modules:
 
     roots: Sequence[str]
     _listed: dict[str, frozenset[str]] = field(default_factory=dict)
-    _found: set[tuple[str, str]] = field(default_factory=set)
+    _paths: dict[tuple[str, str], str] = field(default_factory=dict)
+    _yielded: set[str] = field(default_factory=set)
+
+    def has_new(self, name: str, beside: str) -> bool:
+        """Tell whether ``files`` yields any."""
+        path = self._path(name, beside)
+        return bool(path) and path not in self._yielded
 
     def files(self, name: str, beside: str) -> Iterator[str]:
         """Yield the files of a module or package for a program in the folder ``beside``, the first time it is asked."""
-        if (name, beside) in self._found or not name.isidentifier():
-            return
-        self._found.add((name, beside))
+        path = self._path(name, beside)
+        if path and path not in self._yielded:
+            for each in _python_files(path) if path.endswith(os.sep) else [path]:
+                self._yielded.add(each)
+                if not each.endswith(os.sep):
+                    yield each
+
+    def _path(self, name: str, beside: str) -> str:
+        """Return the module's file, or the package's folder, which ends with a slash; empty if no place has it."""
+        if (name, beside) not in self._paths:
+            self._paths[name, beside] = self._find(name, beside) if name.isidentifier() else ""
+        return self._paths[name, beside]
+
+    def _find(self, name: str, beside: str) -> str:
         for place in (beside, *self.roots):
             there = self._names(place)
             path = os.path.join(place, name)
             if name in there and os.path.isdir(path):
-                yield from _python_files(path)
-                return
+                return os.path.join(path, "")
             if f"{name}.py" in there and os.path.isfile(f"{path}.py"):
-                yield f"{path}.py"
-                return
+                return f"{path}.py"
+        return ""
 
     def _names(self, folder: str) -> frozenset[str]:
         if folder not in self._listed:
@@ -143,7 +176,7 @@ class _Modules:
 def _read_text(text: str) -> _Text:
     """Return the modules and files that a word, or a program in it, may name."""
     words = tuple(dict.fromkeys(_TOKEN.findall(text))) if len(text) < _SCRIPT_SIZE else ()
-    return _Text(_imports(text), words)
+    return _Text(text, words)
 
 
 def _imports(text: str) -> frozenset[str]:
@@ -170,11 +203,15 @@ def _imports(text: str) -> frozenset[str]:
 
 
 def _python_files(folder: str) -> Iterator[str]:
-    """Yield the Python files below a folder, except those of virtual environments."""
+    """Yield the Python files below a folder, and all folders, which end with a slash.
+
+    Virtual environments are passed over.
+    """
     for place, folders, names in os.walk(folder):
         if "pyvenv.cfg" in names:
             folders.clear()
             continue
+        yield os.path.join(place, "")
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _PASSED_OVER)
         yield from (os.path.join(place, name) for name in sorted(names) if name.endswith(".py"))
 
