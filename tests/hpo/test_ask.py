@@ -265,8 +265,22 @@ def test_the_carried_program_asks_for_the_same(base: str, monkeypatch: pytest.Mo
     assert Run("run/ask-1/2", it.tracker).metadata() == expected
 
 
-def test_the_program_on_a_store_without_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = Pipeline("memory://hpo-ask", monkeypatch, rounds=1)
+def wrong(definition: Any, told: Any, state: Any, number: int) -> Any:
+    """An optimizer that forgets a parameter."""
+    return [{"lr": 0.1}], None
+
+
+def test_an_optimizer_that_asks_for_something_else(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"test_ask:wrong asks for \{'lr': 0.1\}, .* are lr, layers, act"):
+        Pipeline(base, monkeypatch, optimizer="tests.hpo.test_ask:wrong").ask("ask-1")
+
+
+@pytest.mark.parametrize("store", ["memory", pytest.param("s3", marks=pytest.mark.s3)])
+def test_the_program_on_a_store_without_folders(
+    store: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    place = "memory://hpo-ask" if store == "memory" else str(request.getfixturevalue("s3_base"))
+    it = Pipeline(place, monkeypatch, rounds=1)
     asked = it.ask("ask-1").metadata()["trials"]
     trials = [it.trial(number, loss=number) for number in range(3)]
     assert it.ask("best", "ask-1", *trials).results() == {**asked[0], "loss": 0.0, "trial": "run/train/0"}

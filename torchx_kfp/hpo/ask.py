@@ -32,6 +32,7 @@ import os
 import random
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,6 +118,11 @@ def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int, /) ->
     module, _, function = name.partition(":")
     found = importlib.import_module(module if function else f"torchx_kfp.hpo.{module}")
     asked, state = getattr(found, function or "ask")(definition, told, state, number)
+    for trial in asked:
+        if trial.keys() != definition["parameters"].keys():
+            sys.exit(
+                f"torchx-kfp: {name} asks for {trial}, but the parameters are {', '.join(definition['parameters'])}"
+            )
     # KFP fails a loop without iterations whose runs are collected.
     return asked[:number] or ask_random({**definition, "seed": None}, told, None, 1)[0], state
 
@@ -242,8 +248,10 @@ def main(text: str) -> None:
     if len(ended) != len(before["asked"]):
         sys.exit(f"torchx-kfp: {len(before['asked'])} trials were asked for, but {len(ended)} ended")
     reasons = []
+    with ThreadPoolExecutor(16) as pool:
+        recorded = list(pool.map(records.results, ended))
     for index, (trial, parameters) in enumerate(zip(ended, before["asked"])):  # noqa: B905 (Python 3.8)
-        result, reason = tell(definition, records.results(trial))
+        result, reason = tell(definition, recorded[index])
         told.append({"round": before["round"], "index": index, "run_id": trial, "parameters": parameters, **result})
         if reason:
             reasons.append(f"{trial}: {reason}")

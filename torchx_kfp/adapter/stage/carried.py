@@ -4,7 +4,7 @@
 SOURCES = {
     "PUBLISHER": "21a9704bd3ff3e8af72c375e0639e5565fc81e03e86b69c9d1d51f26387c8bcd",
     "LAUNCHER": "dcab98712757aa9a1d28b51d0386761f46ee7f06df5196d19f73403bba30474b",
-    "ASK": "5abdf9731cd8e57af7d8e5fbc84f86172ab2d047b36c453f32abb2805d55b925",
+    "ASK": "8234f944b09e060db43b79401129f3a320ca243cf6fce3f77c2429cb6a0d16e4",
 }
 
 #: ``torchx_kfp.publisher``.
@@ -177,40 +177,43 @@ LAUNCHER = (
 
 #: ``torchx_kfp.hpo.ask``.
 ASK = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;!^jqc'
-    "[`(y#5vJB}pEQc6@J!(p3SDlha0Cio.),!wv=);7u/6`*n*r7bgnQ@#*eI@/e7~@}LG.870MFEH`l)76Vsq!!H9[#wr;^+g+L!#wtw;^`(fTr4"
-    "i=F6^[y)6=@ph_.DPq^EAQLDc^?0Bd+E=),be*9@gm=*9)G1)teW*h_(t:Zw6;_bOK+4wb~fh)aDK|Gga)f#Mnj.9sP.@`^cpyd`jmcP9H`m)T"
-    "QAvr#9pG.tdEpb.hR@U)shw+TaT*PMA4(5p4[|h!QX`YVFz[S*H7BofF@if(3u@V#epPzkT8#FL-"
-    "}r/R2}piJT3Gbad:n;e0p*yBo9xQ4wFoxiV(e%cJ?w0oe?7:4a5M#n+u8zLW%jCR%z-H[Ts5rZ`+vaL:wz@;heLA-eQ=G#s.b9uJ??3Exn=%9M"
-    "Nx/GspB1Sxj8HoK6e!`*(CT4,F+Ksia,!szQwC/q^o*x/!jQs));ZY2HV5!/90!U|.j7px6Gj`D)8qg5d`S-"
-    "O2vUvsL/(kYJX;4kTzPx%,Uz!YY3?2%llHSw*vT!_1`d7-wqx_:C*I5VQ,xJ(meXapCceg[C#O5/SDDMJuXrH5gKS-"
-    "4furw|(YwbAd?w;bs~:bP@RrErG6U%2w%m~*juOrw:eJ:1xHWGmO0.Rk@5Xk7fu__H#L6U-"
-    "Xmv:E38JT4JIf;nX+1ONtHqpriLf#DsEq.zdghu(I~QxWcV3YyAgmeZ[(T^l-"
-    "C,_sOusqks=qOOF)5iSk.9YF2yIrNR`%HPCcP327NvUI.)6?C`_cl3t4qRN`Gwy+-"
-    "7lzxkL)P;0di|R~7d5o}4IfkMC98H+tIe!m,x!`_`SWmDE(;aX?^i5?|BN`JNQ.J.HIC;pTHEBkcUK%JNW%FJmd.gR%V4:nE[jZ^^xi#fyd?qI"
-    "XaxJ1FO2LCkn6;2|QAq|[,T^0/4c%Va?.iB9%~p?Jf~U/+Jnm9)nCh/Lj(ku:SQHsu@EKHyg!vO`gJ`?|)HBCE)[h:BLz`C}Z6XvUNaBAWBOGc"
-    "+L-V#zdY/EvOy.Eyz,v,VU=)nZh17upG+;XUY6#Iab``?8[HRt%^hx!)%GdTk;3zZGmL7ep+Yo-"
-    "*%DH}1TG!BRS[p:C*mPm?mD(?*qq[JSV~V[o7C[iJAmAAIvpB%zDh_iXc_=eF4+4m~2m+8;hPh.9U8hZ+@6/[k5SA^191vF=7Fn7W(h)0o6#Fa"
-    "=iZs~dRI647Yj8AXIJQOh)ogGVaT:03+Sn7Tun0C,tdJjS+vTf+1I5IdQD0VSR~S/exJ-*FlHw%G(yTUjC@Y7%eSyvpLZqsR[H-"
-    "yO^}6d7VVKY73`zj=HsNj^cV2[06qQuQ#_aEdcDub;zu%/sT4fZq`813H62|)0VJOif%%CI,3vMHeK)7!N9=AaPEn%LF[#PC!9I:yt:z_/KsxK"
-    "6H([h`*-"
-    "PRY_V^HO3?WWn*c(f_:0TJEk05|}UD:Ai/!/9m8IQjACDFI)#xdtX1!k+7LPUWds@3*_0.Y4ijDqSmz#j4x!G0gS+jhmJsak:g)4H%@[Y:QpAQ"
-    "(fsHj7j+.pEeV!*/Qcs,NL:[:Nb2*:nO_sO7,hmiy(cH_t[=CYlaFgSn8nrZwnn5[2al(Cj~~PGfqA)3B.u2xe!%~Q_R6:p_uV5EY:JriG07?L"
-    "4W7;:P~keGeKnw@gT_~V7GK=Gjo?k._/++[1_rP2?w6RbmfJ}3#d?5,uGf^z8oy@a2r,GbNucMo;_y`fEZ6N=rmwCyjTGrPodXv@_[b%4NkJEY"
-    "?N?[R.oSzDgvw%;U~;;rDq#0yZqjR-JEa:-@;KsZ3DFp93:ENGzSx+.jh!B_([SIB0i=NR_DSS+P-"
-    "K0e4=f?l)Y,}btVDt3/7q6Z1EU3aDg/[@ccH)^C)@Xz,(BvYqd5Gc=8hP_z3,1hC/If:Xmr+IGkazYl3Kr+FbCSW7FYe6GkzT[xVHtI,/TB=z6"
-    "S:f19}:O*Xo*/Y8QX*OZ2~rg[IE#?s-CSCsFxJYN/2p5hH1t9:UMR:2)C%AH3*BuX?(5#PF,4ouglC`%KM++W?g^LN4Nl@lz+@bauxZ-sQJ8^L"
-    "S)c5-"
-    "/i+`hg9`8x:lP!fg[64KvWy}z~Hv.n7X*mo1+Gixn90B)ZI5y0beg4DSQS4DL|!gCyjIbc}!E=^}mqKJ=+_;_~Lt_/pu7n!apo/Nq82ZDr0%!:"
-    "FZ/K![T!3E5265@tPpi;QxB-"
-    "(}#Ao|Cto=vZV#f3ea5NP?CsA!ht=[[R2D9,B6v=8Q*6L_B,Sa(%.a.nw00FgkTXF538(E`w#V+c`yJ|N}^Cq)*8F/9_?j#mmafJ^PIzBuS[I5"
-    "Wp`Cc2Y^/SGOXApFd0mOjwQxg2|qO`Nhbol:*IJ(R(5fyR6(Z3@ELDd?IP0[a*`vPUk);h9WnRECVtDpQ8u#cAZma,lh61SC`fvxLkxZ|:T3!|"
-    "6SLKvIFX`:o0lNxVr;c+a:#10MN1xr9ESiRQ4shxR.eF1#.rpjWK`s|Y-"
-    "PA?Aj+y:/U=bj,}n96pxyQS#25H`ZYI?n}t=9WpV#n`_Ro:6}T4*)*7t|0hN:vEFll!Z_BMci5yGLx*M@x*,uVVg:U%KAijP2n^moswgw!^dUE"
-    "m.Y/2f4ki2,0oZNBf=+;eM81nLkXJ/C9)G)aJn~tcf_Y0x?Tm0@HDS;3[Z!^DHYue.qCRi#d,y+)bul=6aFcPkU9Q6_FY_%_MXxXbyha~N:k9s"
-    "8uT,[4`EIH50@DXP.RaYH-xa7%K@0Zi0T*6VDZgajp)I}H5+Ah9wd}w/8d*2cOV(@Hs|Ul^Uax;~Ya!6V?t!3.L,vk,6AqMrQBN8%f8)RT0OdY"
-    "EuGlXl^9t|)QYeToJ-"
-    "p5T.gkI|Bq9~BtNXg?AgKCwiX`3T(|y!yqp*7+w3YaPI5Ef#8N/BcujPB#Ip?pr+YL3duDS/#1K_noagB+V7M7y!!0S@iqX,!oEqH^y0(!`T#D"
-    "pyL!snf#[*ht29Zj9LRM;`lB?ok(mcDLU_Ih1bJ,YreI)Gld4vSE0bx-"
-    'CMip~UHxG(vF4L~ahFsdMsk_5pvjFKRL,):[#5oQmcypid%UjY".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
+    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;#fzqq'
+    "q|Pd*@T=q9l)o9pB4Px+=hNa=OT)C~V7PcCc[)-f%9y`|FlSo9bQI1/~=:-"
+    "9NR*GLLu9:SQ95U3oH+:okkY6JKuQ_b0AQ),SzO?z6lk%WPMw_hp(aNL-Lxk(4Sgvn(y}bt:Kz*,,sB#5OKB_%sul[^kkru*,ahJQu|WeRwI#W"
+    "UKJ,my:m#ZPEPlkmqVwTI)l3,W=jV,4[GF#j87THGZ#_hce4i?az}dIXs7dPF8A7?wBh)Zs!U#cVwIF*zjNCpQk=M7ZWzK((HM7.U_Xx3g.Wwe"
+    "|en0X5N|0@gHsD8f}QVw9dJG@+w.qk0d)VFl_C*0bOK=-"
+    "KwBrFaZnU,*ZZD,^P+qcs3XPgJF0.cgAu,7_i})#|N[)0PL:O7DPoul@^Lj.BxQ(zysMFb=jC3sq([K(NIbX^`TmN#Ma*),F_C6W8j`w.(*iws"
+    "YCSH,I%GH;^TP4xK8+/xh7NkHck(!01w3Na.1l_OHcUyEVa%)gMbRU%SzJM8#53-9rBY`Bgwqi=)0B-.xU-R/p?W^^*-=6[4^;_wn~/zg-"
+    "!9IJ`_xsrBfW,!QZfvn21|(i78CwD4:N:D;hd8Ikz4^6s6ie=(b~s/CG)?xyg2lXawh,`G!DFD[^,%gd:O-GQhCnJl-m3ZwL+jy6ATjI-"
+    "U,5bv(H-DO[oNSH3)Y_RLytvSg`P4:,fXvc@.0GqdtKG-"
+    "3UNe67sZIc5!Tx*YTVI4.!J1PjJ12mlQDq^`pS!SGIpQeF}8p^rWL!ix8M1x@91,LpSrt_z(k/)yuVF?%_ARae3j2,zQX5uo/O4Eo0Q/tK4C6F"
+    "If^dA2,%OE%cXdv-"
+    "5;%Vf=XTi5_=%Kl3B%!hP%i|W),iWFg+2n/92aXRK/=R5|y(ES*()?JwGfjW}ERBjrP_.BE2AW8*..XW~wMwZ/Wl#sIiZjgQCtx:RGSjPNSv)h"
+    "F;5!YfWeG76elQPM`gH5?}B`+)^8Eqlw6aq.FQ.ZdZw?IzI.HLzOy|*^|%sNi6t7gKJ.#H[eGG|v}3KgPp@k0ASARu!DWM-"
+    "S9%q`vg[2Td6L)Pc^rKR2[C2L%sflHel[fdC;f}p+Qyb@,_C`q|dq%%R[T#+Lcgj#PhK/*R!I0tPL%mRBHVneaxVBiWfVm8*Mg3,4AU`J#bPuJ"
+    "?#J_`q4K!L:%X^FJshCp#mEr64B1,8wHD}bhtZI1O_yiv/Cd8:MD9%}mw/Q8tbGGM:zxe#vGN`Bb%norE!7=!2(ry,;aVD2~4(_;~*DZ^,RSy7"
+    "a#C=wX:M[,75Wf~U+Swcn7c@#m^WfXzLA},oS:.96Z#a=D-"
+    "Md!FyR6sqHfQLNGO6gfkc(o3B8kJeJE|^v|25WFMW?1zy|Im==g_UOUs,h*hYZ;f(I!P50R.Bd_ee|GKIK=AxQteAJ0fC#WoFGe.^E}IIbH~a!"
+    "+#gDGh7clmj^(Guti0FmuPMiT-sMmNAb:Hb88by0Ls8Vu7#s2bAGF_[rTY6iOIIpqs4XUO3XpK#w+/|U9)T1jrC4wmX,`[t#lp2A+TjG85C2o0"
+    "9X;z%lj+~NwNdXGG_d10ar:/=u*adwliE#vZ18AP=mTPPvkc,:K)#i,eHt,nVk77eKTRn3GUi.CTnKxn%Q*q6SRJ/eg3Y+4cFSy~7#6E;,4y*l"
+    "LKrnIL(^;-ry4LwxjDA:,zFA(hcL#~w_?)ps=j[ohkm@@0?BXV7qv?A0-"
+    "yw/D9R[%kx%(Sac7DOK3M9Y`*#Z+7/`w.[+7WN!KQ+~TTqUBn?1KoiWAJiYoVBmE-c/C-"
+    ".)0CzlZ)V*zKe4L~eu17UE.PxxOFRz~%NnPoRxxkHV+`p22kGrB#,rq1?!?z?0rq=6KtVfVI4^TMDKhvj#wn*C})w.@OIzKywr5HJtpJl@x27W"
+    "Mynrjwg*AMM90RPE?,8,CrUiG`oD+gWFuW^U%RjLT!TD1V:4)k4SHnnoFvG8_SM;I~T#g4Fmh9bF:XS)r*EZmlE*KAz.ZK7WWE*58YC+[.t%bM"
+    "Y4MqBv-.VE43m=Tm^7F+rT-"
+    "6q0sY=dKE51,4e}BO%N?n+jG%#Y/q.P/0M7WU%:v.#=H_^T@Qu)+sqAZveAttkE80_rZlWIE.A6CmJWy9P`=mlyeak*!(SR,?MK/L3Z7t59s:#"
+    "@,xgEr4V@e5!F0V%@@yB-"
+    "r`rdA_Iq@3:qYYse7tJaTOm[GTJX+.7~eca55L@i[3C:TtSH9`S+dWqK0Ubp/@h1;+[ZBuxwDo50C(6,3BcnEiqyG|m!-"
+    "KN;XO^_0x+z4TijKXD4dzaC2+fT/xrQR%uP*Q9y-"
+    "tRNRjZUZHSL?K[r_eE?[/dF./bus1!a5nr!1|5dCthmy^3_e(g@j6k2|28JeX/cF30sigP25?Tft@6u##r*8RB:^!zMW03wAzuXJ#5q6MHeM-Z"
+    "a^!9wkGLCZXeQ?L+(0(TrVfREZ+y*TJ`xUxrbYIQdWEmRB~K*d,iJcd9g*SK!hHgU?XOiJ~M2vA0Euwz`57zi7u;n((~k7O!h43T##S45xUG@7"
+    "O9h(;@-b}.oGY%^T`4ZZ!zhW|uT+}MfKKUg*v?h;e0Zgnx[W~F1l3HG~qgZu-"
+    "A4qKHY=(q)sMK2D0UA%}t/O)V234Vj#x^9;A7F:`wPXK2ELA|H;Z=!9#-"
+    "#?lz`;8b3UaI=G`NN*o)^I+5uK/QWkgW0BOw*FfW?V[0xP^`WcSo9`4nD#VS0@cl2Vb@(Iy7?Zf~/%k4*Od%n1%cl3_fjCl9M!hE^N[n)Cc5P!"
+    "GF[O%(ijK#z0b5u}?9O*HkZ/pB|kJLtdv~KQLN5qk=k3*fab-"
+    "kwu1m%vg`hubY+74U8fdLBL)u(|EgB#U?NNSEz=5!T`7f7f/Ef!XMh}1iY@lU8thO^Z}3S77xHzf,9XcD#DKV5HytvEB-Co(uXZKLTBB[4!qN,"
+    "a}Vw2JmHy[oltwd``NFBKnJ@9f*K5rt^N`Z/)7EXNbOJjH,VFPk8d:o^U%HpJb*V!8p;3[[?CjaA3-"
+    "8f:B_A1wnxm,:}ekF^67q_wo,mf5ZX#C5GM|~A*tB+;z`DEaxI:O-"
+    "_1RDZo3zG@60:Kxx+*.2TM_R;9aHb(SxbN7QBaENI?.YlG=}fc?d;ksDG:2e#d0jEn9XZbt3?sv}L.amf)T,)04M,s[`o8tGJA[R`+J#qUhAZo"
+    '%}}3`3Y!65k?h7Qqm~e#:p;/z,6=7T5/mTHW=C=[~r".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
 )
