@@ -11,7 +11,7 @@ sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers test-cluster test-torch test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
+.PHONY: help demo test test-containers test-cluster test-torch test-ax test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ test-cluster: $(VENV)/.ready ## run the tests on a Kubernetes control plane; bui
 
 test-torch: $(VENV)/.ready ## run the tests that train with PyTorch; installs it in the environment (2.5 GB)
 	VENV=$(VENV) .ci/with-torch $(bin)/python -m pytest -m torch $(ARGS)
+
+test-ax: .venv-ax/.ready ## run the tests with Ax, in a separate environment (2.5 GB); ARGS='-m ax' adds a Bayesian round
+	TORCHX_KFP_REQUIRE_AX=1 .venv-ax/bin/python -m pytest -n 0 -m "ax and not slow" tests/ax $(ARGS)
 
 test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
 	.venv-lowest/bin/python -m pytest -n 2 -m "(versions or lowest) and not docker" $(or $(ARGS),$(marked))
@@ -86,6 +89,6 @@ $(VENV)/.ready: pyproject.toml .ci/venv
 	@.ci/venv $(VENV)
 	@touch $@
 
-.venv-lowest/.ready .venv-newest/.ready: .venv-%/.ready: pyproject.toml .ci/venv
+.venv-lowest/.ready .venv-newest/.ready .venv-ax/.ready: .venv-%/.ready: pyproject.toml .ci/venv
 	@VENV=$(VENV) .ci/venv .venv-$* $*
 	@touch $@

@@ -8,6 +8,7 @@
     ├── OutputsError         declared results or artifacts cannot become KFP outputs
     │   └── UnknownOutputError   a stage has no output with this name
     ├── SearchError          the arguments of a search are wrong
+    ├── TrialError           a trial of an Ax experiment cannot be run, or its outcome cannot be read
     ├── ProtocolError        the stage protocol's environment variables are malformed
     ├── UnknownNameError     there is no result, output, input or artifact with this name
     ├── NotInStageError      the process was not started as a tracked stage
@@ -75,6 +76,7 @@ __all__ = [
     "TorchxKfpError",
     "TrackerBaseError",
     "TrackerError",
+    "TrialError",
     "UnknownAliasError",
     "UnknownNameError",
     "UnknownOutputError",
@@ -132,6 +134,10 @@ class UnknownOutputError(OutputsError, KeyError):
 
 class SearchError(TorchxKfpError, ValueError):
     """The arguments of a search are wrong: its parameters, objectives, rounds or optimizer."""
+
+
+class TrialError(TorchxKfpError, ValueError):
+    """A trial of an Ax experiment cannot be run, or its outcome cannot be read."""
 
 
 class ProtocolError(TorchxKfpError, ValueError):

@@ -30,6 +30,7 @@ MODULES = {
     "gcs": ("gcsfs",),
     "pandas": ("pandas",),
     "mlflow": ("mlflow", "torchx"),
+    "ax": ("ax", "torchx"),
 }
 
 

@@ -1,0 +1,69 @@
+"""TorchX components of these tests. Their applications need nothing but ``torchx_kfp.tracking``."""
+
+from __future__ import annotations
+
+import sys
+
+from torchx import specs
+
+#: x in [0, 10]: 7 fails, 8 records nothing.
+QUADRATIC = """
+import sys
+from torchx_kfp.tracking import current_run
+
+x, scale = int(sys.argv[1]), float(sys.argv[2])
+if x == 7:
+    print("about to fail\\n\\n")
+    sys.exit(7)
+if x != 8:
+    run = current_run()
+    run.put({"loss/mean": scale * (x - 3) ** 2, "loss/sem": 0.5, "size": x, "word": "many"})
+"""
+#: As for Ax's own class: the results are under the index of the trial.
+BY_INDEX = """
+import sys
+from torchx.runtime.tracking import FsspecResultTracker
+
+tracker = FsspecResultTracker(sys.argv[1])
+tracker[sys.argv[2]] = {"loss": int(sys.argv[3])}
+"""
+#: Logs steps, and waits to be stopped.
+SLOW = """
+import time
+from torchx_kfp.tracking import current_run
+
+run = current_run()
+run.log(1, loss=4)
+run.log(2, loss=3)
+run.flush()
+time.sleep(100)
+"""
+
+
+def _app(code: str, *args: object) -> specs.AppDef:
+    role = specs.Role("main", image="example.com/app:1", entrypoint=sys.executable)
+    role.args = ["-c", code, *map(str, args)]
+    return specs.AppDef("trial", [role])
+
+
+def quadratic(x: int, scale: float = 1.0, volume: str = "") -> specs.AppDef:
+    app = _app(QUADRATIC, x, scale)
+    app.roles[0].mounts = [specs.VolumeMount("claim", volume)] if volume else []
+    return app
+
+
+def by_index(x: int, tracker_base: str, trial_idx: int = -1, experiment_name: str = "") -> specs.AppDef:
+    assert experiment_name == "old"
+    return _app(BY_INDEX, tracker_base, trial_idx, x)
+
+
+def slow(x: int) -> specs.AppDef:
+    return _app(SLOW)
+
+
+def needs_more(x: int, data: str, **others: str) -> specs.AppDef:
+    return _app("", x, data, others)
+
+
+def no_app(x: int) -> str:
+    return "an app"
