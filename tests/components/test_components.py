@@ -29,6 +29,13 @@ COMPONENTS: Mapping[str, tuple[list[str], list[str]]] = {
         ["--epochs=3", "--rate=0.2", "--seed=7", "--checkpoints=s3://bucket/a folder"],
     ),
     "ddp.component.report": (["--bound", "0.2"], ["--bound=0.2"]),
+    "nas.component.train": (
+        ["--hidden_1", "8", "--learning_rate", "0.1", "--budget", "100"],
+        [
+            *("--hidden-1=8", "--hidden-2=16", "--learning-rate=0.1", "--decay=0.0001", "--batch-size=64"),
+            *("--epochs=8", "--budget=100"),
+        ],
+    ),
     "sizing.component.size": (["--rows", "10", "--columns", "2"], ["--rows=10", "--columns=2"]),
     "echo.component.echo": (["--message", "hello"], ["echo", "hello"]),
 }
