@@ -17,9 +17,11 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.report.runs import EVIL
 from tests.searches import ACT, LAYERS, LR, PARAMETERS, loss, play_search, tell
+from torchx_kfp.protocol import StageContext, encode
 from torchx_kfp.report import parallel, plots, read_model, write_report
 from torchx_kfp.report.parallel import draw_parallel
 from torchx_kfp.report.trials import draw_trials, number_trials
+from torchx_kfp.tracking import current_run
 from torchx_kfp.tracking.statements.search import SEARCH
 from torchx_kfp.tracking.stores.store import open_store
 
@@ -131,6 +133,11 @@ def test_a_search_in_a_browser(tmp_path: Path, visit: Visit) -> None:
         results=lambda values: {objective: loss(values)["loss"], "seconds": 3},
         failing=[5],
     )
+    for trial in ("trial-1/trial-1-0-0", "trial-2/trial-2-0-0"):
+        run = current_run(encode(StageContext(str(folder.parent / "results"), f"run-1/{trial}")))
+        for step in range(3):
+            run.log(step, {EVIL: 1 / (step + 1)})
+        run.flush()
     page = write(folder)
     for width in (400, 1280):
         browser = visit(page, width)
@@ -143,12 +150,13 @@ def test_a_search_in_a_browser(tmp_path: Path, visit: Visit) -> None:
     assert rows[0].startswith("5 ✓best")
     assert rows[-1].startswith("6 ✗failed, exit code 3")
     assert len(rows) == 12
-    assert browser.find_elements(By.ID, "plots") == [], "trials are drawn in the section of their search"
+    for others in ("plots", "curves"):
+        assert browser.find_elements(By.ID, others) == [], "trials are drawn in the section of their search"
     # The keyboard reaches each trial, which is highlighted in all drawings and in the table.
     link = section.find_element(By.CSS_SELECTOR, '.parallel a[data-trial="5"]')
     browser.execute_script("arguments[0].focus()", link)
-    assert len(section.find_elements(By.CSS_SELECTOR, '.lit[data-trial="5"]')) == 7
-    assert len(section.find_elements(By.CSS_SELECTOR, ".lit")) == 7
+    assert len(section.find_elements(By.CSS_SELECTOR, '.lit[data-trial="5"]')) == 8
+    assert len(section.find_elements(By.CSS_SELECTOR, ".lit")) == 8
     link.send_keys(Keys.ENTER)
     assert browser.find_element(By.CSS_SELECTOR, "tr:target").is_displayed()
     select = section.find_element(By.TAG_NAME, "select")

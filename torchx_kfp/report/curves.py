@@ -43,12 +43,17 @@ class Chart:
     hidden: int = 0
 
 
-def draw_charts(stages: Iterable[StageView], tracked: Tracked) -> list[Chart]:
-    """Draw a chart for each metric of each task, in the order in which the metrics were first logged."""
+def draw_charts(stages: Iterable[StageView], tracked: Tracked, together: str | None = None) -> list[Chart]:
+    """Draw a chart for each metric of each task, in the order in which the metrics were first logged.
+
+    ``together`` is the path under which all stages share their charts, if they do.
+    """
     tasks: dict[str, dict[str, list[tuple[StageView, Curve]]]] = {}
     for stage in stages:
         for metric, curve in tracked.history(stage).items():
-            tasks.setdefault(stage.path, {}).setdefault(metric, []).append((stage, curve))
+            tasks.setdefault(stage.path if together is None else together, {}).setdefault(metric, []).append(
+                (stage, curve)
+            )
     charts = []
     for path, metrics in tasks.items():
         drawn = [chart for metric, curves in metrics.items() if (chart := _chart(path, metric, curves)) is not None]

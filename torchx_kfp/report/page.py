@@ -91,6 +91,8 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
     reads = find_reads(run.stages, run.run_id)
     searches = find_searches(run.stages, tracked)
     trials = trials_of(searches)
+    # Trials are drawn in the section of their search, all rounds together.
+    others = [stage for stage in run.stages if stage.result.run_id not in trials]
     return {
         "run": run,
         "counts": counts_of(stage.state for stage in run.stages),
@@ -98,10 +100,9 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "failures": failures(run, links),
         "graph": draw_graph(run),
         "timeline": draw_timeline(run),
-        "searches": view_searches(run, searches, links),
-        # Trials are drawn in the section of their search, all rounds together.
-        "figures": plots.draw_plots(stage for stage in run.stages if stage.result.run_id not in trials),
-        "charts": draw_charts(run.stages, tracked),
+        "searches": view_searches(run, searches, links, tracked),
+        "figures": plots.draw_plots(others),
+        "charts": draw_charts(others, tracked),
         "sections": sections(run, reads, links, tracked),
         "unreadable": [*run.unreadable, *tracked.problems],
         "lineage": [(pair, found) for pair, found in by_task(reads).items()],

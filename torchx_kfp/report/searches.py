@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.report.artifacts import Link
+from torchx_kfp.report.curves import Chart, draw_charts
 from torchx_kfp.report.model import RunView, StageView
 from torchx_kfp.report.parallel import Parallel, draw_parallel
 from torchx_kfp.report.sections import Links
@@ -40,7 +41,8 @@ class SearchView:
     """A search with everything that the page shows about it.
 
     ``best`` are the rows of its best trials, ``more_best`` counts those that are not among them. ``running`` says how
-    far a search that has not ended has come.
+    far a search that has not ended has come. ``charts`` have the metrics of steps of all trials, and ``by_stage`` the
+    trials by the names of their stages.
     """
 
     anchor: str
@@ -52,6 +54,8 @@ class SearchView:
     more_best: int
     figures: list[TrialFigure]
     parallel: Parallel | None
+    charts: list[Chart]
+    by_stage: Mapping[str, Shown]
     rows: list[Row]
     other_results: list[str]
     hidden_results: list[str]
@@ -81,13 +85,15 @@ def trials_of(found: Iterable[Found]) -> set[str]:
     return {trial.run_id for one in found for trial in one.search.trials if trial.run_id}
 
 
-def view_searches(run: RunView, found: Iterable[Found], links: Links) -> list[SearchView]:
+def view_searches(run: RunView, found: Iterable[Found], links: Links, tracked: Tracked) -> list[SearchView]:
     """Return the sections of these searches."""
     stages = {stage.result.run_id: stage for stage in run.stages if stage.result.run_id}
-    return [_view(run, one, number, stages, links) for number, one in enumerate(found)]
+    return [_view(run, one, number, stages, links, tracked) for number, one in enumerate(found)]
 
 
-def _view(run: RunView, found: Found, number: int, stages: Mapping[str, StageView], links: Links) -> SearchView:
+def _view(
+    run: RunView, found: Found, number: int, stages: Mapping[str, StageView], links: Links, tracked: Tracked
+) -> SearchView:
     search = found.search
     trials = number_trials(search, [_href(trial.run_id, stages, links) for trial in search.trials])
     objectives = list(search.objectives)
@@ -99,6 +105,9 @@ def _view(run: RunView, found: Found, number: int, stages: Mapping[str, StageVie
         for parameters in search.asked
     ]
     failed = sum(not is_complete(search, shown.trial) for shown in trials)
+    # The best ones come last, on top of the others.
+    ran = {shown.trial.run_id: shown for shown in sorted(trials, key=lambda shown: shown.is_best)}
+    its_stages = [stages[run_id] for run_id in ran if run_id in stages]
     return SearchView(
         anchor=f"search{number}",
         title=found.title,
@@ -116,6 +125,8 @@ def _view(run: RunView, found: Found, number: int, stages: Mapping[str, StageVie
         more_best=len(best[_MOST_BEST:]),
         figures=draw_trials(search, trials),
         parallel=draw_parallel(search, trials),
+        charts=draw_charts(its_stages, tracked, together=found.title),
+        by_stage={stages[run_id].name: shown for run_id, shown in ran.items() if run_id in stages},
         rows=[*rows, *asked],
         other_results=others[:_MOST_RESULTS],
         hidden_results=others[_MOST_RESULTS:],
