@@ -147,8 +147,8 @@ def test_a_search_in_a_browser(tmp_path: Path, visit: Visit) -> None:
     section = browser.find_element(By.CSS_SELECTOR, ".search")
     assert section.find_element(By.TAG_NAME, "h2").text == f"Search {' '.join(EVIL.split())}"
     rows = [row.text for row in section.find_elements(By.CSS_SELECTOR, "tbody tr")]
-    assert rows[0].startswith("5 ✓best")
-    assert rows[-1].startswith("6 ✗failed, exit code 3")
+    assert rows[0].startswith("5 trial-2[0] ✓best")
+    assert rows[-1].startswith("6 trial-2[1] ✗failed, exit code 3")
     assert len(rows) == 12
     for others in ("plots", "curves"):
         assert browser.find_elements(By.ID, others) == [], "trials are drawn in the section of their search"

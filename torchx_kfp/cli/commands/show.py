@@ -30,9 +30,12 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
     """Show everything known about RUN: its start, results, metrics, metadata, artifacts, and the runs that it reads.
 
     RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train". A cached
-    stage of a run on this machine is shown with what it took from the cache. With --host, RUN is a stage of a run on
-    that host, such as "latest/train", and TRACKER_BASE can be left out: it is the one that the run was given. If a host
-    is set up, it can also be left out before a run on this machine or on that host.
+    stage of a run on this machine is shown with what it took from the cache, and a stage of a search with the search as
+    it was then.
+
+    With --host, RUN is a stage of a run on that host, such as "latest/train", and TRACKER_BASE can be left out: it is
+    the one that the run was given. If a host is set up, it can also be left out before a run on this machine or on that
+    host.
 
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
