@@ -1,7 +1,7 @@
 """The command line as a user calls it, without the time that imports take: forks of a process that has imported it.
 
 Each call is a process with its own arguments, environment, directory and output. ``test_start`` tests the imports
-themselves, in new processes.
+themselves, in new processes. Other programs can be called in the same way.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ import tempfile
 import termios
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 #: The path of the installed program: `python -m` would put the current directory before the standard library.
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
+ENTRY = "torchx_kfp.__main__:main"
 #: The modules that commands import sooner or later.
 MODULES = (
+    "torchx_kfp.cli",
     "kfp.compiler",
     "kfp.kubernetes",
     "torchx.components.dist",
@@ -85,15 +87,16 @@ class Started:
 
 
 class Ready:
-    """A process that has imported the command line."""
+    """A process that has imported a program."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, program: str) -> None:
         self.path = path
+        self.program = program
 
     def call(
         self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command line in a fork."""
+        """Run the program in a fork."""
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
             open(os.devnull) as nothing,
@@ -112,10 +115,10 @@ class Ready:
                 raise
             for file in (out, err):
                 file.seek(0)
-            return subprocess.CompletedProcess([PROGRAM, *words], code, out.read(), err.read())
+            return subprocess.CompletedProcess([self.program, *words], code, out.read(), err.read())
 
     def start(self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Started:
-        """Start the command line in a fork, which goes on."""
+        """Start the program in a fork, which goes on."""
         read, write = os.pipe()
         err = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read after the command has ended)
         with open(os.devnull) as nothing:
@@ -126,7 +129,7 @@ class Ready:
     def fork(
         self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str], streams: list[int]
     ) -> tuple[int, socket.socket]:
-        """Start the command line in a fork.
+        """Start the program in a fork.
 
         Args:
             words: its arguments.
@@ -146,8 +149,21 @@ class Ready:
 
 
 @contextlib.contextmanager
-def ready() -> Iterator[Ready]:
-    """Start such a process, which ends with the block."""
+def ready(
+    entry: str = ENTRY,
+    modules: Sequence[str] = MODULES,
+    *,
+    program: str = PROGRAM,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Ready]:
+    """Start such a process, which ends with the block.
+
+    Args:
+        entry: the module and the function that are the program.
+        modules: what the process imports.
+        program: the path of the program, which is its name.
+        environ: the environment in which the process imports. Default: this process's.
+    """
     with tempfile.TemporaryDirectory(prefix="ready-") as folder:
         path = f"{folder}/socket"
         root = str(Path(__file__).parents[2])
@@ -156,11 +172,13 @@ def ready() -> Iterator[Ready]:
             "-c",
             f"import sys; sys.path.append({root!r}); from tests.cli import ready; ready.serve()",
         ]
-        process = subprocess.Popen([*command, path], cwd=folder, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*command, path, entry, program, *modules], cwd=folder, stdout=subprocess.PIPE, text=True, env=environ
+        )
         try:
             assert process.stdout
             assert process.stdout.readline() == "ready\n"
-            yield Ready(path)
+            yield Ready(path, program)
         finally:
             process.kill()
             process.communicate()
@@ -168,16 +186,17 @@ def ready() -> Iterator[Ready]:
 
 def serve() -> None:
     """Import, then fork for each request."""
-    from torchx_kfp.__main__ import main
     from torchx_kfp.sdk import import_kfp
 
-    path = sys.argv[1]
-    # In the installed program, too, its own folder comes first.
-    sys.path[:] = [str(Path(PROGRAM).parent), *sys.path[1:-1]]
-    import_kfp()
-    importlib.import_module("torchx_kfp.cli")
-    for name in MODULES:
+    path, entry, program, *names = sys.argv[1:]
+    if any(name.partition(".")[0] == "kfp" for name in names):
+        import_kfp()
+    for name in names:
         importlib.import_module(name)
+    module, _, function = entry.partition(":")
+    main = getattr(importlib.import_module(module), function)
+    # In the installed program, too, its own folder comes first.
+    sys.path[:] = [str(Path(program).parent), *sys.path[1:-1]]
     for name in [name for name in sys.modules if name == "tests" or name.startswith("tests.")]:
         del sys.modules[name]
     gc.collect()
@@ -193,7 +212,7 @@ def serve() -> None:
             # Another process waits for a command that goes on; it is a child of none that waits for it.
             waits = not goes_on or not _fork_apart()
             if waits:
-                _run(main, words, folder, environ, descriptors, connection, server)
+                _run(main, [program, *words], folder, environ, descriptors, connection, server)
             else:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -215,7 +234,7 @@ def _fork_apart() -> int:
     return 0
 
 
-def _run(main, words, folder, environ, descriptors, connection, server) -> None:
+def _run(main, command, folder, environ, descriptors, connection, server) -> None:
     """Run the program in a fork, and tell the process and its status."""
     pid = os.fork()
     if not pid:
@@ -227,7 +246,7 @@ def _run(main, words, folder, environ, descriptors, connection, server) -> None:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        _end(main, words, folder, environ)
+        _end(main, command, folder, environ)
     # The end of its output is that of the program.
     for descriptor in descriptors:
         os.close(descriptor)
@@ -239,7 +258,7 @@ def _run(main, words, folder, environ, descriptors, connection, server) -> None:
         connection.send(str(code).encode())
 
 
-def _end(main, words, folder, environ) -> None:
+def _end(main, command, folder, environ) -> None:
     """Run the program and end this process like the interpreter does."""
     code = 1
     try:
@@ -247,12 +266,13 @@ def _end(main, words, folder, environ) -> None:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environ)
-        sys.argv = [PROGRAM, *words]
+        sys.argv = command
         try:
-            main()
-            code = 0
+            sys.exit(main())
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         threading._shutdown()

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.backend.host import KfpHost
+from tests.cli.ready import Ready, ready
+from tests.scheduler import program
 from tests.scheduler.program import Program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -43,23 +45,35 @@ def installed(wheel: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def environment(installed: Path, tmp_path: Path) -> Mapping[str, str]:
-    """The environment of a user who has no settings."""
+def _environment(installed: Path, home: Path) -> Mapping[str, str]:
+    """Return the environment of a user who has no settings."""
     ours = ("TORCHX", "KF_PIPELINES", "KUBE")
     given = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    home = tmp_path / "home"
     home.mkdir()
     path = os.pathsep.join([str(installed), str(REPOSITORY)])
     return {**given, "HOME": str(home), "PYTHONPATH": path, "XDG_CONFIG_HOME": str(home / "config")}
 
 
+@pytest.fixture(scope="session")
+def ready_torchx(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+    """TorchX's program, without the time that imports take."""
+    environment = _environment(installed, tmp_path_factory.mktemp("ready") / "home")
+    with ready(program.ENTRY, program.MODULES, program=program.PROGRAM, environ=environment) as process:
+        yield process
+
+
 @pytest.fixture
-def torchx(environment: Mapping[str, str], tmp_path: Path) -> Program:
+def environment(installed: Path, tmp_path: Path) -> Mapping[str, str]:
+    """The environment of a user who has no settings."""
+    return _environment(installed, tmp_path / "home")
+
+
+@pytest.fixture
+def torchx(environment: Mapping[str, str], tmp_path: Path, ready_torchx: Ready) -> Program:
     """TorchX's program, in an empty folder."""
     folder = tmp_path / "empty"
     folder.mkdir()
-    return Program(folder, environment)
+    return Program(folder, environment, ready_torchx)
 
 
 @pytest.fixture

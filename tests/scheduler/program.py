@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cli.ready import Ready
+
+#: The path of the installed program.
+PROGRAM = str(Path(sys.executable).with_name("torchx"))
+ENTRY = "tests.scheduler.program:main"
+#: The modules that its commands import sooner or later, with the scheduler.
+MODULES = (
+    "kfp.client",
+    "torchx.cli.main",
+    "torchx.schedulers.kubernetes_scheduler",
+    "torchx.specs.finder",
+    "torchx.workspace.docker_workspace",
+    "torchx_kfp.adapter",
+    "torchx_kfp.backend.run",
+    "torchx_kfp.scheduler.application",
+    "torchx_kfp.scheduler.apps",
+    "torchx_kfp.scheduler.hosts",
+    "torchx_kfp.scheduler.logs",
+    "torchx_kfp.scheduler.scheduler",
+    "torchx_kfp.scheduler.status",
+)
 #: An app handle of the scheduler.
 HANDLE = re.compile(r"kfp://torchx/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
+
+
+def main() -> None:
+    """Do what the program does, in a fork of a process that has imported it."""
+    from torchx.cli.main import main
+
+    # When these are imported, they take the arguments, and the folders for the configuration.
+    importlib.reload(sys.modules["torchx.runner.config"])
+    main(sys.argv[1:])
 
 
 @dataclass(frozen=True)
@@ -38,36 +69,37 @@ class Program:
     folder: Path
     environment: Mapping[str, str]
 
-    def __call__(self, *words: str, **variables: str) -> Said:
-        """Run it to its end."""
-        process = self.start(*words, **variables)
-        stdout, stderr = process.communicate(timeout=120)
-        return Said(_COLOURS.sub("", stdout), _COLOURS.sub("", stderr), process.returncode)
+    #: A process that has imported it, for calls that need no new process.
+    ready: Ready
 
-    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
-        """Start it."""
+    def __call__(self, *words: str, **variables: str) -> Said:
+        """Run it to its end, in a fork."""
+        done = self.ready.call(words, self.folder, {**self.environment, **variables})
+        return _said(done.stdout, done.stderr, done.returncode)
+
+    def anew(self, *words: str) -> Said:
+        """Run it to its end, as users do."""
+        process = self.start(*words)
+        stdout, stderr = process.communicate(timeout=120)
+        return _said(stdout, stderr, process.returncode)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start it, as users do."""
         return subprocess.Popen(
-            [Path(sys.executable).with_name("torchx"), *words],
+            [PROGRAM, *words],
             cwd=self.folder,
-            env={**self.environment, **variables},
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
     def shell(self, line: str) -> Said:
-        """Run a line of a shell in which the program is on the PATH."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{self.environment['PATH']}"
-        done = subprocess.run(
-            ["sh", "-c", line],
-            cwd=self.folder,
-            env={**self.environment, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return Said(_COLOURS.sub("", done.stdout), _COLOURS.sub("", done.stderr), done.returncode)
+        """Run a line that only calls the program, as a shell does."""
+        words = shlex.split(line)
+        assert words[0] == "torchx"
+        assert not re.search(r"[<>|$*;&~]", re.sub("'[^']*'", "", line)), line
+        return self(*words[1:])
 
     def python(self, code: str) -> Said:
         """Run a program of Python in the same environment."""
@@ -81,3 +113,7 @@ class Program:
             check=False,
         )
         return Said(done.stdout, done.stderr, done.returncode)
+
+
+def _said(stdout: str, stderr: str, code: int) -> Said:
+    return Said(_COLOURS.sub("", stdout), _COLOURS.sub("", stderr), code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import email
 import json
 import zipfile
@@ -58,8 +59,7 @@ def test_all_schedulers_of_torchx_stay_and_the_default_does(torchx: Program) -> 
 
 
 def test_without_it_torchx_does_not_know_the_scheduler(torchx: Program) -> None:
-    environment = {**torchx.environment, "PYTHONPATH": ""}
-    said = Program(torchx.folder, environment).python(_SCHEDULERS)
+    said = dataclasses.replace(torchx, environment={**torchx.environment, "PYTHONPATH": ""}).python(_SCHEDULERS)
     assert "kfp" not in json.loads(said.stdout)[1]
 
 
@@ -74,7 +74,7 @@ def test_constructing_it_costs_little_and_prints_nothing(torchx: Program) -> Non
 
 def test_runopts_shows_each_option_with_its_help(torchx: Program) -> None:
     # Without a name, TorchX 0.7.0 fails at its own scheduler for Ray, unless Ray is installed.
-    said = torchx("runopts", "kfp")
+    said = torchx.anew("runopts", "kfp")
     assert said.code == 0, said.stderr
     own = said.stdout.partition("kfp:")[2]
     for option in (

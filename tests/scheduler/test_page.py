@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from tests import pages
@@ -14,7 +15,7 @@ _URL = "http://localhost:8080"
 
 
 def test_commands_print_what_the_page_says(torchx: Program, host: KfpHost) -> None:
-    user = Program(torchx.folder, {**torchx.environment, "TORCHX_KFP_HOST": host.url})
+    user = dataclasses.replace(torchx, environment={**torchx.environment, "TORCHX_KFP_HOST": host.url})
     ids: dict[str, str] = {}
     commands = [command for block in pages.blocks(PAGE) for command in pages.commands(block)]
     count = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -57,7 +58,7 @@ def replicas() -> specs.AppDef:
 def on_host(torchx: Program, host: KfpHost) -> Program:
     """TorchX's program for a user with a host in the environment, and components in the folder."""
     (torchx.folder / "app.py").write_text(COMPONENTS)
-    return Program(torchx.folder, {**torchx.environment, "TORCHX_KFP_HOST": host.url})
+    return dataclasses.replace(torchx, environment={**torchx.environment, "TORCHX_KFP_HOST": host.url})
 
 
 def wait(host: KfpHost, handle: str, state: str, seconds: float = 60) -> None:
@@ -81,7 +82,7 @@ def lines(text: str) -> list[str]:
 
 def test_from_an_empty_folder_with_nothing_but_a_host(torchx: Program, host: KfpHost) -> None:
     """The command that a user tries first; TorchX's other commands get no options, and this one says so."""
-    said = torchx("run", "-s", "kfp", "-cfg", f"host={host.url}", "--wait", "--log", "utils.echo", "--msg", "hi")
+    said = torchx.anew("run", "-s", "kfp", "-cfg", f"host={host.url}", "--wait", "--log", "utils.echo", "--msg", "hi")
     assert said.code == 0, said
     assert re.fullmatch(r"kfp://torchx/[0-9a-f-]{36}\n", said.stdout)
     assert "echo/0 hi\n" in said.stderr
