@@ -29,13 +29,13 @@ pytestmark = [
 ]
 
 
-def client_of(objective: str, high: int = 9, **storage: Any) -> Any:
-    """Return a client that draws x from 0 to a number, each once."""
+def client_of(objective: str, low: int = 0, high: int = 9, **storage: Any) -> Any:
+    """Return a client that draws x between these bounds, each once."""
     from ax.api.client import Client
     from ax.api.configs import RangeParameterConfig
 
     client = Client(random_seed=0, **storage)
-    client.configure_experiment([RangeParameterConfig("x", (0, high), "int")], name="old")
+    client.configure_experiment([RangeParameterConfig("x", (low, high), "int")], name="old")
     client.configure_optimization(objective)
     client.configure_generation_strategy("random_search", initialization_random_seed=0)
     return client
@@ -178,14 +178,16 @@ def test_the_search_for_a_network_goes_on_where_it_ended(
 def test_trials_run_on_kfp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with KfpHost(tmp_path / "host") as host:
         monkeypatch.setenv("TORCHX_KFP_HOST", host.url)
-        client, volume = client_of("-loss", high=1), {"volume": str(tmp_path / "base")}
+        client, volume = client_of("-loss", low=6, high=7), {"volume": str(tmp_path / "base")}
         client.configure_runner(
             runner_of(components.quadratic, tmp_path / "base", "kfp", cfg={"name": "a trial"}, constants=volume)
         )
         client.configure_metrics(metrics("loss"))
         client.run_trials(max_trials=2, parallelism=2)
-        assert {x: row["loss"] for x, row in by_x(client).items()} == {0: 9.0, 1: 4.0}
-        handles = [row["torchx_app_handle"] for row in by_x(client).values()]
-        runs = {key.partition("/")[0] for key in FsspecResultTracker(tmp_path / "base").keys(None)}
-    assert {f"kfp://torchx/{run}" for run in runs} == set(handles)
+        rows = by_x(client)
+    assert (rows[6]["trial_status"], rows[6]["loss"]) == ("COMPLETED", 9.0)
+    assert rows[7]["trial_status"] == "FAILED"
+    assert "about to fail" in rows[7]["status_reason"]
+    [key] = FsspecResultTracker(tmp_path / "base").keys(None)
+    assert rows[6]["torchx_app_handle"] == f"kfp://torchx/{key.partition('/')[0]}"
     assert not (set(client._experiment.trials[0].run_metadata) - {"torchx_app_handle", "torchx_tracker_base"})

@@ -12,7 +12,7 @@ from torchx.specs import AppState
 from tests.ax import components
 from tests.facts import says
 from tests.modules import needs
-from torchx_kfp.errors import TrialError
+from torchx_kfp.errors import HostUnreachableError, TrialError
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 pytestmark = [needs("ax", "needs Ax, which `make test-ax` installs"), pytest.mark.ax]
@@ -156,6 +156,39 @@ def test_states_of_apps_are_statuses_of_trials(state: str | None, status: str, m
     monkeypatch.setattr(apps, "state_of", lambda handle: state and AppState[state])
     metadata = apps.Metadata(HANDLE, "base").encode()
     assert runner_of(components.quadratic).poll_trial(0, metadata).name == status
+
+
+def test_a_trial_goes_on_if_its_scheduler_does_not_answer_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torchx_kfp.ax import apps, runner
+
+    now = 0.0
+    answer: Any = HostUnreachableError("no route")
+
+    def state_of(handle: str) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(apps, "state_of", state_of)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now)
+    of_trial, metadata = runner_of(components.quadratic), apps.Metadata(HANDLE, "base").encode()
+    for seconds in (0.0, 500.0):
+        now = seconds
+        assert of_trial.poll_trial(3, metadata).name == "RUNNING"
+        assert "trial 3" in caplog.text
+        assert "no route" in caplog.text
+    answer = AppState.RUNNING
+    of_trial.poll_trial(3, metadata)
+    answer, now = HostUnreachableError("no route"), 1000.0
+    assert of_trial.poll_trial(3, metadata).name == "RUNNING", "it has answered in the meantime"
+    now = 1601.0
+    with pytest.raises(HostUnreachableError):
+        of_trial.poll_trial(3, metadata)
+    answer = KeyError("Undefined scheduler backend")
+    with pytest.raises(KeyError):
+        of_trial.poll_trial(4, metadata)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +29,10 @@ from torchx_kfp.text import joined, shown
 from torchx_kfp.tracking.statements.artifacts import absolute
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 
+_logger = logging.getLogger(__name__)
+
+#: Seconds for which a scheduler may not answer.
+_PATIENCE = 600.0
 #: Apps in other states have not ended. That includes ``UNKNOWN``: the scheduler cannot tell at the moment.
 _ENDED = {
     AppState.SUCCEEDED: TrialStatus.COMPLETED,
@@ -77,6 +83,8 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         self._cfg = dict(cfg or {})
         self._constants = dict(constants or {})
         self._experiment_name: str | None = None
+        #: When the scheduler has begun not to answer, by handle.
+        self._silent_since: dict[str, float] = {}
 
     def run(self, trial: Any) -> dict[str, Any]:
         """Start a trial of an experiment, whose name the component may take."""
@@ -105,8 +113,25 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         return dict(apps.Metadata(handle, self._tracker_base, own_key).encode())
 
     def poll_trial(self, trial_index: int, trial_metadata: Mapping[str, Any]) -> TrialStatus:
-        """Return the status of a trial. One whose app is gone has failed."""
-        state = apps.state_of(apps.metadata_of(trial_index, trial_metadata).handle)
+        """Return the status of a trial. One whose app is gone has failed.
+
+        If the scheduler does not answer, the trial is taken for running, for up to 10 minutes.
+        """
+        handle = apps.metadata_of(trial_index, trial_metadata).handle
+        try:
+            state = apps.state_of(handle)
+        except (KeyError, TypeError, ValueError):  # it would be the same the next time
+            raise
+        except Exception as error:  # whatever a scheduler raises if its host does not answer
+            # Ax would abandon the trial, although it is running.
+            now = time.monotonic()
+            if now - self._silent_since.setdefault(handle, now) > _PATIENCE:
+                raise
+            _logger.warning(
+                "The state of trial %d (%s) is not known, so it is asked for again: %r", trial_index, handle, error
+            )
+            return TrialStatus.RUNNING
+        self._silent_since.pop(handle, None)
         return TrialStatus.FAILED if state is None else _ENDED.get(state, TrialStatus.RUNNING)
 
     def poll_exception(self, trial: Any) -> str:
