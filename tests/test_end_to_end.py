@@ -62,7 +62,6 @@ def argv(result: RunResult, name: str) -> list[str]:
     return json.loads(recorded(result, name)["argv"])
 
 
-@pytest.mark.versions
 def test_parameters_of_every_type(tmp_path: Path) -> None:
     def pipeline(
         tracker_base: str,
@@ -154,7 +153,6 @@ def test_a_retry_has_a_run_id_of_its_own(tmp_path: Path) -> None:
     assert json.loads(recorded(result, "read")["read"]) == {"flaky": '["x"]'}
 
 
-@pytest.mark.versions
 def test_fan_ins(tmp_path: Path) -> None:
     def pipeline(tracker_base: str) -> None:
         stage = functools.partial(task_from_app, tracker_base=tracker_base)

@@ -33,7 +33,9 @@ METRICS = {"type": {"schemaTitle": "system.Metrics", "schemaVersion": "0.0.1"}, 
 
 
 #: For tests that depend on how the program is started. Otherwise, it is the same program, as the first test shows.
-either_way = pytest.mark.parametrize("program", ["carried", "module"], indirect=True)
+either_way = pytest.mark.parametrize(
+    "program", ["carried", pytest.param("module", marks=pytest.mark.usual)], indirect=True
+)
 
 
 @pytest.fixture

@@ -186,6 +186,7 @@ def test_what_the_adapter_adds_to_the_compiled_pipeline() -> None:
     assert measure(adapted) - measure(handwritten) < 2000
 
 
+@pytest.mark.usual
 def test_two_hundred_stages_fit_into_an_argo_workflow() -> None:
     def pipeline(tracker_base: str = "/tmp/results") -> None:
         stage = functools.partial(task_from_app, tracker_base=tracker_base)

@@ -180,6 +180,7 @@ def test_the_file_of_a_component_is_loaded_again(tmp_path: Path) -> None:
     assert set(loaded.component_spec.outputs) == {"run_id", "accuracy", "metrics"}
 
 
+@pytest.mark.usual
 def test_a_tracked_component(tmp_path: Path) -> None:
     def record(value: float) -> specs.AppDef:
         code = "import sys; from torchx_kfp.tracking import current_run as r; r().put(accuracy=float(sys.argv[1]))"
@@ -682,6 +683,7 @@ def test_partials() -> None:
     assert inputs_of(component)["image"] == ("String", "i:1")
 
 
+@pytest.mark.usual
 def test_a_function_of_a_session_has_no_file(tmp_path: Path) -> None:
     code = (
         "from torchx.specs import AppDef, Role; from torchx_kfp import component_from_function\n"

@@ -303,6 +303,7 @@ def test_words_reach_an_application_that_publishes_byte_for_byte(shells: Path, t
     assert done.returncode == 0
 
 
+@pytest.mark.usual
 def test_hostile_names_of_results(shells: Path, tmp_path: Path) -> None:
     names = [f"{word}x{index}" for index, word in enumerate(HOSTILE)]
     record = (

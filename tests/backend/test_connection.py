@@ -534,7 +534,9 @@ kubernetes.config.load_incluster_config = lambda: InClusterConfigLoader(
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(("multi_user", "namespace"), [(True, "alice"), (False, "")])
+@pytest.mark.parametrize(
+    ("multi_user", "namespace"), [(True, "alice"), pytest.param(False, "", marks=pytest.mark.usual)]
+)
 def test_inside_of_a_cluster(
     server: Scripted, tmp_path: Path, certificate: Path, multi_user: bool, namespace: str
 ) -> None:

@@ -36,6 +36,7 @@ def plan(made: AppDef, engine: Engine) -> None:
 
 
 @given(st.lists(NAMES, min_size=1, max_size=6, unique=True))
+@pytest.mark.usual
 def test_names_of_roles_are_distinct_labels(given_names: list[str]) -> None:
     names = role_names([Role(name, image="i") for name in given_names])
     assert len(set(names)) == len(given_names)
@@ -47,6 +48,7 @@ def test_names_that_kubernetes_accepts_stay() -> None:
 
 
 @given(st.lists(st.text(max_size=40) | st.sampled_from(["port-1", "port-2"]), max_size=6, unique=True), st.data())
+@pytest.mark.usual
 def test_names_of_ports_are_distinct(given_names: list[str], data: st.DataObject) -> None:
     numbers = st.lists(st.integers(1, 65535), min_size=len(given_names), max_size=len(given_names), unique=True)
     port_map = dict(zip(given_names, data.draw(numbers), strict=True))

@@ -49,7 +49,7 @@ def processes(manifest: dict[str, Any], index: int) -> tuple[list[str], dict[str
     return [kubelet(word, environ) for word in container["command"]], environ
 
 
-@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("tracked", [pytest.param(False, marks=pytest.mark.usual), True])
 @settings(max_examples=40)
 @given(st.lists(TEXTS, max_size=8), st.lists(TEXTS, min_size=2, max_size=2))
 @example([*HOSTILE, *PLAIN, *(f"{text}{ID}{text}" for text in HOSTILE if not text.endswith("$"))], ["$(HOME)", ID])
@@ -66,6 +66,7 @@ def test_arguments_and_variables_on_a_cluster(tracked: bool, args: list[str], va
 
 @given(VALUES, VALUES)
 @example("$$ $(HOME) {{workflow.name}} \x7f {{=1}}", "a\U000e0001b")
+@pytest.mark.usual
 def test_the_specification_arrives_as_it_was_written(text: str, key: str) -> None:
     """It has text of users in overlays and annotations."""
     made = app(role(metadata={"kubernetes": {"metadata": {"annotations": {f"k{key}": text}}, "spec": {key: text}}}))
@@ -85,6 +86,7 @@ SHOW = 'import os, sys; open(f"{sys.argv[1]}-{sys.argv[2]}", "w").write(repr((sy
 @settings(max_examples=8)
 @given(st.lists(TEXTS, max_size=8), TEXTS)
 @example([*HOSTILE, *PLAIN], f"$(HOME) {ID}")
+@pytest.mark.usual
 def test_arguments_and_variables_on_this_machine(
     tmp_path_factory: pytest.TempPathFactory, args: list[str], value: str
 ) -> None:
@@ -110,6 +112,7 @@ INDEX = 10**6 - 1
 @given(st.sampled_from(list(ENGINES)), VALUES.filter(len), VALUES.filter(len))
 @example("jobset", "x" * 80, "y" * 80)
 @example("volcano", "1-" * 40, "-" * 40)
+@pytest.mark.usual
 def test_names_of_objects_fit_with_every_suffix(engine: str, stage: str, name: str) -> None:
     found = launched(app(role(name), name=stage), ENGINES[engine]())
     made = found.stage()

@@ -86,7 +86,7 @@ for _ in range(6):
         ("!" * 9001 + "true", "^(is nested too deeply|cannot be evaluated|takes longer)"),
         ("[" * 3000 + "]" * 3000 + " == 1", "^(is nested too deeply|cannot be evaluated|takes longer)"),
         ("true" + " && true" * 3000, "^is longer than 20,000 characters$"),
-        (f"{_FOREVER} == 1", says("takes longer than", "--condition-time")),
+        pytest.param(f"{_FOREVER} == 1", says("takes longer than", "--condition-time"), marks=pytest.mark.usual),
     ],
     ids=["parentheses", "negations", "lists", "long", "loops"],
 )
@@ -97,6 +97,7 @@ def test_a_condition_that_would_take_for_ever(expression, message):
     assert holds("1 < 2", {})
 
 
+@pytest.mark.usual
 def test_nobody_waits_for_a_condition_of_a_run_that_was_ended():
     wanted = iter([True] * 5)
     with pytest.raises(ValueError, match="the run was ended"):

@@ -296,6 +296,7 @@ def test_other_functions_and_embedded_files_come_along(execute, tmp_path):
     assert execute(pipeline).stages[0].outputs == {"Output": "some words some words "}
 
 
+@pytest.mark.usual
 def test_a_source_that_no_argument_could_hold(execute, tmp_path):
     function = "def big() -> int:\n" + "".join(f"    x = {i}\n" for i in range(15000)) + "    return x\n"
     (tmp_path / "big.py").write_text(function)

@@ -181,7 +181,7 @@ def in_a_stage(base: object, parents: dict[str, Any], code: str = IN_A_STAGE) ->
     return found
 
 
-@pytest.mark.parametrize("store", ["local", "s3"])
+@pytest.mark.parametrize("store", ["local", pytest.param("s3", marks=pytest.mark.s3)])
 @pytest.mark.versions
 def test_a_stage_finds_it_and_all_that_it_reads_is_recorded(
     store: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -127,6 +127,7 @@ class TrackerContract:
         assert tracker.keys() == ["run"]
 
     @pytest.mark.parametrize("name", ["key", "self", "results", "name", "tracker", "a b", "größe", "l2norm/mean", "?*"])
+    @pytest.mark.usual
     def test_results_may_have_any_name(self, tracker: FsspecResultTracker, name: str) -> None:
         tracker.put("by-keyword", **{name: 1})
         tracker["by-item"] = {name: 1}
@@ -184,6 +185,7 @@ class TrackerContract:
             ("a/.torchx_kfp/b", "'\\.torchx_kfp'"),
         ],
     )
+    @pytest.mark.usual
     def test_keys_that_are_refused(self, tracker: FsspecResultTracker, key: str, problem: str) -> None:
         for action in (lambda: tracker.put(key, x=1), lambda: tracker.get(key), lambda: tracker.keys(key)):
             with pytest.raises(KeyRefusedError, match=problem) as caught:
@@ -232,6 +234,7 @@ class TrackerContract:
     @pytest.mark.parametrize(
         "value", [None, b"x", [1], {"a": 1}, "x" * 1025, "\ud800", pytest.param(10**4300, id="int")]
     )
+    @pytest.mark.usual
     def test_nothing_is_written_where_a_result_is_refused(self, tracker: FsspecResultTracker, value: object) -> None:
         with pytest.raises(ResultRefusedError, match=says("'bad'", "'new/key'", "result")):
             tracker.put("new/key", good=1, bad=value)
@@ -261,6 +264,7 @@ class TrackerContract:
             (b'{"x": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
         ],
     )
+    @pytest.mark.usual
     def test_a_file_that_is_no_result(
         self, tracker: FsspecResultTracker, base: str, content: bytes, problem: str
     ) -> None:
@@ -382,6 +386,7 @@ class TrackerContract:
         assert FsspecResultTracker(base + "/")["run"] == {"x": 1}
         assert pickle.loads(pickle.dumps(tracker))["run"] == {"x": 1}
 
+    @pytest.mark.usual
     def test_is_no_collection(self, tracker: FsspecResultTracker) -> None:
         # Python would take a class with [0], [1], ... for a sequence, which would be endless here.
         with pytest.raises(TypeError, match="not iterable"):
