@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -24,6 +20,7 @@ from fsspec.asyn import sync
 
 from tests.cli.ready import Ready, ready
 from tests.s3 import S3Server, running
+from tests.serving import serving
 from torchx_kfp.tracking import announcing
 
 
@@ -154,33 +151,8 @@ def _mlflow_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An MLflow server with a database, on a free port."""
     pytest.importorskip("mlflow", reason="the extra `dev` has MLflow")
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
-    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    # Turn off the processes that wait for jobs, and telemetry.
-    environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    log = folder / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=environ, cwd=folder, start_new_session=True
-        )
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            assert process.poll() is None, f"MLflow's server ended: {log.read_text()}"
-            assert time.monotonic() < deadline, f"MLflow's server does not start: {log.read_text()}"
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
-                break
-            time.sleep(0.1)
+    with serving([sys.executable, "-m", "tests.mlflow_server", str(folder)], folder / "log") as url:
         yield url
-    finally:
-        # Its session contains the processes that it has started.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture
