@@ -1,6 +1,5 @@
 """The corpus: each pipeline ends as its source declares, as it ended on KFP's backend, and as under kfp.local."""
 
-import functools
 import io
 import json
 import os
@@ -22,28 +21,23 @@ CASES = [case for family in FAMILIES for case in load_cases(family).values()]
 
 @pytest.fixture(scope="module")
 def under_kfp_local(tmp_path_factory):
-    """Return a function that tells how the cases of a family end under kfp.local: one process runs all of them."""
-
-    @functools.cache
-    def ends(family):
-        folder = tmp_path_factory.mktemp(family)
-        command = [interpreter(folder), "-W", "ignore", "-m", "tests.local.corpus.kfp_local", family]
-        with (folder / "log").open("w") as log:
-            environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environ)
-        assert done.returncode == 0, (folder / "log").read_text()
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return ends
+    """Return how the cases end under kfp.local, by their names: one process runs all of them."""
+    folder = tmp_path_factory.mktemp("kfp-local")
+    command = [interpreter(folder), "-W", "ignore", "-m", "tests.local.corpus.kfp_local"]
+    with (folder / "log").open("w") as log:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=folder, env=environ)
+    assert done.returncode == 0, (folder / "log").read_text()
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_corpus(case, tmp_path, monkeypatch, under_kfp_local):
+def test_corpus(case, tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     result = check(case)
     # Before 2.15, kfp.local has neither loops nor conditions.
     if VERSION >= (2, 15) and is_comparable(case):
-        theirs = under_kfp_local(case.name.partition(".")[0])[case.name]
+        theirs = request.getfixturevalue("under_kfp_local")[case.name]
         theirs.pop("error", None)
         assert end_of(result) == theirs
 

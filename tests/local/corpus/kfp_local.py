@@ -1,6 +1,6 @@
 """Run pipelines of the corpus under kfp.local, and print how they ended as JSON.
 
-    python -m tests.local.corpus.kfp_local FAMILY
+    python -m tests.local.corpus.kfp_local [CASE...]
 
 It is a separate program because kfp.local's settings affect its whole process, and it leaves files in the current
 directory.
@@ -15,7 +15,7 @@ from typing import Any
 
 from kfp import local
 
-from tests.local.corpus import VERSION, Case, load_cases
+from tests.local.corpus import FAMILIES, VERSION, Case, load_cases
 
 
 def interpreter(folder: Path) -> str:
@@ -63,12 +63,10 @@ def content_of(value: Any) -> Any:
 
 
 def main() -> None:
-    family, *names = sys.argv[1:]
+    names = sys.argv[1:]
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root="kfp", raise_on_error=True)
-    ends = {}
-    for name, case in load_cases(family).items():
-        if (not names or name in names) and is_comparable(case):
-            ends[case.name] = run_case(case)
+    cases = [case for family in FAMILIES for case in load_cases(family).values()]
+    ends = {case.name: run_case(case) for case in cases if is_comparable(case) and (not names or case.name in names)}
     print(json.dumps(ends))
 
 
