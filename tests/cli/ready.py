@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ import termios
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -44,23 +45,62 @@ MODULES = (
 
 
 @dataclass
+class Forked:
+    """A process that goes on, and a connection that gets its status at its end."""
+
+    pid: int
+    connection: socket.socket
+    returncode: int | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal; do nothing if it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Return the exit code; None if it has not ended."""
+        with contextlib.suppress(TimeoutError):
+            return self.wait(0)
+        return None
+
+    def wait(self, seconds: float = 120) -> int:
+        """Return the exit code.
+
+        Raises:
+            TimeoutError: it has not ended by then.
+        """
+        with self._lock:
+            if self.returncode is None:
+                if not select.select([self.connection], [], [], seconds)[0]:
+                    raise TimeoutError(f"The process {self.pid} goes on after {seconds} s.")
+                self.returncode = os.waitstatus_to_exitcode(int(self.connection.recv(100)))
+                self.connection.close()
+            return self.returncode
+
+
+@dataclass
 class Started:
     """A command that goes on, in a fork. Its stderr is known at its end."""
 
-    pid: int
     stdout: TextIO
-    returncode: int | None
     _stderr: TextIO
-    _connection: socket.socket
+    _process: Forked
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        self._process.send_signal(number)
 
     def wait(self) -> int:
         """Return the exit code."""
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(int(self._connection.recv(100)))
-        return self.returncode
+        return self._process.wait()
 
     def communicate(self) -> tuple[str, str]:
         """Return the rest of stdout, and all of stderr, at the command's end."""
@@ -79,10 +119,9 @@ class Started:
 
     def __exit__(self, *_: object) -> None:
         if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             self.wait()
-        for each in (self.stdout, self._stderr, self._connection):
+        for each in (self.stdout, self._stderr):
             each.close()
 
 
@@ -122,9 +161,9 @@ class Ready:
         read, write = os.pipe()
         err = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read after the command has ended)
         with open(os.devnull) as nothing:
-            pid, connection = self.fork(words, folder, environ, [nothing.fileno(), write, err.fileno()])
+            process = Forked(*self.fork(words, folder, environ, [nothing.fileno(), write, err.fileno()]))
         os.close(write)
-        return Started(pid, open(read, encoding="utf-8"), None, err, connection)
+        return Started(open(read, encoding="utf-8"), err, process)
 
     def fork(
         self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str], streams: list[int]

@@ -1,11 +1,13 @@
-"""The runs of a host: each is a process (``child``), or made up by a test."""
+"""The runs of a host: each is a process (``child``), a fork of one that has imported it, or made up by a test."""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,11 +21,22 @@ from tests.backend.host.argo import Naming, Node
 from tests.backend.host.facts import Facts, before_the_end
 from tests.backend.host.logs import pod_log
 from tests.backend.host.tree import make_nodes
+from tests.cli.ready import Forked, Ready, ready
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.runs.vocabulary import State
 
-_REPOSITORY = Path(__file__).parents[3]
-_CHILD = f"import sys; sys.path.insert(0, {str(_REPOSITORY)!r}); from tests.backend.host import child; child.main()"
+_CHILD = "tests.backend.host.child:main"
+#: The modules that runs import sooner or later.
+_MODULES = ("torchx_kfp.local", "torchx_kfp.local.check", "torchx_kfp.local.runner")
+_starting = threading.Lock()
+
+
+@functools.cache
+def _imported() -> Ready:
+    """Start the process that has imported the program of a run. It ends with this one."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(ready(_CHILD, _MODULES, program=sys.executable))
 
 
 @dataclass
@@ -173,10 +186,11 @@ class LocalRun(Run):
         }
         asked.write_text(json.dumps(content), encoding="utf-8")
         self._output = own / f"{self.record.run_id}.txt"
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(asked)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+        with _starting:
+            imported = _imported()
+        with self._output.open("wb") as output, open(os.devnull) as nothing:
+            streams = [nothing.fileno(), output.fileno(), output.fileno()]
+            self.process = Forked(*imported.fork((str(asked),), Path.cwd(), os.environ, streams))
         self._asked_to_end = False
 
     def refresh(self) -> None:
@@ -205,9 +219,9 @@ class LocalRun(Run):
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGTERM)
             try:
                 self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.kill(self.process.pid, signal.SIGKILL)
+            except TimeoutError:
+                self.process.send_signal(signal.SIGKILL)
                 self.process.wait()
