@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import tomllib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -38,6 +37,8 @@ def torchx_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def scheduler_kfp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry points of the distribution ``torchx-kfp-scheduler``, for this test only."""
+    import tomllib  # Python 3.11, which Ax needs
+
     with (REPOSITORY / "scheduler" / "pyproject.toml").open("rb") as file:
         schedulers = tomllib.load(file)["project"]["entry-points"]["torchx.schedulers"]
     info = tmp_path / "site" / "torchx_kfp_scheduler-0.1.0.dist-info"
