@@ -111,16 +111,17 @@ def shown(parameters: Any) -> str:
 
 
 def test_all_trials_of_a_round_fail(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    it = Pipeline(base, monkeypatch)
+    it = Pipeline(base, monkeypatch, trials=4)
     it.ask("ask-1")
-    trials = [it.trial(0, exit_code=1), it.trial(1), it.trial(2, loss="low")]
+    trials = [it.trial(0, exit_code=1), it.trial(1), it.trial(2, loss="low"), it.trial(3, loss=10**309)]
     with pytest.raises(SystemExit) as ended:
         it.ask("ask-2", "ask-1", *trials)
     assert str(ended.value.code).splitlines() == [
-        "torchx-kfp: all 3 trials of round 1 failed:",
+        "torchx-kfp: all 4 trials of round 1 failed:",
         "  run/train/0: exit code 1",
         "  run/train/1: loss is missing, recorded nothing",
         "  run/train/2: loss is 'low'",
+        f"  run/train/3: loss is 1{309 * '0'}",
         "Their logs: torchx-kfp logs run 0",
     ]
 
@@ -136,7 +137,7 @@ def test_several_objectives(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     objectives = {"test/loss": "minimize", "accuracy": "maximize"}
     it = Pipeline(base, monkeypatch, rounds=1, trials=4, objectives=objectives)
     asked = it.ask("ask-1").metadata()["trials"]
-    values = [(0.5, 0.9), (0.2, 0.5), (0.5, 0.8), (0.1, 0.5)]
+    values = [(0.5, 0.9), (0.1, 0.4), (0.5, 0.8), (0.1, 0.5)]
     trials = [it.trial(i, **{"test/loss": loss, "accuracy": accuracy}) for i, (loss, accuracy) in enumerate(values)]
     best = it.ask("best", "ask-1", *trials)
     assert best.results() == {**asked[3], "test/loss": 0.1, "accuracy": 0.5, "trial": "run/train/3"}
@@ -253,7 +254,10 @@ def test_an_optimizer_of_the_image(base: str, monkeypatch: pytest.MonkeyPatch) -
     assert asked == [{"lr": 0.1, "layers": 1, "act": "relu"}] * 3, "never more than it was asked for"
     trials = [it.trial(number, loss=1) for number in range(9)]
     assert it.ask("ask-2", "ask-1", *trials[:3]).metadata()["trials"][0]["lr"] == 0.2
-    assert len(it.ask("ask-3", "ask-2", *trials[3:6]).metadata()["trials"]) == 1, "KFP fails a loop without iterations"
+    drawn = it.ask("ask-3", "ask-2", *trials[3:6]).metadata()["trials"]
+    assert len(drawn) == 1, "KFP fails a loop without iterations"
+    again = it.ask("again", "ask-2", *trials[3:6]).metadata()["trials"]
+    assert again == drawn, "the seed decides"
 
 
 def test_the_carried_program_asks_for_the_same(base: str, monkeypatch: pytest.MonkeyPatch) -> None:

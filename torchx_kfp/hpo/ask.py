@@ -124,7 +124,7 @@ def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int, /) ->
                 f"torchx-kfp: {name} asks for {trial}, but the parameters are {', '.join(definition['parameters'])}"
             )
     # KFP fails a loop without iterations whose runs are collected.
-    return asked[:number] or ask_random({**definition, "seed": None}, told, None, 1)[0], state
+    return asked[:number] or ask_random(definition, told, None, 1)[0], state
 
 
 def losses(definition: Any, trial: Any, /) -> list[float]:
@@ -208,7 +208,8 @@ def tell(definition: Any, recorded: Any, /) -> tuple[dict[str, Any], str]:
     objectives = {
         name: float(recorded[name])
         for name in definition["objectives"]
-        if type(recorded.get(name)) in (int, float) and math.isfinite(recorded[name])
+        # NaN compares as False, and whole numbers may be larger than any float.
+        if type(recorded.get(name)) in (int, float) and abs(recorded[name]) <= sys.float_info.max
     }
     code = recorded.get("exit_code", 0)
     missing = [name for name in definition["objectives"] if name not in objectives]
@@ -262,7 +263,7 @@ def main(text: str) -> None:
         )
     if reasons:
         say("failed:", "; ".join(reasons))
-    good = sorted((trial for trial in told if not trial["failed"]), key=lambda trial: losses(definition, trial)[0])
+    good = sorted((trial for trial in told if not trial["failed"]), key=lambda trial: losses(definition, trial))
     results = {}
     lists = {}
     if good:

@@ -103,7 +103,7 @@ def search(
         parameters: the space to search: {name: ``hpo.float``, ``hpo.log``, ``hpo.int`` or ``hpo.choice``}.
         minimize: the result to minimize, or a list of several.
         maximize: the result to maximize, or a list. With several objectives, the best trial is the one that is best
-            in the first (of ``minimize``, then ``maximize``).
+            in the first (of ``minimize``, then ``maximize``); among equals, the next one decides.
         tracker_base: see ``task_from_app``.
         rounds: the number of rounds. A grid takes as many as it needs.
         trials: the number of trials in a round. For a grid, the default is all of them.

@@ -54,7 +54,8 @@ class Search:
         name: the name of the search.
         round: the round for which it asks; one more than there are rounds when the search has ended.
         parameters: the space of each parameter, as in the definition.
-        objectives: ``"minimize"`` or ``"maximize"`` for each objective. The first one decides which trial is the best.
+        objectives: ``"minimize"`` or ``"maximize"`` for each objective. The first one decides which trial is the best,
+            the next one among equals.
         rounds: the number of rounds.
         trials: the trials of the rounds before this one, in the order in which they were asked for.
         asked: the parameters of each trial of this round. The last stage asks for none.
