@@ -1,9 +1,13 @@
-"""Each digits application in a separate process, started by hand as a stage."""
+"""Each digits application in a separate process, started by hand as a stage.
+
+``tests/pipelines/test_digits_run.py`` starts an interpreter for each; here, they are forks.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,8 @@ import fsspec
 import pytest
 
 from components.digits import component as apps
+from tests import pythons
+from tests.cli.ready import Ready, ready
 from tests.components.stages import REPOSITORY, run_app
 from tests.facts import says
 from tests.modules import needs
@@ -26,20 +32,37 @@ def _load(uri: str) -> dict[str, Any]:
         return dict(numpy.load(file))
 
 
-def _stage(app: apps.specs.AppDef, tracker_base: str, run_id: str = "", **parents: str | tuple[str, ...]) -> dict:
-    done = run_app(app, tracker_base=tracker_base, parents=parents, run_id=run_id or None)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert done.stdout
-    return FsspecResultTracker(tracker_base)[run_id or f"run/{app.name}/1"]
+@pytest.fixture(scope="module")
+def python() -> Iterator[Ready]:
+    """An interpreter that has imported what the applications do."""
+    modules = ("joblib", "s3fs", "sklearn.datasets", "sklearn.model_selection", "sklearn.svm", "torchx_kfp.tracking")
+    with ready(pythons.ENTRY, modules, program=sys.executable) as process:
+        yield process
+
+
+Stage = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def stage(python: Ready) -> Stage:
+    """Run an application as a stage, and return its results."""
+
+    def run(app: apps.specs.AppDef, base: str, run_id: str = "", **parents: str | tuple[str, ...]) -> dict[str, Any]:
+        done = run_app(app, tracker_base=base, parents=parents, run_id=run_id or None, python=python)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        assert done.stdout
+        return FsspecResultTracker(base)[run_id or f"run/{app.name}/1"]
+
+    return run
 
 
 @pytest.mark.s3
-def test_one_after_the_other(s3_base: str) -> None:
+def test_one_after_the_other(s3_base: str, stage: Stage) -> None:
     import joblib
 
     bucket, tracker_base = s3_base.rpartition("/")[0], s3_base
-    prepared = _stage(apps.prepare(f"{bucket}/artifacts/"), tracker_base)
+    prepared = stage(apps.prepare(f"{bucket}/artifacts/"), tracker_base)
     parts = {name: prepared.pop(f"{name}_size") for name in ("train", "valid", "test")}
     assert sum(parts.values()) == 1797
     assert parts["train"] > parts["valid"] > 300
@@ -48,17 +71,17 @@ def test_one_after_the_other(s3_base: str) -> None:
     assert {name: len(data[f"y_{name}"]) for name in parts} == parts
     assert {name: data[f"x_{name}"].shape for name in parts} == {name: (size, 64) for name, size in parts.items()}
 
-    bad = _stage(apps.train(0.1, 0.01), tracker_base, "run/train/0", prepare="run/prepare/1")
-    good = _stage(apps.train(10, 0.01), tracker_base, "run/train/1", prepare="run/prepare/1")
+    bad = stage(apps.train(0.1, 0.01), tracker_base, "run/train/0", prepare="run/prepare/1")
+    good = stage(apps.train(10, 0.01), tracker_base, "run/train/1", prepare="run/prepare/1")
     assert 0 < bad["accuracy"] < 0.9 < good["accuracy"] <= 1
     assert (good["C"], good["gamma"]) == (10, 0.01)
     assert 0 < good["fit_seconds"] < 60
 
     trials = ("run/train/0", "run/train/1")
-    selected = _stage(apps.select(), tracker_base, train=trials)
+    selected = stage(apps.select(), tracker_base, train=trials)
     assert selected == {"best": "run/train/1", "accuracy": good["accuracy"], "model": good["model"], "trials": 2}
 
-    evaluated = _stage(apps.evaluate(), tracker_base, prepare="run/prepare/1", select="run/select/1")
+    evaluated = stage(apps.evaluate(), tracker_base, prepare="run/prepare/1", select="run/select/1")
     with fsspec.open(good["model"], "rb") as file:
         model = joblib.load(file)
     assert evaluated == {"test_accuracy": model.score(data["x_test"], data["y_test"]), "model": good["model"]}
@@ -66,14 +89,14 @@ def test_one_after_the_other(s3_base: str) -> None:
     both = {"select": "run/select/1", "evaluate": "run/evaluate/1"}
     record = {"accuracy": good["accuracy"], "model": good["model"]}
     at = good["accuracy"]
-    assert _stage(apps.deploy(at), tracker_base, **both) == {**record, "threshold": at, "deployed": True}
+    assert stage(apps.deploy(at), tracker_base, **both) == {**record, "threshold": at, "deployed": True}
     above = at + 0.001
-    assert _stage(apps.deploy(above), tracker_base, **both) == {**record, "threshold": above, "deployed": False}
+    assert stage(apps.deploy(above), tracker_base, **both) == {**record, "threshold": above, "deployed": False}
 
 
-def test_data_depends_on_the_seed_alone(tmp_path: Path) -> None:
+def test_data_depends_on_the_seed_alone(tmp_path: Path, stage: Stage) -> None:
     def labels(base: str, seed: int) -> list[int]:
-        prepared = _stage(apps.prepare(seed=seed), str(tmp_path / base))
+        prepared = stage(apps.prepare(seed=seed), str(tmp_path / base))
         assert prepared["data"] == f"file://{tmp_path / base}-artifacts/run/prepare/1/digits.npz"
         return list(_load(prepared["data"])["y_test"])
 
@@ -98,14 +121,14 @@ def test_folder_beside_the_tracker_base() -> None:
     assert folder_beside("demo-results/tracker", "--artifacts") == "demo-results/tracker-artifacts"
 
 
-def test_outside_of_a_stage_the_message_says_what_is_missing() -> None:
+def test_outside_of_a_stage_the_message_says_what_is_missing(python: Ready) -> None:
     for app in (apps.train(1, 0.1), apps.select()):
-        done = run_app(app)
+        done = run_app(app, python=python)
         assert done.returncode == 1
         assert "TORCHX_TRACKER_BASE and TORCHX_JOB_ID are not set" in done.stderr
 
 
-def test_missing_results_of_a_parent_fail_the_stage(tmp_path: Path) -> None:
+def test_missing_results_of_a_parent_fail_thestage(tmp_path: Path) -> None:
     done = run_app(apps.select(), tracker_base=tmp_path, parents={"train": ("run/train/0",)})
     assert done.returncode == 1
     assert "The run 'run/train/0' has recorded no results" in done.stderr
@@ -118,8 +141,9 @@ def test_deploy_needs_no_torchx_kfp(tmp_path: Path) -> None:
     app = apps.deploy(0.9)
     module = app.roles[0].args[1]
     app.roles[0].args[:2] = ["-c", code.format(module)]
-    results = _stage(app, str(tmp_path), select="run/select/1")
-    assert results["deployed"] is True
+    done = run_app(app, tracker_base=tmp_path, parents={"select": "run/select/1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert FsspecResultTracker(tmp_path)["run/deploy/1"]["deployed"] is True
 
     app = apps.select()
     app.roles[0].args[:2] = ["-c", code.format(app.roles[0].args[1])]
