@@ -92,6 +92,18 @@ def test_rounds_tell_and_ask() -> None:
     assert len(asked) == 1
 
 
+def test_a_space_with_fewer_points_than_trials() -> None:
+    """Ax asks for all of them, and the search repeats one in each round after that."""
+    parameters = {"act": {"type": "choice", "values": ["relu", "gelu"]}, "layers": DEFINITION["parameters"]["layers"]}
+    parameters["layers"] = {**parameters["layers"], "bounds": [1, 2]}
+    definition = {**DEFINITION, "parameters": parameters, "objectives": {"loss": "minimize"}}
+    told, _ = search(definition, lambda number, its: {"loss": its["layers"]}, 4)
+    rounds = [[tuple(trial["parameters"].values()) for trial in told if trial["round"] == each] for each in range(1, 5)]
+    everything = {(act, layers) for act in ("relu", "gelu") for layers in (1, 2)}
+    assert [len(found) for found in rounds] == [3, 1, 1, 1]
+    assert {*rounds[0], *rounds[1]} == everything
+
+
 #: The first trial, in the center of the space, fails.
 PIPELINE = """
 from kfp import dsl

@@ -10,17 +10,18 @@ from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.api.protocols.metric import IMetric
 from ax.api.protocols.runner import IRunner
 from ax.core.trial_status import TrialStatus
-from ax.exceptions.generation_strategy import GenerationStrategyCompleted, MaxParallelismReachedException
+from ax.exceptions.core import OptimizationComplete
+from ax.exceptions.generation_strategy import MaxParallelismReachedException
 from ax.storage import metric_registry, runner_registry
 from ax.storage.json_store import encoders, registry
 
 __all__ = [
     "ChoiceParameterConfig",
     "Client",
-    "GenerationStrategyCompleted",
     "IMetric",
     "IRunner",
     "MaxParallelismReachedException",
+    "OptimizationComplete",
     "RangeParameterConfig",
     "TrialStatus",
     "make_storable",

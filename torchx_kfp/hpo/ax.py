@@ -6,14 +6,15 @@ the next ones. The state grows with the trials: 20 kB at first, 100 kB after ten
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchx_kfp.ax.library import (
     ChoiceParameterConfig,
     Client,
-    GenerationStrategyCompleted,
     MaxParallelismReachedException,
+    OptimizationComplete,
     RangeParameterConfig,
 )
 from torchx_kfp.hpo.ask import number_of_digits
@@ -40,7 +41,7 @@ def ask(
     numbers = _tell(client, definition, told, state["told"], state["numbers"])
     # A loaded client has no seed. With the same one in each round, trials that differ only by chance would be the same.
     client._random_seed = None if definition["seed"] is None else definition["seed"] + len(told)
-    asked = _next_trials(client, number)
+    asked = _next_trials(client, min(number, _count_untried(definition, told)))
     spaces = definition["parameters"]
     trials = [{name: _value(space, its.get(name)) for name, space in spaces.items()} for its in asked.values()]
     return trials, {"client": client._to_json_snapshot(), "numbers": [*numbers, *asked], "told": len(told)}
@@ -94,13 +95,23 @@ def _new_client(definition: Mapping[str, Any], number: int) -> Client:
     return client
 
 
+def _count_untried(definition: Mapping[str, Any], told: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of points that no trial has had. Asked for more, Ax searches for a minute, and returns none."""
+    size = 1
+    for space in definition["parameters"].values():
+        if space["type"] == "float":
+            return sys.maxsize
+        size *= len(space["values"]) if "values" in space else space["bounds"][1] - space["bounds"][0] + 1
+    return size - len({tuple(trial["parameters"].items()) for trial in told})
+
+
 def _next_trials(client: Client, number: int) -> dict[int, dict[str, Any]]:
     """Ask for trials until there are enough: Ax returns only those of one of its methods at a time."""
     asked: dict[int, dict[str, Any]] = {}
     while len(asked) < number:
         try:
             found = client.get_next_trials(number - len(asked))
-        except (GenerationStrategyCompleted, MaxParallelismReachedException):
+        except (OptimizationComplete, MaxParallelismReachedException):
             break
         if not found:
             break
