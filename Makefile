@@ -40,7 +40,7 @@ test-ax: .venv-ax/.ready ## run the tests with Ax, in a separate environment (2.
 	TORCHX_KFP_REQUIRE_AX=1 .venv-ax/bin/python -m pytest -n 0 -m "ax and not slow" tests/ax $(ARGS)
 
 test-lowest: .venv-lowest/.ready ## run the tests that depend on versions with the lowest that pyproject.toml allows
-	.venv-lowest/bin/python -m pytest -n 2 -m "(versions or lowest) and not usual and not docker" $(or $(ARGS),$(marked))
+	.venv-lowest/bin/python -m pytest -n 1 -m "(versions or lowest) and not usual and not docker" $(or $(ARGS),$(marked))
 
 test-newest: .venv-newest/.ready ## run the tests that depend on versions with the newest kfp and torchx's nightly
 	.venv-newest/bin/python -m pytest -n 2 -m "(versions or newest) and not usual and not s3" $(or $(ARGS),$(marked))
