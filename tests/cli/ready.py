@@ -30,6 +30,7 @@ from typing import TextIO
 #: The path of the installed program: `python -m` would put the current directory before the standard library.
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
 ENTRY = "torchx_kfp.__main__:main"
+COMMANDS = Path(__file__).parents[2] / "torchx_kfp" / "cli" / "commands"
 #: The modules that commands import sooner or later.
 MODULES = (
     "torchx_kfp.cli",
@@ -40,7 +41,15 @@ MODULES = (
     "pandas",
     "torchx_kfp.adapter",
     "kfp.client",
+    "google.protobuf.descriptor_pb2",
+    "rich.live",
     "rich.table",
+    "torchx_kfp.backend.run",
+    "torchx_kfp.cli.pipeline_files",
+    "torchx_kfp.local.runner",
+    "torchx_kfp.report",
+    "torchx_kfp.semantics.workflow",
+    *(f"torchx_kfp.cli.commands.{file.stem}" for file in sorted(COMMANDS.glob("[a-z]*.py"))),
 )
 
 
