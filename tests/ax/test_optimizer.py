@@ -92,6 +92,14 @@ def test_rounds_tell_and_ask() -> None:
     assert len(asked) == 1
 
 
+def test_any_whole_number_is_a_seed() -> None:
+    spaces = {"x": {"type": "float", "bounds": [0.0, 1.0], "log": False}}
+    for seed in (-1, 2**32 - 1, 2**70):
+        definition = {**DEFINITION, "parameters": spaces, "objectives": {"loss": "minimize"}, "seed": seed}
+        told, _ = search(definition, lambda number, its: {"loss": its["x"]}, 2)
+        assert len({trial["parameters"]["x"] for trial in told}) == 6
+
+
 def test_a_space_with_fewer_points_than_trials() -> None:
     """Ax asks for all of them, and the search repeats one in each round after that."""
     parameters = {"act": {"type": "choice", "values": ["relu", "gelu"]}, "layers": DEFINITION["parameters"]["layers"]}

@@ -40,7 +40,7 @@ def ask(
         client = Client._from_json_snapshot(state["client"])
     numbers = _tell(client, definition, told, state["told"], state["numbers"])
     # A loaded client has no seed. With the same one in each round, trials that differ only by chance would be the same.
-    client._random_seed = None if definition["seed"] is None else definition["seed"] + len(told)
+    client._random_seed = _seed(definition, len(told))
     asked = _next_trials(client, min(number, _count_untried(definition, told)))
     spaces = definition["parameters"]
     trials = [{name: _value(space, its.get(name)) for name, space in spaces.items()} for its in asked.values()]
@@ -76,6 +76,11 @@ def _tell(
     return numbers
 
 
+def _seed(definition: Mapping[str, Any], offset: int = 0) -> int | None:
+    """Return the seed in the range that NumPy takes."""
+    return None if definition["seed"] is None else (definition["seed"] + offset) % 2**32
+
+
 def _new_client(definition: Mapping[str, Any], number: int) -> Client:
     client = Client()
     spaces = definition["parameters"]
@@ -89,7 +94,7 @@ def _new_client(definition: Mapping[str, Any], number: int) -> Client:
     # The trials of a round run at once, so the first round is spread over the space as a whole.
     client.configure_generation_strategy(
         initialization_budget=max(5, number),
-        initialization_random_seed=definition["seed"],
+        initialization_random_seed=_seed(definition),
         allow_exceeding_initialization_budget=True,
     )
     return client
