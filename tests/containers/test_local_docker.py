@@ -335,7 +335,8 @@ def test_a_killed_run_goes_on_in_containers(engine, tmp_path):
     command += ["--mount", tmp_path / "seen", "--workspace", tmp_path / "shared"]
     runner = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 120
-    while not (tmp_path / "seen" / "up").exists():
+    # The engine says that the container runs some time after that has begun.
+    while not ((tmp_path / "seen" / "up").exists() and running(tmp_path, engine)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     runner.kill()
