@@ -1,7 +1,7 @@
 """Make this folder's package quick to find in an environment: ``PYTHON .ci/quick_editable.py``.
 
-Each start of Python runs the finder that setuptools installs for an editable package, and what that imports takes longer
-than the rest of the start (17 of 33 ms). This one finds the same package and imports nothing.
+Each start of Python runs the finder that setuptools installs for an editable package, and what that imports takes
+longer than the rest of the start (17 of 33 ms). This one finds the same package and imports nothing.
 """
 
 import os

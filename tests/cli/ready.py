@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -30,26 +31,27 @@ from typing import TextIO
 #: The path of the installed program: `python -m` would put the current directory before the standard library.
 PROGRAM = str(Path(sys.executable).parent / "torchx-kfp")
 ENTRY = "torchx_kfp.__main__:main"
-COMMANDS = Path(__file__).parents[2] / "torchx_kfp" / "cli" / "commands"
-#: The modules that commands import sooner or later.
+#: The modules that commands import sooner or later; ".*" is for those below.
 MODULES = (
-    "torchx_kfp.cli",
+    "torchx_kfp.cli.*",
+    "torchx_kfp.backend.*",
+    "torchx_kfp.local.*",
+    "torchx_kfp.report.*",
+    "torchx_kfp.adapter",
+    "torchx_kfp.engines.rights",
+    "torchx_kfp.semantics.workflow",
     "kfp.compiler",
     "kfp.kubernetes",
+    "kfp.client",
     "torchx.components.dist",
     "s3fs",
     "pandas",
-    "torchx_kfp.adapter",
-    "kfp.client",
+    "click.shell_completion",
+    "click._textwrap",
     "google.protobuf.descriptor_pb2",
+    "jinja2",
     "rich.live",
     "rich.table",
-    "torchx_kfp.backend.run",
-    "torchx_kfp.cli.pipeline_files",
-    "torchx_kfp.local.runner",
-    "torchx_kfp.report",
-    "torchx_kfp.semantics.workflow",
-    *(f"torchx_kfp.cli.commands.{file.stem}" for file in sorted(COMMANDS.glob("[a-z]*.py"))),
 )
 
 
@@ -208,7 +210,7 @@ def ready(
 
     Args:
         entry: the module and the function that are the program.
-        modules: what the process imports.
+        modules: what the process imports; see ``MODULES``.
         program: the path of the program, which is its name.
         environ: the environment in which the process imports. Default: this process's.
     """
@@ -240,7 +242,10 @@ def serve() -> None:
     if any(name.partition(".")[0] == "kfp" for name in names):
         import_kfp()
     for name in names:
-        importlib.import_module(name)
+        package = importlib.import_module(name.removesuffix(".*"))
+        if name.endswith(".*"):
+            for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+                importlib.import_module(module.name)
     module, _, function = entry.partition(":")
     main = getattr(importlib.import_module(module), function)
     # In the installed program, too, its own folder comes first.

@@ -20,17 +20,14 @@ ENTRY = "tests.scheduler.program:main"
 MODULES = (
     "kfp.client",
     "torchx.cli.main",
+    "torchx.components.dist",
+    "torchx.components.utils",
     "torchx.schedulers.kubernetes_scheduler",
     "torchx.specs.finder",
     "torchx.workspace.docker_workspace",
     "torchx_kfp.adapter",
-    "torchx_kfp.backend.run",
-    "torchx_kfp.scheduler.application",
-    "torchx_kfp.scheduler.apps",
-    "torchx_kfp.scheduler.hosts",
-    "torchx_kfp.scheduler.logs",
-    "torchx_kfp.scheduler.scheduler",
-    "torchx_kfp.scheduler.status",
+    "torchx_kfp.backend.*",
+    "torchx_kfp.scheduler.*",
 )
 #: An app handle of the scheduler.
 HANDLE = re.compile(r"kfp://torchx/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")

@@ -27,7 +27,7 @@ from torchx_kfp.runs.vocabulary import State
 
 _CHILD = "tests.backend.host.child:main"
 #: The modules that runs import sooner or later.
-_MODULES = ("torchx_kfp.local", "torchx_kfp.local.check", "torchx_kfp.local.runner")
+_MODULES = ("torchx_kfp.local.*",)
 _starting = threading.Lock()
 
 
