@@ -126,6 +126,19 @@ def test_all_trials_of_a_round_fail(base: str, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_a_round_that_fails_does_not_lose_the_trials_before_it(
+    base: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    it = Pipeline(base, monkeypatch, trials=1, rounds=2)
+    it.ask("ask-1")
+    it.ask("ask-2", "ask-1", it.trial(0, loss=0.5, exit_code="mine"))
+    best = it.ask("best", "ask-2", it.trial(1, exit_code=1))
+    assert (best.results()["loss"], best.results()["trial"]) == (0.5, "run/train/0")
+    assert [(trial.exit_code, trial.failed) for trial in it.said(best).trials] == [(0, False), (1, True)]
+    said = capfd.readouterr().err.splitlines()
+    assert said[-3:-1] == ["torchx-kfp: all 1 trials of round 2 failed:", "  run/train/1: exit code 1"]
+
+
 def test_trials_that_were_not_asked_for_are_not_told(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     it = Pipeline(base, monkeypatch)
     it.ask("ask-1")

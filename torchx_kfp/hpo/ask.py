@@ -212,6 +212,8 @@ def tell(definition: Any, recorded: Any, /) -> tuple[dict[str, Any], str]:
         if type(recorded.get(name)) in (int, float) and abs(recorded[name]) <= sys.float_info.max
     }
     code = recorded.get("exit_code", 0)
+    if type(code) is not int:  # an application's own result of this name
+        code = 0
     missing = [name for name in definition["objectives"] if name not in objectives]
     reason = f"exit code {code}" if code else ""
     if missing and not code:
@@ -256,14 +258,15 @@ def main(text: str) -> None:
         told.append({"round": before["round"], "index": index, "run_id": trial, "parameters": parameters, **result})
         if reason:
             reasons.append(f"{trial}: {reason}")
-    if reasons and len(reasons) == len(ended):
-        sys.exit(
-            "\n  ".join([f"torchx-kfp: all {len(ended)} trials of round {before['round']} failed:", *reasons])
-            + "\nTheir logs: torchx-kfp logs {} {}".format(ended[0].split("/")[0], ended[0].split("/")[-1])
-        )
-    if reasons:
-        say("failed:", "; ".join(reasons))
     good = sorted((trial for trial in told if not trial["failed"]), key=lambda trial: losses(definition, trial))
+    failed = f"failed: {'; '.join(reasons)}"
+    if len(reasons) == len(ended):
+        failed = "\n  ".join([f"all {len(ended)} trials of round {before['round']} failed:", *reasons])
+    if reasons and not good:
+        hint = "torchx-kfp logs {} {}".format(ended[0].split("/")[0], ended[0].split("/")[-1])
+        sys.exit(f"torchx-kfp: {failed}\nTheir logs: {hint}")
+    if reasons:
+        say(failed)
     results = {}
     lists = {}
     if good:

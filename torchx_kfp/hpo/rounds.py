@@ -112,7 +112,8 @@ def search(
             with Ax, and needs ``image``; ``"module:function"`` is a function of that image.
         seed: makes the search ask for the same trials each time, if those have the same results. The search is then
             cached. Without a seed, it asks anew in each run.
-        may_fail: whether the search goes on without a trial that fails. It ends if all trials of a round fail.
+        may_fail: whether the search goes on without a trial that fails. It ends if no trial has succeeded when a round
+            ends.
         image: the image of the stages that ask. With the optimizers ``random`` and ``grid`` it needs python3 (3.8 or
             newer) and fsspec; the default is the image of the trials. With others, it needs torchx-kfp (for ``ax``
             with the extra ``ax``).

@@ -4,7 +4,7 @@
 SOURCES = {
     "PUBLISHER": "21a9704bd3ff3e8af72c375e0639e5565fc81e03e86b69c9d1d51f26387c8bcd",
     "LAUNCHER": "dcab98712757aa9a1d28b51d0386761f46ee7f06df5196d19f73403bba30474b",
-    "ASK": "c4ea1257ebda3db07823a7b3efd82fc659f1659fd7ac4098e0ba090b4e60575a",
+    "ASK": "54638850b8120c75eb179fa80bf0b250fbbf5a9216ea55babf6e633efc9381a3",
 }
 
 #: ``torchx_kfp.publisher``.
@@ -177,42 +177,41 @@ LAUNCHER = (
 
 #: ``torchx_kfp.hpo.ask``.
 ASK = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;#fzqq'
-    "q|Pd;KYNQIbc)j_+msbX9/Ho;(+M6oqYh%nk+@;0@:EyT5LcJeR[R79D@x`gJpvS(rSlo-4yu-"
-    "W,s(DS9KhjnlB`IdUI/:[.8aNiW(T(ySosG%3`_B92xh%*m~Y3Y8UU8t3?PCf?;~f=:.v4~v~h^|39,#U|b3^IYVg^x;Gl(O%)xcfD-"
-    "}FTwKqm}M#[jP0:FW-"
-    "2GO.!=6c!p,9caX+f[u}Cvi`?/H2gDd!_w^3Vi,1GuUGgF|MkbRV}!N0^mFC2Cy#tdUI;`DiN#T@1`iwl?8oWEuErN!|dZQ:eDh?z95xY:IXZH"
-    "Y~y1oQ[3S/9oV^q6dN:U(3b;P:84#8jRiU-"
-    "_3aaegrHFJ?nmPWpW|xU_kH+V6wiE!u*JsITH.kxBLPV%oPsHbY(J@=B`sbWqfnl0s#umL9R~=O@=RPInC4^YXd;oDb^|9rijJfl,1TN4Ryu_s"
-    "ps?rSHS|sB-W?tS;B)6tc91bDpKvIiwI!PLs4C=Xz5H!WRSHdoz;Eeha=EN.j-dw`qp3g4p:B-i9AXdBHZ(x-hUOUeu?Y:9TZ+qdNE-HWIG56,"
-    "?yZEJq.AmD*5,IFWPX@l#%?[e,j0hB%H%l#`n@QA8s+H|lo)/hUd!3(!UoXVSy4!Yte?Xlw`#[aWbP^@q0fAay*ssZv;??:CM-"
-    "+2+Jp@6u?k*cop8HL[g!OlM+bb!fu)2l=Bi8.[Y,z-"
-    "e*J`*mDK1PSJhmk/CLa7bN;8Nu)_22w5w_|V6;IWxk;K|xbFd}w#im97PyEak#nWh#8:y[Ri/3xrEU[RmLoVgh|*I`UU:499Y29I|wCTo/gr4-"
-    "f2KI7XE//85I*tSS2?Ixq*);Vr5.Bg,ihZ7eVh[l|sN[myv^c%ge2vDRIf9)LNbUsQ.TsB?!Frxl`9(B~}L(B[gr8-"
-    "fy2Ht#jEkGwSs7Alg_e:J?e7::m?+-"
-    "%2yT#KlPQt)6:K3vL,QAq}S,T^0/(ZRH;?e=rvruFV)@UlG^yF+T6#=5J7EuU2p7DdLEVhR/aVg5qTgFry,8W6K8%G}V+.p(sDYRLK=8cuzT3f"
-    "8#11eYc`IVAzpIYE1;c`3;1Sde0;NN0kCnIb1D2sPfNfZVU_/2`7bVCI:wj}4_m#hL.cBCFWCHs7C/u4j7`Nc,KUNHdlXl-"
-    "6Jm9Hc9z(XUtlG#zYftmo:TS[KoKb=KCtw!cCy;ie@,_PxFb!s=Sb@tfXqh`uMaL3D~;A10re^_jHwH3;LFVRMd*Ac,2E2n_sH9N=;thj~ucPy"
-    "uuv1Q2x*1R,[rbH.ZNQMP%0P-[KchL#cJfWH#(kfmuMZDS2Tjbj!EMH*~#rd2D0H8:hGta6ckYDjYd(/,8Ktg.aT!y?#5u|k5XZI^FPHq-"
-    "_,t@^lDhk}ej;3h4`,jWY(rCDw6R8|fT#[!)pgd;H)uKcwzBRgyFx0GW(A2KL`=2oYUJ1;^gib^VDBmUPxJKb5V-"
-    "*3}+qcVotVjRW*3Fqh5ffdjrkbtBV3vMBeLAc);xFrM,cKp@gKjr1gHjXuU[+,~;^^rlt4xJ`,r}YK)I8=FDyJ?O!9.HNefEeA~1#kc,,H:,n4"
-    "%Z5?5%jBX#uR+j/[FqR2z#o_IR/Lj9QTKuO}U|xb-Gaui.eMdF3dFnjGC5#@xKmZ4H%@[92/w|pt[mS7;gEw7.kns,Blk*9`ENs:ih6TZK5m(D"
-    "1jLAB1m84Q+8B*I6(ymEOpTRyM+!6eu#=4Nns?giJ%`=l;b7`Bcn=jj5*j16d=-t#T(^YBR?Jv(BC/`ebk-EO;FiGJj|)a^#ki,+.p9vv=Kd[E"
-    "Gqhzz;xxr,P1`YR:^PJOz7=oj?;AnEM@!M5-@ws8UQhlPv|tDS=[V^*2d6lc=O##^}k?WFST.1w/)0Yv4nYEDNtn601HON6(2g%vxugd-*;s-"
-    "vv%,er+_VL6VxVnr}W;4JV,9gow_l+kR9!IF1)_wd*(M+Xd4Kti,:2I06v2h9AI5sC/s0vUo[hFALV(JJPV)~pq`D|kkbMu40znZIW0feL7q^r"
-    "#4YHw#H!a!(K5C/7iW%5ThMI?RoPH;m8LPYbSb8~Fbavdxj?kZMt7JzjmpoP8nM:2IG-"
-    "/AL%i)3_uDPuS5/#v_;G/[f0PZq;0YGx(W4*|C7Q0NKfD35RmuA(OB0Vi-99+eAA|X=9n41Xa@nf4Lb}wA;GOm0-aG[l-`#-"
-    "xBZPP=Dd.LHn*G-"
-    "5(}U,K+=sxn9,o75;Z}M8+%X9vfX5LOIdmJY3u@[KNy9h_bHK1XTi=#VqHtDiES}Z%Er+_~MW,/tqiFanPZXJtniT^wF6b`J!3A96B*X(FflA?"
-    "[pwT[j2GQS7buqpRX4lrl1@;/Fjf!t+o*uKcg5unWQ~Sf*3JUMD0_*-/3VL;!DFBf|pi3PboM-"
-    "`P%@KsCzf`DsC1[aFVGI^LU*K|s2JlgPt8js#gl5c/oEqIop}7iy45(Oo.7%*zat(WCW78kHa;Z~lPK1XtdUbViLt-FYIraZ.F?uCalFAVIpfW"
-    "}DDc(lCE!7_bL?v*Skm6=~:(@N@GaLL9*:Pt^Qh%xJ3|uOvM.0Vd//.07eh}/O@eYXy3?26:L(p;kb;Vg6dTzXkpX7!)BJzHK-"
-    "nwqK^A=o?ubu,T2!i@Z%^yVDem}mtUFJK[@4uAw*!ij3`[926SON?`A#3BinWiO+.A619a046tUqYHo?Y+h@jAIQ:2Vc4+Iy7?Xf-Ffz9OmbuK"
-    "lAwo7/}5PC?oK-o13IFs1L}gg#V}knC-"
-    ")Yxj/4zeuy!Uw^VPMzdpJg_`FWRd|/S8Mg/)/VbAdWSmr7AF=J/3e%/VbmZueU5d/vMG7k5vO/3h+eh/~qPrwK;e#+r3[GnZr%?E.TrSbxDM=-"
-    "8iFaTTydSeI|.e#bbyrxWk,v;P1`miNNXsbKfA,Ktt-"
-    "b1eqpWv*%IKK9J_pMV4fey9|1l8}Ot=FqN)P7#yL~8!ZfAgv5ydG!#+ktrtU;t?p)R!LEwSHst^av7:iZ|6_Z`z0`Zc:`WyL`Hj(l!d~EQGcUE"
-    "5wOIZpbL+y?Bx#oLq}1;dGat4[y64@_sn)=;jU+Er(c.y8Z4-"
-    "U5_)EO6/RTXoMK_kR_=JS?C8}bcW7His^JTcHL2B%TPB0(1}}myKmX;sjM3E)@*eEy:Js2q1NhtnYSo9HE=V(5p.)Htsuatf/Q_d1p6:bf.fgi"
-    '[=^8g=l9;g^!fh*".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
+    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;#fTqs'
+    "aFCd-"
+    "N.T*o~.mSo[0EgkEnIpzQ3iXM:iau+*[[BTxaFuqwX,JGV*l/}ibr?i/cMeeUJ0EI#j4Zzi)ac~rfL3?K5|SZ?ApEP5juB}LDZ+wfD*k+Dj8(R"
+    "P/+g|SMLLVYUY=)nkc/4Qz@%8E3NbNV?K@AEXFr!%n)izkulWmmw(I^ELqLgb(I;#3sTR?*WBy-kLfu)Nx5nMw+4voH3U%8lCR-BYH*^)/YVKd"
+    "IHeNHaS2.^wodQ~c9gtBrBZ9pRdGrf@Pbwo,?d[}TUv?eSAF;uMP.r;meE?(qqCOfliEX};m^iDS|~+QbE!5OZmrns)D1v@u*GN^pMAnst`!A:"
+    "AkIocYTUEcm@wQ!,gr%cuUyTpTY9[MYm0L[9sCJ~(mB[;c1J-3[47M9f!lu8e8*^7X9mVsA!g`NXVtQI(i4B|}A+-"
+    "aY1/FAo#jI,U,OH_ONJOLJI/=/%1)2!i5eJYrHOe8Zh8Q}!W@_bO)*QtWbVR*|JEyyGnOnO%y2a+aipaeQvZvHA7D?7bRE?!JNVW~YBLFgIyNu"
+    "wvWs3,qPBj`D)9qg7!MC!W:koa?f52S;`AmwY6~;!2!R3KKb6vRtV(^M_Npu-"
+    "/;o3,?w~tmA~^#E5d^GEJ1B5nNdHI|8ya4h|oi1mavSDXcIHw+h5YXyn%+zhi.s,|X[#mCGuHbMpPllLyzHTC1ltS}A^noB0yi,~C1kwX!-"
+    "iVg1ASvoeE+@C7.:lk,EUmlYwwoSP*AfC0~_:o7Mcyw?LM.kgv[%dS1Q!re}RRGv9:yXWex113v(W/TJTJ@;PKm2d^YrJ=q9)UKF[v1xnqH*tW"
+    "jb8DBS:;0/W[cX78H^Q^3thw11c1bnmzeYRmAsw?tb#6s@Ot4J^g`xj=JvRN,`3iWE`!QjyS(xsi9MP[TBO:bDL2*_g,^?7NqBU!-"
+    "EJvlVL(1m8M)uBZjlx1DGWxGZ*Up9,ae/rdS;)1BiYSE#o0-"
+    "FNd1h5RgDrB75jZ)RRkhuG32j/EeF~m8JL_qeT8D[dm2l;wD#D`3__:..LM+Um*:MmA,U*~RS4CM^n*8P,@;8L6*FiY-DJpp5@.qnz/KUGBOy:"
+    "sKJ1k0JJnRdjcv41Z!U![E9GEbe^*#l1zp+pEpe4b4X^(v(6osm50yQL6admBeJQm%hyJQgUeO!:tI6fq;!5,i/E2hz}Q~)PEqBYg?;k[ZF(Fb"
+    ")zYhT-6la`paBbWR~eGi1wQOENeZh3~jC,.L1)vOPb.)oS!y80S~am/OFV=D+^6,F9;e-"
+    "Q^/uHrDy4TTDj^B_RfMG#=eLzpYmu8FeA^PO7hzBY8MAP4?R;2}%XLb}!pKdpTh2Splea;}e725WFMW:n=O``n1;nT4*q.Us_cT7^ZhiDE?pRo"
+    "gD#99-0fF0J~sQoF*KV8dlvOh}c-S(awCxkFhw-0cfE(-4ltM2zKcjak_dz27jC^7)vd1X^3YI_|s(Q52O_#zyAf2kmuhv3|cv/F(2-"
+    "ofeZ2B!Ds;TZbx;M~HxAj0*0Mj3L|~ESeI6gcyH1_)mFqaIJkUp8s!JPwEo~VTWE5x7YfDJ/vr=YB,ZY#-"
+    "mN)7!a,wy8s6Oc~+).akx^1jbPt=H(~HqnQLKk5cW),a[_5t@3*_0.rC}tt8}e66|1J:Q/!T37.VkZ`(K5z1`H`T%hoR1sjl=0V_beICXJ5jcB"
+    "5Y,,NMEjeH%Wjb(H0R62g!dLHaE3vb[2gQ##/mQU~3?Tj*f,V^lmDDOv)i3HI@UnKa3vWmG9nC/nKJ0,aMU%;xZwmG5^u@H^*MZ#5H58%MT?hk"
+    "I4KzU6%k8@nt5jo6W7G0}Gfr7NdaUZ6r*wSU9sLQf|P:aJs`l/Rjx!2G3Z0OGfx88nv0x+u}br)xi[.ixn0^/0Z9y-"
+    "5MprxMM)I:1Oq1F9Air^twG!Ag|ts*P+[o:JdgI!3EJzxVDm?RVi1XMme*8f4R;Yo/p@l0L@jhShcEGubI|=VIA+[H6WfDcOdGbusD|gj!@s%!"
+    "3g7CU(,6J79p*+bGYY/WWFzphj!8HV,Xhbl~v`:#Y1z2YH}#B@IT0b0R`59/7Mm3vuMwb_LsnDAbzS4;aP4@:0xntsY66n:)ptY.7ZQVN`zEl#"
+    "REh#c|7_vXTH)?Z9n.Kt+UmPTw2Egge/Nj,Rph@@~nnB}%k[VHUZB[;K3dl%:g%-Cf;!vmb-Sl^e`QczNC)Z#QWIG#js-"
+    "+wtXHaC?7=[cjQCp=72Bq!j/X)w^5AI~(5yuJd+`o;iGyO8~b|f(Y//f|0Cl!d1a+-"
+    "85MkM_~:O%cF_zyh#*m)ey6EYAO@`@*:j(rPefz/bjbAGP_blZVL94=CF@TorJVtB`6a;3Kng[M[ND,JkKWA!TiFRj-"
+    "h75nN[g8%hP?fQmD+OIJ7_PC.BPOE2!vEDcI:rrhp(rl;=7)tmqBk/p?3_FBfK?3RYxM7[kKS7c}g^fPU28Dp1g*,c#ObGplPcELS1Kfr;~F^X"
+    "TJNUSRHQZ2H5oJl82TD`H7|^e8)~iHT!#//,SPLFvVw(x?m:A62Fdy-HV6Pfzv7fuRyyB,B+j[tD2#_rM4LB(;2RKTG}P^4_8,V`kMnhYD4*9s"
+    "f!2pG8dC1Vj6+%8;)fhsWY54.6t#B9t54hv(%_Al5}Qt+(J}fAs`7BLww[**}Svdq2OpT6Qe@[cTydp|JZ7z~%h81Pq~8@rle+Dl+FsDtFNgQq"
+    "Hou_`WGHeabl8KCHtEGy6w`s-JLI?x8BxR+whPMhWJ+.ro^rC?(-(-"
+    "%IvOVl+FJn=dh;X[ftmq#HvgY8/+hOQW[`rRdM=qR(47o!E.yYAyyoupw?G[,m#M+J*%mL-VYB7e|Gjc/@X7cIjjQ-2a,0_vJ6i-"
+    "IIzkZ5j.+;irSJZ~48c+f_Nd!XJ8dV.B5VgUSoa2I*b2:EZArpqs!s*7,)QmQ5M`(!_VeLh8j/H9@;;*/tZ|FuVa5hwrdfUo2mHz5d:-"
+    "H[lFX3PJVzWb5Uq4[j[#o679p_-"
+    "[T9y_dbt[C;3xfe#Rsg86a@yUy:79`3LsQt`U_5U^dN8nj)l@LfLLM[FB~a}+|,#5Lh,A~#YT`,oKzE390Icf#vL!5m(7KjaO-Yj4aoC0Y)t6g"
+    "8o)OI?p6m`Y;Q4GNgz9H}U?k%fNnMQ7-^-`HL!a~GYIwhDGBfKJ-V-"
+    '%YE2@5+iZS9W^_=!NUB2=%G%mwiQBXBJKJmttY|a4HBWsvwY(1;I9qk|1FAJ?~GgFnj#49N513KL".translate({44:36,46:38,47:60,58:'
+    "62,91:123})),-15))"
 )
