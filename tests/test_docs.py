@@ -6,15 +6,13 @@ import importlib
 import json
 import re
 import subprocess
-import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import pages
-from tests.cli.ready import Ready, ready
+from tests.cli.ready import Ready
 from tests.events import finished_stages
 from torchx_kfp import component_from_function
 from torchx_kfp.errors import AppDefError
@@ -28,16 +26,10 @@ def name(page: Path) -> str:
     return str(page.relative_to(pages.REPOSITORY))
 
 
-@pytest.fixture(scope="module")
-def imported() -> Iterator[Ready]:
-    with ready() as program:
-        yield program
-
-
 @pytest.mark.parametrize("page", with_blocks("console"), ids=name)
-def test_commands_print_what_the_page_says(page: Path, tmp_path: Path, imported: Ready) -> None:
+def test_commands_print_what_the_page_says(page: Path, tmp_path: Path, ready_program: Ready) -> None:
     outputs = []
-    for command, printed in pages.run_commands(page, tmp_path, imported):
+    for command, printed in pages.run_commands(page, tmp_path, ready_program):
         assert printed.code == 0 or re.search("failed|Error: ", command.output), f"{command.line}\n{printed.stderr}"
         assert pages.agrees(command.output, printed), f"{command.line}\n{printed.stdout}{printed.stderr}"
         outputs.append((command, printed))
@@ -82,17 +74,9 @@ def programs(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if programs(page)], ids=name)
-def test_programs_run_in_a_stage(page: Path, tmp_path: Path) -> None:
+def test_programs_run_in_a_stage(page: Path, tmp_path: Path, ready_program: Ready) -> None:
     pages.write_files(page, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", programs(page)],
-        cwd=tmp_path,
-        env=pages.stage_environment(tmp_path / "tracker"),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = ready_program.python(["-c", programs(page)], tmp_path, pages.stage_environment(tmp_path / "tracker"))
     assert done.returncode == 0, done.stderr
 
 
@@ -106,9 +90,9 @@ def test_shell_scripts_run_in_a_stage(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if pages.pipeline(page)], ids=name)
-def test_parts_of_pipelines_compile(page: Path, tmp_path: Path, imported: Ready) -> None:
+def test_parts_of_pipelines_compile(page: Path, tmp_path: Path, ready_program: Ready) -> None:
     (tmp_path / "parts.py").write_text(pages.pipeline(page))
-    printed = pages.run("torchx-kfp compile parts.py -o parts.yaml", tmp_path, imported)
+    printed = pages.run("torchx-kfp compile parts.py -o parts.yaml", tmp_path, ready_program)
     assert printed.code == 0, printed.stderr
     if page.stem == "storage":
         text = (tmp_path / "parts.yaml").read_text()
@@ -144,9 +128,9 @@ def test_pages_load_nothing_from_elsewhere(page: Path) -> None:
             assert not re.search(r"@import|url\((?!#)|href=", file.read_text(encoding="utf-8")), picture
 
 
-def test_what_the_tutorial_declares_are_outputs_of_kfp(tmp_path: Path, imported: Ready) -> None:
+def test_what_the_tutorial_declares_are_outputs_of_kfp(tmp_path: Path, ready_program: Ready) -> None:
     pages.write_files(pages.REPOSITORY / "docs" / "start" / "conditions.md", tmp_path)
-    printed = pages.run("torchx-kfp run gate.py --tracker-base results --json --quiet", tmp_path, imported)
+    printed = pages.run("torchx-kfp run gate.py --tracker-base results --json --quiet", tmp_path, ready_program)
     assert printed.code == 0, printed.stderr
     deploy, evaluated = finished_stages(printed.stdout)
     outputs = {name: value for name, value in evaluated["outputs"].items() if name != "run_id"}

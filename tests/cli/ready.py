@@ -1,7 +1,7 @@
 """The command line as a user calls it, without the time that imports take: forks of a process that has imported it.
 
 Each call is a process with its own arguments, environment, directory and output. ``test_start`` tests the imports
-themselves, in new processes. Other programs can be called in the same way.
+themselves, in new processes. Other programs can be called in the same way, and Python itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import select
 import signal
 import socket
@@ -23,6 +24,7 @@ import tempfile
 import termios
 import threading
 import traceback
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,10 +145,17 @@ class Ready:
         self.path = path
         self.program = program
 
-    def call(
-        self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str]
+    def python(
+        self, words: Sequence[str], folder: Path, environ: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """Run the program in a fork."""
+        """Run a program in Python: ``-c PROGRAM`` or ``-m MODULE``, and its arguments."""
+        return self.call(tuple(words), folder, environ, program=sys.executable)
+
+    def call(
+        self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str], *, program: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the program, or another one, in a fork."""
+        command = [program or self.program, *words]
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection,
             open(os.devnull) as nothing,
@@ -155,7 +164,7 @@ class Ready:
         ):
             connection.settimeout(120)
             connection.connect(self.path)
-            request = json.dumps([words, str(folder), dict(environ), False]).encode()
+            request = json.dumps([command, str(folder), dict(environ), False]).encode()
             socket.send_fds(connection, [request], [nothing.fileno(), out.fileno(), err.fileno()])
             pid = int(connection.recv(100))
             try:
@@ -165,7 +174,7 @@ class Ready:
                 raise
             for file in (out, err):
                 file.seek(0)
-            return subprocess.CompletedProcess([self.program, *words], code, out.read(), err.read())
+            return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
     def start(self, words: tuple[str, ...], folder: Path, environ: Mapping[str, str]) -> Started:
         """Start the program in a fork, which goes on."""
@@ -193,7 +202,7 @@ class Ready:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(120)
         connection.connect(self.path)
-        request = json.dumps([words, str(folder), dict(environ), True]).encode()
+        request = json.dumps([[self.program, *words], str(folder), dict(environ), True]).encode()
         socket.send_fds(connection, [request], streams)
         return int(connection.recv(100)), connection
 
@@ -261,11 +270,12 @@ def serve() -> None:
         while True:
             connection, _ = server.accept()
             request, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-            words, folder, environ, goes_on = json.loads(request)
+            called, folder, environ, goes_on = json.loads(request)
             # Another process waits for a command that goes on; it is a child of none that waits for it.
             waits = not goes_on or not _fork_apart()
             if waits:
-                _run(main, [program, *words], folder, environ, descriptors, connection, server)
+                runs = main if called[0] == program else _python
+                _run(runs, called, folder, environ, descriptors, connection, server)
             else:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -309,6 +319,20 @@ def _run(main, command, folder, environ, descriptors, connection, server) -> Non
     code = os.waitpid(pid, 0)[1]
     with contextlib.suppress(OSError):
         connection.send(str(code).encode())
+
+
+def _python() -> None:
+    """Run a program like the interpreter does."""
+    _, option, given, *words = sys.argv
+    sys.argv[:] = [option, *words]
+    sys.path[0] = os.getcwd() if option == "-m" else ""
+    if option == "-m":
+        runpy.run_module(given, run_name="__main__", alter_sys=True)
+    elif option == "-c":
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(given, vars(sys.modules["__main__"]))  # noqa: S102
+    else:
+        raise ValueError(f"{option}: only -c and -m can be run here")
 
 
 def _end(main, command, folder, environ) -> None:

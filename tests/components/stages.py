@@ -39,6 +39,6 @@ def run_app(
     (role,) = app.roles
     if python is not None:
         assert role.entrypoint == "python"
-        return python.call(tuple(role.args), REPOSITORY, environ)
+        return python.python(role.args, REPOSITORY, environ)
     program = {"python": (sys.executable,), "sh": shell}[role.entrypoint]
     return subprocess.run([*program, *role.args], cwd=REPOSITORY, env=environ, capture_output=True, text=True)

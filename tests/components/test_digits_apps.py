@@ -15,7 +15,6 @@ import fsspec
 import pytest
 
 from components.digits import component as apps
-from tests import pythons
 from tests.cli.ready import Ready, ready
 from tests.components.stages import REPOSITORY, run_app
 from tests.facts import says
@@ -36,7 +35,7 @@ def _load(uri: str) -> dict[str, Any]:
 def python() -> Iterator[Ready]:
     """An interpreter that has imported what the applications do."""
     modules = ("joblib", "s3fs", "sklearn.datasets", "sklearn.model_selection", "sklearn.svm", "torchx_kfp.tracking")
-    with ready(pythons.ENTRY, modules, program=sys.executable) as process:
+    with ready(modules=modules) as process:
         yield process
 
 
