@@ -253,6 +253,10 @@ REFUSED = {
         2,
         "recorded for 'b/trian' under 'base'. Did you mean 'b-1/train'? Run ids there: b-1/train/t0.\n",
     ),
+    ("base", "a-1/t1"): (
+        2,
+        "Nothing is recorded for 'a-1/t1' under 'base'. Did you mean 'a-1/train/t1'? Run ids there",
+    ),
     ("base", "a-1/train/t00"): (
         2,
         "'a-1/train/t00' under 'base'. Did you mean 'a-1/train/t0'? Run ids there: a-1/train/t0, a-1/train/t1.\n",

@@ -267,18 +267,23 @@ def _unknown(run: str, word: str, done: str, found: Iterable[str], here: RunsHer
         here: the runs on this machine.
         base: the tracker base.
     """
-    from torchx_kfp.pipeline.names import LATEST
+    from torchx_kfp.pipeline.names import LATEST, fitting
     from torchx_kfp.tracking.stores.keys import pipeline_run
+
+    executions: dict[str, str] = {}
 
     if done:
         # The pipeline run exists: its own stages help more than other runs.
         there = sorted(found)
         names = list(dict.fromkeys(filter(None, (_next(key, done) for key in there))))
+        # The name of an execution without that of its stage.
+        executions = {key.rpartition("/")[2]: key.removeprefix(done) for key in there}
     else:
         there = list(dict.fromkeys(map(pipeline_run, found)))
         there += [name for name in list(here.folders)[:_LOOKED_AT] if name not in there and here.handed_on(name)]
         names = [LATEST, *there]
-    near = most_similar(word, names)
+    meant = fitting(word, list(executions))
+    near = executions[meant[0]] if len(meant) == 1 else most_similar(word, names)
     return UnknownRunError(
         f"Nothing is recorded for {run!r} under {base!r}.{f' Did you mean {done + near!r}?' if near else ''} "
         f"{'Run ids' if done else 'Runs'} there: {listed(nearest(run, there))}."
