@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.facts import says
 from torchx_kfp import hpo
 from torchx_kfp.adapter.stage.carried import ASK
 from torchx_kfp.hpo import ask
@@ -282,14 +283,64 @@ def test_the_carried_program_asks_for_the_same(base: str, monkeypatch: pytest.Mo
     assert Run("run/ask-1/2", it.tracker).metadata() == expected
 
 
-def wrong(definition: Any, told: Any, state: Any, number: int) -> Any:
-    """An optimizer that forgets a parameter."""
-    return [{"lr": 0.1}], None
+def answer(definition: Any, told: Any, state: Any, number: int) -> Any:
+    """An optimizer that returns what the search's seed says."""
+    return ANSWERS[definition["seed"]]
 
 
-def test_an_optimizer_that_asks_for_something_else(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match=r"test_ask:wrong asks for \{'lr': 0.1\}, .* are lr, layers, act"):
-        Pipeline(base, monkeypatch, optimizer="tests.hpo.test_ask:wrong").ask("ask-1")
+GOOD = {"lr": 0.1, "layers": 1, "act": "relu"}
+#: What an optimizer returns, and what is said about it; None if it is right.
+ANSWERS: list[Any] = [([change], None) for change in ({**GOOD, "lr": 1}, {**GOOD, "lr": 1 + 1e-15})]
+WRONG: list[tuple[Any, list[str]]] = [
+    (([{"lr": 0.1}], None), ["asks for {'lr': 0.1}", "lr, layers, act"]),
+    (([{**GOOD, "lr": 7.0}], None), ["lr=7.0", "lr is a number from 0.0001 to 1.0"]),
+    (([GOOD, {**GOOD, "lr": math.nan}], None), ["lr=nan", "from 0.0001 to 1.0"]),
+    (([{**GOOD, "lr": "0.1"}], None), ["lr='0.1'", "a number"]),
+    (([{**GOOD, "layers": 4}], None), ["layers=4", "a whole number from 1 to 3"]),
+    (([{**GOOD, "layers": 2.0}], None), ["layers=2.0", "a whole number"]),
+    (([{**GOOD, "layers": True}], None), ["layers=True", "a whole number"]),
+    (([{**GOOD, "act": "tanh"}], None), ["act='tanh'", "one of ['relu', 'gelu']"]),
+    (([GOOD], {1, 2}), ["state", "JSON", "set"]),
+    ([GOOD], ["returns [{'lr'", "return trials, state"]),
+    ((GOOD, None), ["returns ({'lr'", "return trials, state"]),
+]
+
+
+def test_numbers_that_rounding_carries_beyond_a_bound(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (0, 1):
+        it = Pipeline(base, monkeypatch, optimizer="tests.hpo.test_ask:answer", seed=seed)
+        assert it.ask(f"ask-{seed}").metadata()["trials"] == [{**GOOD, "lr": 1}]
+
+
+@pytest.mark.parametrize(("returned", "facts"), WRONG)
+def test_an_optimizer_that_asks_for_something_else(
+    returned: Any, facts: list[str], base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.ANSWERS", [returned])
+    with pytest.raises(SystemExit, match=says("torchx-kfp: tests.hpo.test_ask:answer ", *facts)):
+        Pipeline(base, monkeypatch, optimizer="tests.hpo.test_ask:answer", seed=0).ask("ask-1")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "facts"),
+    [
+        ("tests.hpo.test_ask:anser", ["no function 'anser'", "Did you mean 'answer'?"]),
+        ("tests.hpo.test_ask:WRONG", ["no function 'WRONG'"]),
+        ("tests.hpo.test_aks:answer", ["no module 'tests.hpo.test_aks'", "'tests.hpo.test_ask'?", "PYTHONPATH"]),
+        ("jsno:answer", ["no module 'jsno'", "Did you mean 'json'?", "PYTHONPATH"]),
+        ("json.tool.x:answer", ["no module 'json.tool.x'"]),
+        ("imports_nothing:answer", ["'imports_nothing:answer' cannot be imported", "No module named 'nothing_at_all'"]),
+        ("imports_less:answer", ["'imports_less:answer' cannot be imported", "cannot import name 'loud'"]),
+    ],
+)
+def test_an_optimizer_that_does_not_exist(
+    optimizer: str, facts: list[str], base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imports_nothing.py").write_text("import nothing_at_all")
+    (tmp_path / "imports_less.py").write_text("from json import loud")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SystemExit, match=says("torchx-kfp: optimizer=", *facts)):
+        Pipeline(base, monkeypatch, optimizer=optimizer).ask("ask-1")
 
 
 @pytest.mark.parametrize("store", ["memory", pytest.param("s3", marks=pytest.mark.s3)])

@@ -25,6 +25,11 @@ from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.statements.search import SEARCH, Search
 
 
+def lr_and_layers(lr: float, layers: int) -> AppDef:
+    """A component, which is not a trial."""
+    return python(TRIAL, f"{lr}", f"{layers}")
+
+
 def compiled(pipeline: Any, folder: Path) -> str:
     path = folder / "pipeline.yaml"
     compiler.Compiler().compile(pipeline, str(path))
@@ -229,6 +234,8 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
         ({"trial": train(hpo.Parameters({"lr": "1", "layers": "2"}))}, ["trial is AppDef", "lambda p"]),
         ({"trial": lambda p: f"{p.lr}{p.layers}"}, ["returns '{{channel", "AppDef"]),
         ({"trial": lambda p: python("", f"{p.lr}")}, ["does not use 'layers'", "{p.layers}", "leave it out"]),
+        ({"trial": lambda lr: python("", f"{lr}")}, ["does not use 'lr', 'layers'", "lambda p: component(lr=p.lr)"]),
+        ({"trial": lr_and_layers}, ["one argument", "lambda p: lr_and_layers(**p)"]),
         ({"trial": lambda p: python("", f"{p.layer}")}, ["'layer'", "Did you mean 'layers'?"]),
         ({"parallelism": 0}, ["parallelism is 0", "1 or more"]),
         ({"optimizer": "ax"}, ["'ax'", "torchx-kfp[ax]", "image="]),

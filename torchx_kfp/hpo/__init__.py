@@ -12,7 +12,8 @@
     )
 
 ``spaces`` has the values that a parameter can have, and ``rounds`` makes the stages. ``ask`` is the program between the
-rounds, which needs only fsspec: importing this package does not load kfp.
+rounds, which needs only fsspec: importing this package does not load kfp. ``others`` asks the optimizers of an image,
+such as ``ax``.
 """
 
 from __future__ import annotations

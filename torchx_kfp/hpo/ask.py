@@ -112,17 +112,14 @@ def ask_for(definition: Any, told: Sequence[Any], state: Any, number: int, /) ->
     name = definition["optimizer"]
     if name in ("random", "grid"):
         return (ask_random if name == "random" else ask_grid)(definition, told, state, number)
-    import importlib
+    # The image has torchx-kfp.
+    from torchx_kfp.errors import SearchError
+    from torchx_kfp.hpo.others import ask_other
 
-    # "ax" is a module here; others are module:function.
-    module, _, function = name.partition(":")
-    found = importlib.import_module(module if function else f"torchx_kfp.hpo.{module}")
-    asked, state = getattr(found, function or "ask")(definition, told, state, number)
-    for trial in asked:
-        if trial.keys() != definition["parameters"].keys():
-            sys.exit(
-                f"torchx-kfp: {name} asks for {trial}, but the parameters are {', '.join(definition['parameters'])}"
-            )
+    try:
+        asked, state = ask_other(definition, told, state, number)
+    except SearchError as error:
+        sys.exit(f"torchx-kfp: {error}")
     # KFP fails a loop without iterations whose runs are collected.
     return asked[:number] or ask_random(definition, told, None, 1)[0], state
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kfp import dsl
@@ -178,17 +179,48 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], plan: Plan) -> specs.A
             for parameter in plan.parameters
         }
     )
+    if not _takes(trial, stand_ins) and (call := _call_of_component(trial, plan.parameters)):
+        raise SearchError(f"trial cannot be called with one argument, the parameters of a trial. {call}")
     app = trial(stand_ins)
     if not isinstance(app, specs.AppDef):
         raise SearchError(f"trial() returns {app!r} ({type(app).__name__}). It must return an AppDef.")
     check_app(app)
     unused = [parameter for parameter in plan.parameters if parameter not in stand_ins._used]
     if unused:
+        way_out = _call_of_component(trial, plan.parameters) or (
+            f"Pass the parameter on, for example args=['--{unused[0]}', f'{{p.{unused[0]}}}'], or leave it out of "
+            "parameters."
+        )
         raise SearchError(
-            f"trial() does not use {', '.join(map(repr, unused))}: all values would give the same trial. Pass the "
-            f"parameter on, for example args=['--{unused[0]}', f'{{p.{unused[0]}}}'], or leave it out of parameters."
+            f"trial() does not use {', '.join(map(repr, unused))}: all values would give the same trial. {way_out}"
         )
     return app
+
+
+def _takes(trial: Callable[[Parameters], specs.AppDef], parameters: Parameters) -> bool:
+    """Tell whether the function can be called with one object, as far as can be known."""
+    try:
+        inspect.signature(trial).bind(parameters)
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
+
+
+def _call_of_component(trial: Callable[..., object], parameters: Sequence[str]) -> str:
+    """Return how to call a function that is a component with parameters of the search; empty if it is not."""
+    try:
+        own = inspect.signature(trial).parameters
+    except (TypeError, ValueError):
+        return ""
+    both = [name for name in parameters if name in own]
+    if not both:
+        return ""
+    words = "**p" if len(both) == len(parameters) else ", ".join(f"{name}=p.{name}" for name in both)
+    name = getattr(trial, "__name__", "component")
+    call = f"lambda p: {'component' if name == '<lambda>' else name}({words})"
+    return f"It has the parameter {both[0]!r} itself, as a component does. Write {call}."
 
 
 def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inline: bool) -> specs.AppDef:

@@ -35,6 +35,8 @@ class Float:
         _check_bounds(self, (builtins.int, builtins.float), f"two numbers such as {example}")
 
     def __str__(self) -> str:
+        if self.log is True:
+            return f"hpo.log({self.low!r}, {self.high!r}{_points_text(self.points)})"
         return _range_text("float", self)
 
     @property
@@ -181,8 +183,11 @@ def output_type(space: Space) -> type[Any]:
 
 def _range_text(name: str, space: Float | Int) -> str:
     log = "" if space.log is False else f", log={space.log!r}"
-    points = "" if space.points is None else f", points={space.points!r}"
-    return f"hpo.{name}({space.low!r}, {space.high!r}{log}{points})"
+    return f"hpo.{name}({space.low!r}, {space.high!r}{log}{_points_text(space.points)})"
+
+
+def _points_text(points: object) -> str:
+    return "" if points is None else f", points={points!r}"
 
 
 def _points(points: builtins.int | None) -> Mapping[str, Any]:
@@ -196,6 +201,10 @@ def _check_bounds(space: Float | Int, types: tuple[type[Any], ...], expected: st
     if not (math.isfinite(low) and math.isfinite(high) and math.isfinite(high - low) and low < high):
         raise SearchError(f"{space} is not a range: low must be below high, and both finite. Write {expected}.")
     if space.log and low <= 0:
-        raise SearchError(f"{space} begins at {low!r}, which has no logarithm. Begin above 0, or leave out log.")
+        without = f"hpo.{'int' if isinstance(space, Int) else 'float'}({low!r}, {high!r})"
+        raise SearchError(
+            f"{space} begins at {low!r}, which has no logarithm. Begin above 0, or spread the numbers "
+            f"themselves evenly: {without}."
+        )
     if points is not None and (type(points) is not builtins.int or points < 2):
         raise SearchError(f"{space} has {points!r} points. A grid has 2 or more in a range: points=5.")

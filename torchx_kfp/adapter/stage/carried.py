@@ -4,7 +4,7 @@
 SOURCES = {
     "PUBLISHER": "21a9704bd3ff3e8af72c375e0639e5565fc81e03e86b69c9d1d51f26387c8bcd",
     "LAUNCHER": "dcab98712757aa9a1d28b51d0386761f46ee7f06df5196d19f73403bba30474b",
-    "ASK": "54638850b8120c75eb179fa80bf0b250fbbf5a9216ea55babf6e633efc9381a3",
+    "ASK": "91e406da420c803b2697c6ebbce0a36938049b73d8500ef32b4a959ebce3c091",
 }
 
 #: ``torchx_kfp.publisher``.
@@ -177,41 +177,42 @@ LAUNCHER = (
 
 #: ``torchx_kfp.hpo.ask``.
 ASK = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;#fTqs'
-    "aFCd-"
-    "N.T*o~.mSo[0EgkEnIpzQ3iXM:iau+*[[BTxaFuqwX,JGV*l/}ibr?i/cMeeUJ0EI#j4Zzi)ac~rfL3?K5|SZ?ApEP5juB}LDZ+wfD*k+Dj8(R"
-    "P/+g|SMLLVYUY=)nkc/4Qz@%8E3NbNV?K@AEXFr!%n)izkulWmmw(I^ELqLgb(I;#3sTR?*WBy-kLfu)Nx5nMw+4voH3U%8lCR-BYH*^)/YVKd"
-    "IHeNHaS2.^wodQ~c9gtBrBZ9pRdGrf@Pbwo,?d[}TUv?eSAF;uMP.r;meE?(qqCOfliEX};m^iDS|~+QbE!5OZmrns)D1v@u*GN^pMAnst`!A:"
-    "AkIocYTUEcm@wQ!,gr%cuUyTpTY9[MYm0L[9sCJ~(mB[;c1J-3[47M9f!lu8e8*^7X9mVsA!g`NXVtQI(i4B|}A+-"
-    "aY1/FAo#jI,U,OH_ONJOLJI/=/%1)2!i5eJYrHOe8Zh8Q}!W@_bO)*QtWbVR*|JEyyGnOnO%y2a+aipaeQvZvHA7D?7bRE?!JNVW~YBLFgIyNu"
-    "wvWs3,qPBj`D)9qg7!MC!W:koa?f52S;`AmwY6~;!2!R3KKb6vRtV(^M_Npu-"
-    "/;o3,?w~tmA~^#E5d^GEJ1B5nNdHI|8ya4h|oi1mavSDXcIHw+h5YXyn%+zhi.s,|X[#mCGuHbMpPllLyzHTC1ltS}A^noB0yi,~C1kwX!-"
-    "iVg1ASvoeE+@C7.:lk,EUmlYwwoSP*AfC0~_:o7Mcyw?LM.kgv[%dS1Q!re}RRGv9:yXWex113v(W/TJTJ@;PKm2d^YrJ=q9)UKF[v1xnqH*tW"
-    "jb8DBS:;0/W[cX78H^Q^3thw11c1bnmzeYRmAsw?tb#6s@Ot4J^g`xj=JvRN,`3iWE`!QjyS(xsi9MP[TBO:bDL2*_g,^?7NqBU!-"
-    "EJvlVL(1m8M)uBZjlx1DGWxGZ*Up9,ae/rdS;)1BiYSE#o0-"
-    "FNd1h5RgDrB75jZ)RRkhuG32j/EeF~m8JL_qeT8D[dm2l;wD#D`3__:..LM+Um*:MmA,U*~RS4CM^n*8P,@;8L6*FiY-DJpp5@.qnz/KUGBOy:"
-    "sKJ1k0JJnRdjcv41Z!U![E9GEbe^*#l1zp+pEpe4b4X^(v(6osm50yQL6admBeJQm%hyJQgUeO!:tI6fq;!5,i/E2hz}Q~)PEqBYg?;k[ZF(Fb"
-    ")zYhT-6la`paBbWR~eGi1wQOENeZh3~jC,.L1)vOPb.)oS!y80S~am/OFV=D+^6,F9;e-"
-    "Q^/uHrDy4TTDj^B_RfMG#=eLzpYmu8FeA^PO7hzBY8MAP4?R;2}%XLb}!pKdpTh2Splea;}e725WFMW:n=O``n1;nT4*q.Us_cT7^ZhiDE?pRo"
-    "gD#99-0fF0J~sQoF*KV8dlvOh}c-S(awCxkFhw-0cfE(-4ltM2zKcjak_dz27jC^7)vd1X^3YI_|s(Q52O_#zyAf2kmuhv3|cv/F(2-"
-    "ofeZ2B!Ds;TZbx;M~HxAj0*0Mj3L|~ESeI6gcyH1_)mFqaIJkUp8s!JPwEo~VTWE5x7YfDJ/vr=YB,ZY#-"
-    "mN)7!a,wy8s6Oc~+).akx^1jbPt=H(~HqnQLKk5cW),a[_5t@3*_0.rC}tt8}e66|1J:Q/!T37.VkZ`(K5z1`H`T%hoR1sjl=0V_beICXJ5jcB"
-    "5Y,,NMEjeH%Wjb(H0R62g!dLHaE3vb[2gQ##/mQU~3?Tj*f,V^lmDDOv)i3HI@UnKa3vWmG9nC/nKJ0,aMU%;xZwmG5^u@H^*MZ#5H58%MT?hk"
-    "I4KzU6%k8@nt5jo6W7G0}Gfr7NdaUZ6r*wSU9sLQf|P:aJs`l/Rjx!2G3Z0OGfx88nv0x+u}br)xi[.ixn0^/0Z9y-"
-    "5MprxMM)I:1Oq1F9Air^twG!Ag|ts*P+[o:JdgI!3EJzxVDm?RVi1XMme*8f4R;Yo/p@l0L@jhShcEGubI|=VIA+[H6WfDcOdGbusD|gj!@s%!"
-    "3g7CU(,6J79p*+bGYY/WWFzphj!8HV,Xhbl~v`:#Y1z2YH}#B@IT0b0R`59/7Mm3vuMwb_LsnDAbzS4;aP4@:0xntsY66n:)ptY.7ZQVN`zEl#"
-    "REh#c|7_vXTH)?Z9n.Kt+UmPTw2Egge/Nj,Rph@@~nnB}%k[VHUZB[;K3dl%:g%-Cf;!vmb-Sl^e`QczNC)Z#QWIG#js-"
-    "+wtXHaC?7=[cjQCp=72Bq!j/X)w^5AI~(5yuJd+`o;iGyO8~b|f(Y//f|0Cl!d1a+-"
-    "85MkM_~:O%cF_zyh#*m)ey6EYAO@`@*:j(rPefz/bjbAGP_blZVL94=CF@TorJVtB`6a;3Kng[M[ND,JkKWA!TiFRj-"
-    "h75nN[g8%hP?fQmD+OIJ7_PC.BPOE2!vEDcI:rrhp(rl;=7)tmqBk/p?3_FBfK?3RYxM7[kKS7c}g^fPU28Dp1g*,c#ObGplPcELS1Kfr;~F^X"
-    "TJNUSRHQZ2H5oJl82TD`H7|^e8)~iHT!#//,SPLFvVw(x?m:A62Fdy-HV6Pfzv7fuRyyB,B+j[tD2#_rM4LB(;2RKTG}P^4_8,V`kMnhYD4*9s"
-    "f!2pG8dC1Vj6+%8;)fhsWY54.6t#B9t54hv(%_Al5}Qt+(J}fAs`7BLww[**}Svdq2OpT6Qe@[cTydp|JZ7z~%h81Pq~8@rle+Dl+FsDtFNgQq"
-    "Hou_`WGHeabl8KCHtEGy6w`s-JLI?x8BxR+whPMhWJ+.ro^rC?(-(-"
-    "%IvOVl+FJn=dh;X[ftmq#HvgY8/+hOQW[`rRdM=qR(47o!E.yYAyyoupw?G[,m#M+J*%mL-VYB7e|Gjc/@X7cIjjQ-2a,0_vJ6i-"
-    "IIzkZ5j.+;irSJZ~48c+f_Nd!XJ8dV.B5VgUSoa2I*b2:EZArpqs!s*7,)QmQ5M`(!_VeLh8j/H9@;;*/tZ|FuVa5hwrdfUo2mHz5d:-"
-    "H[lFX3PJVzWb5Uq4[j[#o679p_-"
-    "[T9y_dbt[C;3xfe#Rsg86a@yUy:79`3LsQt`U_5U^dN8nj)l@LfLLM[FB~a}+|,#5Lh,A~#YT`,oKzE390Icf#vL!5m(7KjaO-Yj4aoC0Y)t6g"
-    "8o)OI?p6m`Y;Q4GNgz9H}U?k%fNnMQ7-^-`HL!a~GYIwhDGBfKJ-V-"
-    '%YE2@5+iZS9W^_=!NUB2=%G%mwiQBXBJKJmttY|a4HBWsvwY(1;I9qk|1FAJ?~GgFnj#49N513KL".translate({44:36,46:38,47:60,58:'
-    "62,91:123})),-15))"
+    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;)8LqR'
+    "0~ddHgHbvkJSKY4_duY9j!(?fc,~B?#2AWg5W%oMR3C_xELS=v?vkn86~?FEhU^9%T7pqk2=BN9nWbO=L7HdSkgvvZ(BhWSo[gPp+f)Jx3-"
+    "g?ZxX.mY2pnOH1[:OyZdl6~:K-"
+    "OO=;dmK5~!OuQ+wl%6icIx1Hp)5orWi,%7k=W|hf(1)j@jMs[ue(f!DyoBZXHqTXBTFY.@%~fGEJ|9=PiWax/GJdb-"
+    "+cL[ZZPvS#gA@GITd1XR%N^mGcCMhA8tXXagMW#C9(nvkj5x(.CE4@fgnN9#9aBuWYnrdQd+eC:k2Y~dCd8SvPE5P^Dqb3[5vR}}bY:l..9ZH}"
+    "C|KZ+U?J,eIu%oSczhBZpNYeRL2z_7oXFFDpAU[*vp?/kVRuQk5D^PhQYhoJet9(QyO7OEmru-EimJo[DH,rlwDg!Szuir2Yj?}x-"
+    "mIRhZ_Qy7qQ^guMi3Mq,0H_9!gt)MGi7h1WUC4mBgK8L?J2T!g?E^x*4bnTs9/SU8i#sQ4.kGL*?TpT+/gt-tz:XKFqc_QutMzch1rFl#6`.,@"
+    "w~LCCtlQtg6p#E6-"
+    "Q0**L)/#;znFh3KKc/S)tT|1;bN,ZasV`O0~Y%UB?N:i4hmZb(ShaBY18#?+D1s*g1S`5[PHgr?8?tS}Qa*LL/Kp`5gyCSNceuPOj?|F3I;RPw"
+    "rg%)S9odc._*XZsy0x)~+d?Q!8.m6V^YBuay~n2w#BHF)8nl/FaBTSa7pK05ISgO.!h*3h!tj/)r~1`q;J4tZ1`QXe!Sfy8Gu^*Fh.sd122mWi"
+    "P!~O(k4GaA~L?0ktbm#n`kx`AHmT*E4IAXN.E;/o,KD;djEb:a4lh71pPk^1tE@_mGa+p?YS;MMAJm1cjmhI2xP5-uWDOd2l}:tjE-"
+    "a*#^uJ|E2P}5sfj8DXS4:f/5Q)g0.;dQ7K4B*}m7vKAN3T)RV[uoHAd%4_}rWOXYc%cii)!BD@*X8IjIp_^J46lUZ50Qk@FKUP66B3e(=JGXG,"
+    "o30F=JoT~S8wJD8:rbIN4dLNf)#@g;N?Apfe939z}/IJ~50hN}FXmr3!G~cd9:9/4r^Ie~TKDS9p1MdVN7ec`U3Sa|`oyMV_M:0qaM##?IsCgN"
+    "`RR;|gX![GAYSVV4.wtY,iT}DHdO=%d.(Iy)7,m3Ee^L5@JKsoGH)NC~oZ4h;g/+z?P*C6:#Q~S|Bq|C+q2lB`3=wr1hLD.=g);31=w(rC)Ld_"
+    "vp/[.w.[F~rd6t#ZwdVL~ZSy27vv65(ty.vwz|ok.hpteA^9A-"
+    "qv?zFM.zeVNxQr7;RMFV3UhiDg2FAKNLf|?pC.Z7sR~mD:s.=^9mgI~e9Eph-%TJA2Ifkl?%Q!/Tzh)-o^DajTG|PES+(j9oC@QUujm-Zaw6[M"
+    "?^!sI.EL6@(TTCJ}0cP~jI_8r+VjLx7RB(p~1:yc`(Y_8-w1j;!_)m4bbFFPdV}CcTm3q%Xp+m2Y+v|M6o[1_?8aM5+#-mH.5D;rWUH}IGc~-"
+    "7ANi/i4jbK0gG-"
+    "2:no9ke55cX7;b0ROS#df_Z_|.viI?oo0Q?Z(MTt!7xmWZou87,.?lxV/^a(irT;*Hvu9,}2DZ^fi#G)?^a#bLbPf?n6ri(15a0VpxnMHyx/@-"
+    "g2kb9hP,9xUyl`*#N.48DuYm63s*vDewV88hil1@f*_oKOyK3k5[:VVSM+ja6(n8}xU/Zyt0fnl@C[h==%|0K4aXto=/Mqm9@B;V[v61f?rat)"
+    "fJQ@:+h,.xF1woYS5gW5Kz:ejT5E%o:3B0d4lIO1fahsV+W^[iN3WFO2IOCPsRh0jl:E)@rT5hy+8b7857Ph-|@1T/EHeY*(K2fVuA.nt8tL-D"
+    "wx,c`%#;Zn9~RO@qcvU+ReZ7}NH:gB^JxnJ}33CPUPF7k=LfeEX*pvJDP9h|wHgO4K4pVjhT?w!J|Q-"
+    "Ks}Vuj8VK(`Nz30UIsU!q[D4o)|o?aLzC=6y%QdD!QWVE~yb3^5[t1J[Jd,ZC9[mghDNtJ;S9KU0#W)uGKSfb30S4%|/t!+:NSl+p_V_v^d=6R"
+    "8}H@dL6jk4yYU9iPO!WI^j[ajH6G6o_zEfMB-"
+    "F47;XjE(#7Pxjq@z^+2hT/H~lR/zj4E}5nf():Yb2ofL8F/xgTFYhWAg`kbgjkyNa16kW.0}tB?1NcQL*XUFTuU0.}:MK7iY%VGMXY!H8Cu(Y,"
+    "1~UYaaQ;-"
+    "~/I)xq8BvQ3om@dzK^X/C`uuPAd}P+CpHSne1xA+u[n/fdS.tblzCbsEuum7+}aC|JCXo+0|:JTE4/;n|gQItH5!r.i6stjM/cT%j`8V%Pn!SA"
+    "yYvUQ*HHO0bjTTmeCbC@*zzIMD*=%Mn7PZwQE/2v+8Cl)!=?Ao.8+R6lBOH7Hn8WX2vz1ktS+R_Ln_6PJGb7+@-"
+    "|a06^@2E(zu)G4(m!Y3J6qZ[=%(%}%+PNDmiYtBb9l~Efq-"
+    "l/#}`jkdd7_)8JT+/DeVvvaP.h.j;^WKaP[z+[4#(t6d8[.;cmyD^^^f_1v3RLpn1^+`N#7!`?U8|fxr;F)W9K@mb,XY~liFtVOe@A0owfE)@T"
+    "*%i?fHOu=@0tC(=z8yuk4DQ*M8ChTnl%)4H*y-zKPtcwX%?TzBBLU6e!y~9?M2G*+rbY^fsZ4ZMC;iisxh;FL#X-*v+@L1sYPL,4O=ES(|d-"
+    ":gGVU|Py0!-"
+    "KU1TX@R#4:hNhw37b9C5I#FY[Pq[K0``?QGSyS}0j!q|bDi4;6flpnKTZR9ag}l~L,;aS4tJoxQsc,^^B|bem9su_*cg/7vXZpBOajs3[ASL[C"
+    "5cWNPGWEKuhBx?wP7%;OOw3eKA[,EYs!I:b.wy?M=Q!g#dhpva29=5L!gHw)JJv+o-O4=[M}y%VdU5y*.YHmrwAb68y+#N+XekP+-"
+    "zQrie?_4;.YMYP_9y/^k2LS.U1,D0uy4:0AeE8@(uZB=Go!mlNW:~3_n/V}HR_ADs~Nt_=iqa)i^4ewq3gs2;bbB=VjTNU[37Q#xe~t!Z%+#5@"
+    "Mix*-T}OBVs0tXYDlGM8tS.v^*Dg3qK:*l0W;_ki!vKo=!Zb;4IS/q+uPIJRY#?J2D=tOC+q0%u4BJns=8-"
+    "x:`n*hMT@A6wATKYeM6#Ci*EAQ;@s:(D-0:BFqD#o;W~=bFl6=/@1I.x[`}S-"
+    '*n#;!".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
 )
