@@ -291,7 +291,8 @@ def test_a_signal_ends_every_phase(tmp_path, phase):
         path.write_text(text.replace(old, f"{old.partition(':')[0]}: {json.dumps(condition)}"))
     command = [Path(sys.executable).with_name("torchx-kfp"), "run", path, "--output-dir", tmp_path / "runs"]
     if phase != "loading":
-        command += ["-p", f"items={json.dumps(['x'] * 9000)}", "--condition-time", "1h"]
+        items = ["x"] * (9000 if phase == "many iterations" else 1)
+        command += ["-p", f"items={json.dumps(items)}", "--condition-time", "1h"]
     runner = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         if phase == "loading":
