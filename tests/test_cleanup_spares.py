@@ -51,7 +51,7 @@ from torchx_kfp.tracking import FsspecResultTracker
 removed = 0
 store = FsspecResultTracker(sys.argv[1]).store
 print("ready", flush=True)
-while not select.select([sys.stdin], [], [], 0)[0]:
+while not select.select([sys.stdin], [], [], 0.002)[0]:
     removed += sum(1 for _ in Cleanup(store, time.time() - 600).remove())
 print(removed)
 """

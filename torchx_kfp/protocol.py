@@ -51,6 +51,8 @@ ARGO_NODE = "KFP_ARGO_NODE"
 ARGO_NODE_ANNOTATION = "metadata.annotations['workflows.argoproj.io/node-name']"
 SERVICE_ACCOUNT = "KFP_SERVICE_ACCOUNT"
 OF_LAUNCHERS = (ARGO_NODE, SERVICE_ACCOUNT)
+#: The result in which a stage that may fail records the exit code of its application.
+EXIT_CODE = "exit_code"
 #: Variables of a replica of a distributed stage: its index in its role, and the number of the role's replicas.
 REPLICA_ID = "TORCHX_REPLICA_ID"
 NUM_REPLICAS = "TORCHX_NUM_REPLICAS"

@@ -66,7 +66,11 @@ def test_a_search_runs(tmp_path: Path) -> None:
     assert f"'size': {best.parameters['layers']}" in printed[2]
 
     again = execute(with_search, tmp_path)
-    assert {stage.state for stage in again.stages} == {"cached"}, "with a seed, it asks for the same trials"
+    asked = [trial.parameters for trial in statement(again, "search-best", tmp_path).trials]
+    assert asked == [trial.parameters for trial in said.trials], "with a seed, it asks for the same trials"
+    codes = {stage.name: stage.results["exit_code"] for stage in done.stages if "exit_code" in (stage.results or {})}
+    cached = {stage.name for stage in again.stages if stage.state == "cached"} & {*codes}
+    assert cached == {name for name, code in codes.items() if code == 0}, "those that failed ran again"
 
 
 def test_values_arrive_as_they_are(tmp_path: Path) -> None:
@@ -223,6 +227,7 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
 
     def trial(p: hpo.Parameters) -> AppDef:
         assert (len(p), repr(p), p["lr"] is p.lr) == (2, "Parameters(lr, layers)", True)
+        assert getattr(p, "__wrapped__", getattr(p, "name", "none")) == "none", "whatever asks for attributes may go on"
         return component(**p)
 
     assert compiled(searching(trial), tmp_path) == compiled(searching(), tmp_path)

@@ -259,9 +259,15 @@ def main(text: str) -> None:
     failed = f"failed: {'; '.join(reasons)}"
     if len(reasons) == len(ended):
         failed = "\n  ".join([f"all {len(ended)} trials of round {before['round']} failed:", *reasons])
+    number = before["round"] + 1
+    statement = {"name": search["name"], "round": number, "definition": definition, "trials": told}
     if reasons and not good:
+        records.state("search", run_id, {**statement, "asked": [], "state": before["state"]})
         hint = "torchx-kfp logs {} {}".format(ended[0].split("/")[0], ended[0].split("/")[-1])
-        sys.exit(f"torchx-kfp: {failed}\nTheir logs: {hint}")
+        sys.exit(
+            f"torchx-kfp: {failed}\nTheir logs: {hint}\nTo try again, start a new run: --resume keeps these trials, "
+            "and so does KFP's cache, unless you give --no-cache."
+        )
     if reasons:
         say(failed)
     results = {}
@@ -269,7 +275,6 @@ def main(text: str) -> None:
     if good:
         say(f"best of {len(told)} trials: {describe(definition, good[0])} ({good[0]['run_id']})")
         results = good[0]["results"]
-    number = before["round"] + 1
     asked: list[Any] = []
     state = before["state"]
     if number > definition["rounds"]:
@@ -288,7 +293,6 @@ def main(text: str) -> None:
         lists["trials"] = asked
         results = {"round": number, **results}
         say(f"round {number} of {definition['rounds']}:", *asked)
-    statement = {"name": search["name"], "round": number, "definition": definition, "trials": told}
     records.state("search", run_id, {**statement, "asked": asked, "state": state})
     if lists:
         records.state("metadata", run_id, {"metadata": lists})

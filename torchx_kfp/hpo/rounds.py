@@ -44,6 +44,10 @@ class TrialOptions(StageOptions, total=False):
     replicas: Replicas | None
 
 
+class _UnknownParameterError(SearchError, AttributeError):
+    """Also an AttributeError, because others than the user ask whether there is an attribute."""
+
+
 class Parameters(Mapping[str, Any]):
     """The parameters of a trial, as channels: ``p.lr`` or ``p["lr"]``.
 
@@ -61,9 +65,10 @@ class Parameters(Mapping[str, Any]):
         return self._channels[name]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python itself asks for
-            raise AttributeError(name)
-        return self[name]
+        try:
+            return self[name]
+        except SearchError as error:
+            raise _UnknownParameterError(str(error)) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._channels)

@@ -4,7 +4,7 @@
 SOURCES = {
     "PUBLISHER": "21a9704bd3ff3e8af72c375e0639e5565fc81e03e86b69c9d1d51f26387c8bcd",
     "LAUNCHER": "dcab98712757aa9a1d28b51d0386761f46ee7f06df5196d19f73403bba30474b",
-    "ASK": "91e406da420c803b2697c6ebbce0a36938049b73d8500ef32b4a959ebce3c091",
+    "ASK": "70170dfa9992c9d4d1f32eda7604840516e06228b33f88212360c2e25fe53575",
 }
 
 #: ``torchx_kfp.publisher``.
@@ -177,42 +177,44 @@ LAUNCHER = (
 
 #: ``torchx_kfp.hpo.ask``.
 ASK = (
-    'import sys;sys.path=[*filter(None,sys.path)];import base64,zlib;exec(zlib.decompress(base64.b85decode("g;)8LqR'
-    "0~ddHgHbvkJSKY4_duY9j!(?fc,~B?#2AWg5W%oMR3C_xELS=v?vkn86~?FEhU^9%T7pqk2=BN9nWbO=L7HdSkgvvZ(BhWSo[gPp+f)Jx3-"
-    "g?ZxX.mY2pnOH1[:OyZdl6~:K-"
-    "OO=;dmK5~!OuQ+wl%6icIx1Hp)5orWi,%7k=W|hf(1)j@jMs[ue(f!DyoBZXHqTXBTFY.@%~fGEJ|9=PiWax/GJdb-"
-    "+cL[ZZPvS#gA@GITd1XR%N^mGcCMhA8tXXagMW#C9(nvkj5x(.CE4@fgnN9#9aBuWYnrdQd+eC:k2Y~dCd8SvPE5P^Dqb3[5vR}}bY:l..9ZH}"
-    "C|KZ+U?J,eIu%oSczhBZpNYeRL2z_7oXFFDpAU[*vp?/kVRuQk5D^PhQYhoJet9(QyO7OEmru-EimJo[DH,rlwDg!Szuir2Yj?}x-"
-    "mIRhZ_Qy7qQ^guMi3Mq,0H_9!gt)MGi7h1WUC4mBgK8L?J2T!g?E^x*4bnTs9/SU8i#sQ4.kGL*?TpT+/gt-tz:XKFqc_QutMzch1rFl#6`.,@"
-    "w~LCCtlQtg6p#E6-"
-    "Q0**L)/#;znFh3KKc/S)tT|1;bN,ZasV`O0~Y%UB?N:i4hmZb(ShaBY18#?+D1s*g1S`5[PHgr?8?tS}Qa*LL/Kp`5gyCSNceuPOj?|F3I;RPw"
-    "rg%)S9odc._*XZsy0x)~+d?Q!8.m6V^YBuay~n2w#BHF)8nl/FaBTSa7pK05ISgO.!h*3h!tj/)r~1`q;J4tZ1`QXe!Sfy8Gu^*Fh.sd122mWi"
-    "P!~O(k4GaA~L?0ktbm#n`kx`AHmT*E4IAXN.E;/o,KD;djEb:a4lh71pPk^1tE@_mGa+p?YS;MMAJm1cjmhI2xP5-uWDOd2l}:tjE-"
-    "a*#^uJ|E2P}5sfj8DXS4:f/5Q)g0.;dQ7K4B*}m7vKAN3T)RV[uoHAd%4_}rWOXYc%cii)!BD@*X8IjIp_^J46lUZ50Qk@FKUP66B3e(=JGXG,"
-    "o30F=JoT~S8wJD8:rbIN4dLNf)#@g;N?Apfe939z}/IJ~50hN}FXmr3!G~cd9:9/4r^Ie~TKDS9p1MdVN7ec`U3Sa|`oyMV_M:0qaM##?IsCgN"
-    "`RR;|gX![GAYSVV4.wtY,iT}DHdO=%d.(Iy)7,m3Ee^L5@JKsoGH)NC~oZ4h;g/+z?P*C6:#Q~S|Bq|C+q2lB`3=wr1hLD.=g);31=w(rC)Ld_"
-    "vp/[.w.[F~rd6t#ZwdVL~ZSy27vv65(ty.vwz|ok.hpteA^9A-"
-    "qv?zFM.zeVNxQr7;RMFV3UhiDg2FAKNLf|?pC.Z7sR~mD:s.=^9mgI~e9Eph-%TJA2Ifkl?%Q!/Tzh)-o^DajTG|PES+(j9oC@QUujm-Zaw6[M"
-    "?^!sI.EL6@(TTCJ}0cP~jI_8r+VjLx7RB(p~1:yc`(Y_8-w1j;!_)m4bbFFPdV}CcTm3q%Xp+m2Y+v|M6o[1_?8aM5+#-mH.5D;rWUH}IGc~-"
-    "7ANi/i4jbK0gG-"
-    "2:no9ke55cX7;b0ROS#df_Z_|.viI?oo0Q?Z(MTt!7xmWZou87,.?lxV/^a(irT;*Hvu9,}2DZ^fi#G)?^a#bLbPf?n6ri(15a0VpxnMHyx/@-"
-    "g2kb9hP,9xUyl`*#N.48DuYm63s*vDewV88hil1@f*_oKOyK3k5[:VVSM+ja6(n8}xU/Zyt0fnl@C[h==%|0K4aXto=/Mqm9@B;V[v61f?rat)"
-    "fJQ@:+h,.xF1woYS5gW5Kz:ejT5E%o:3B0d4lIO1fahsV+W^[iN3WFO2IOCPsRh0jl:E)@rT5hy+8b7857Ph-|@1T/EHeY*(K2fVuA.nt8tL-D"
-    "wx,c`%#;Zn9~RO@qcvU+ReZ7}NH:gB^JxnJ}33CPUPF7k=LfeEX*pvJDP9h|wHgO4K4pVjhT?w!J|Q-"
-    "Ks}Vuj8VK(`Nz30UIsU!q[D4o)|o?aLzC=6y%QdD!QWVE~yb3^5[t1J[Jd,ZC9[mghDNtJ;S9KU0#W)uGKSfb30S4%|/t!+:NSl+p_V_v^d=6R"
-    "8}H@dL6jk4yYU9iPO!WI^j[ajH6G6o_zEfMB-"
-    "F47;XjE(#7Pxjq@z^+2hT/H~lR/zj4E}5nf():Yb2ofL8F/xgTFYhWAg`kbgjkyNa16kW.0}tB?1NcQL*XUFTuU0.}:MK7iY%VGMXY!H8Cu(Y,"
-    "1~UYaaQ;-"
-    "~/I)xq8BvQ3om@dzK^X/C`uuPAd}P+CpHSne1xA+u[n/fdS.tblzCbsEuum7+}aC|JCXo+0|:JTE4/;n|gQItH5!r.i6stjM/cT%j`8V%Pn!SA"
-    "yYvUQ*HHO0bjTTmeCbC@*zzIMD*=%Mn7PZwQE/2v+8Cl)!=?Ao.8+R6lBOH7Hn8WX2vz1ktS+R_Ln_6PJGb7+@-"
-    "|a06^@2E(zu)G4(m!Y3J6qZ[=%(%}%+PNDmiYtBb9l~Efq-"
-    "l/#}`jkdd7_)8JT+/DeVvvaP.h.j;^WKaP[z+[4#(t6d8[.;cmyD^^^f_1v3RLpn1^+`N#7!`?U8|fxr;F)W9K@mb,XY~liFtVOe@A0owfE)@T"
-    "*%i?fHOu=@0tC(=z8yuk4DQ*M8ChTnl%)4H*y-zKPtcwX%?TzBBLU6e!y~9?M2G*+rbY^fsZ4ZMC;iisxh;FL#X-*v+@L1sYPL,4O=ES(|d-"
-    ":gGVU|Py0!-"
-    "KU1TX@R#4:hNhw37b9C5I#FY[Pq[K0``?QGSyS}0j!q|bDi4;6flpnKTZR9ag}l~L,;aS4tJoxQsc,^^B|bem9su_*cg/7vXZpBOajs3[ASL[C"
-    "5cWNPGWEKuhBx?wP7%;OOw3eKA[,EYs!I:b.wy?M=Q!g#dhpva29=5L!gHw)JJv+o-O4=[M}y%VdU5y*.YHmrwAb68y+#N+XekP+-"
-    "zQrie?_4;.YMYP_9y/^k2LS.U1,D0uy4:0AeE8@(uZB=Go!mlNW:~3_n/V}HR_ADs~Nt_=iqa)i^4ewq3gs2;bbB=VjTNU[37Q#xe~t!Z%+#5@"
-    "Mix*-T}OBVs0tXYDlGM8tS.v^*Dg3qK:*l0W;_ki!vKo=!Zb;4IS/q+uPIJRY#?J2D=tOC+q0%u4BJns=8-"
-    "x:`n*hMT@A6wATKYeM6#Ci*EAQ;@s:(D-0:BFqD#o;W~=bFl6=/@1I.x[`}S-"
-    '*n#;!".translate({44:36,46:38,47:60,58:62,91:123})),-15))'
+    "import sys;sys.path=[*filter(None,sys.path)];import "
+    'base64,zlib;exec(zlib.decompress(base64.b85decode("g;#fz;/)zxd-'
+    "xRED49`vn*GIRp0:(1q3Ikqv6RaVqVcq`Dcj6+FU5C%=gNuR9A=Cx-Ei)?=gN1gc-`pESY=`Iq.p)OKIWaFTE=NubOtI)ijJ?=;Y-"
+    "I=u}(VCdXr`ao2N;kUy3+-WMR.(WK`.^NYgl[pA-2pPZN4Nlk2cp,/!=+5-"
+    "t|,nx0Q([%RIaWD%`3J^k2OW_St9^KF*tq_CIUVw:rlRX*=mnGP4%@G^YS^KFr4bZp)^SG[BW(^=:xyB4nWEGN@AnXq+~h~EFn|9,U^V:u8Miy"
+    "fy=y/_2vk#H?J5}sv!5Z;k%(Lct-1(}c.WglBk=Uud99*Yv3?=@!KDSu42,s*^o=:QgHop)n-q7IjjXGarxxX_!upY%s+-"
+    "0h0qk!N*Jx?R[^k}X8UXFAR`8/#KNpL9L!.FHKcS:-OO5}zr:Q4wx-55@A!-"
+    "N:/b*8=XX[nP,St6zoai?`88g5qsFa#SUJBiu4m[wa*NI)?}5wz/};,kLPkVV361CPhFwPtt-No*N5ne.4e??*:YEAK/.*IXmiE%QPccvF-"
+    "4M)r22Mc_9|jys(KA.-yhNrY!BjK^6R^7|5Z#l4q2[NDZbu*LuNc[S,R+-"
+    "@WFAUf.wl3Bqy2qMTi(iDm}DQ@ea;fZVg4D~1+/I8jpyE6l:R2C),u`E|+faMt(K6sgn7WtqY``F`iCo#.j`^HmznwK%}ddW.r7n,kJ3vnn)c["
+    "}21CGJ}Wk1vp)c@_rka9U;M7SbGEj13s(jFkuwl`/_zg3_i@V=S=Kyv(X@xZ}q+QxjgHF,x59,kLa@J.bz7-"
+    "o+P*o)c1helVdrw9AEt|4,yUCZ?bf;ofo3J4maXP`gWPMu,sb7sixw,Xd`^2V:PHw:?n^3wvnVT%pdQE)~t2D0A4=a4+!fau`u00IilZmRuYj7"
+    "sZDu_D3|;xix#|YS%FGnhf?):gY3Ok8wCVLe4r`w)l2Za+}JwH(yY;*J00T95Nk,sM*ZJ!Uu[x5Empcc66Vi=S)l[t.buOebtckN;[.JqWv([`"
+    "8yQIidGt,EfQ+TxBiMD=?i7q[,}yQbgBg|97,J0^OVr//LFuPM`I~xE4*A^11vR`ogSZe1K2U%f80-"
+    "uVWj~TZA[Zh2_)*V`=#xGm*v#11)YX:bs;T(NFjBg05.c/RWuF/wRtDkJ@GneWh5Lo_3?aif7DSVw9R#rs0!e|ti32X@ahT_9iHei+AVAbb5Ma"
+    "k+m}|?afL`YLM,gTJ:AQB213fMAkfmv%JbR9x_BM-yA`O/gFh@.+6*vYn_%Ic!a6ZGF2p74i?b-9N2,oT-Nh.Ja`wu%0wSlpwj@WRS79-"
+    "L}!/EY1ZeKdwYzsIu5Dw%:4%P3C*%_Luh:9o,l|OKc^7)*h1V-"
+    "ijD(/`pQ52n.#s=0u2kp0Ov3b8t/Au%yotC2zBtVZIT1S79N3^5joC@xepdj2IZJO6X0!lc?y?^bGcAmYhWbD5!d!=6lB((3:ar=!g*t1aOQRS"
+    "vyHh45C90Fpu?FDcEkZ).t6Nht6*hv1(cOwp8rMU(s7h#[6a*ouQz1Xfdxj3/Goy^mP7F4W?j;k;aivn@gl;LqY4`TxuQm.WnO|;Q%=@G_o|D_"
+    "z.ie`l0yf}:aOUUaweAbI7%K;_YIxm9sS:0z_ZS}`=z=x,4y8myWgTc:Hv0^F28FQU~e.iP2sUY5EiX+OwtD(S_HY}??d}Zg`%?A9=#nqi*qUG"
+    "So8u5_c6JWQZi?P4SBG8B*2o9HBS5ms_#Lf#;C@c3riHS7#gj1SxLku`?)[f)JTh#!:cc9smE+FLSW:b7:`%!uB-"
+    "!N`.m}u!`3aDQ87^~,0P9hjkwYWS+Mq~?CqTEz%;CSk|1I(u`Gs^Sl-raf-"
+    "p3V.1WRsCiMr~#;btHY98~gsjj673ZGH!oN5q0Zg+I44B=euLF4GlYp(dwTo)FMM-"
+    "K7^R2J)?(a)PvLOD9@whNkVa;Mhm@QyEF6?hsPDxIU2@rg3j,3GTogM5i0R,MBF)*2aX+2@@0rZEx7ZTrm+}XdpS0:T9G!_J;m#64C.Nvu:Z0y"
+    "n`lhS!)Z=sB:^bMf!EA[k_ZoiZvMoCdsQorS?T-ge#)^WN[oW:8KCjdd7q*zO[V/*:efH`DLB3Ig2@0cFPh`cCPRRF/F,J`yu1%?A1/-"
+    "~4k7OL+%nxG[%H07*7eVZw}I#04f)LKM`[Y-wn-"
+    "2H9,#[j)nzy@xMPMU5927zf#Lq(Zgo*7O8EGM.(y7`O!Ui(%oLPHQ~#sdaZ*C=l!_=U,yaF(`)KMUqy;-"
+    "cndnjSXdOOb:!0U.Ho6Wb7w.inHS3S/Qh#}#ZnL:YWzOZU`Qb#8/9,|8(Le4bKR(Jd5afvR!UTsEvjMyuAVl*G!JT8ti!2IbSeVX`d=6/UAC0#"
+    "X6bvac;|vsnXhsar.DDp?i)sBhLswqn23Xsi^@r-"
+    "hq*SlS:8,Krx:0|jT!GETDbD`IHRsKqJu3~d.pOl0tWqmV_P8yoYdX^j8i^!tV(#Nc_vWJazoeGWPOQu~#IsG8jImwu94dqZRPvvt_(iTsn_y_"
+    "W)*13O7t^6Uh[Md0M26}K[SZ%o2C**ddvgOW_Lon9GeS@=-1%8H-"
+    "23HCYdLG#?I!zb42A8D9L@R59x#MP#YZYnsmMYcsN7|Jk#eVX/IgOKk0TX_:.Hb[V.?pWP|Xv1/pHWvZiQ*yua#gzbH/bhk4h1q.V%B=Cam5uU"
+    "49wHv4OfRM!IAsQMPMS-"
+    "m}X7m,EydqF/@@/@;X,5hSD@;10CGJj`Sb+?7033.(FsdRcOD(.+NYX.b|k(DX.O`}k*MMgZms(OLae9ZWYCr%zDVJ^tf1fL(`,7(#UId=p27x"
+    "pLu`[Qc5V4~748+CJ=mP3~7Z%8Y3.q_mI%vR4*9g;64z=|:i_M1N*rg~N`}v^hA(p0(cOtXSz:R~So^ah|e8s.fWq;5nOz^Ocrto5VWL*=xFGP"
+    "ndJClB7rGoejzuxSU(@V3`TM?_c8.vpT}+^2/k^7gRu0^s=ca!d-zaBczKpv7?7+.0K(oPvKK#7MnqVPP;+B^?y(;%Eryr_kLA(Y(m:03e/-"
+    "Vzx`4K|4*wzbLV#s:km=??L4=:?:X1tJcP60Gc|=:_YX#Q_t+8Xcu[`rI36oMCOk96+63B9/|YdFAcUsdGy!8FH.RvSM*g4[Sh/uxNWT?6tAE}"
+    "8P.a+#+:#rK?)!v.)ihUoQ-"
+    'A}Q_S7[usMtS|`=;Uc5Bsv#*KI=pgm4iSp*hw5a/2ErGJSNM%Tud^Q,av27z9f3AXtN)LBO2[(LJ%l?CI0A=gh4C00".translate({44:36,4'
+    "6:38,47:60,58:62,91:123})),-15))"
 )

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.files import write_file
 from torchx_kfp.local.cache.keys import stamp_of
@@ -130,8 +131,9 @@ class Memory:
         )
 
     def keep(self, cache_key: str, result: StageResult) -> None:
-        """Store a stage for other runs if it has succeeded."""
-        if self._cache is not None and cache_key and result.state is State.SUCCEEDED:
+        """Store a stage for other runs if it has succeeded, and its application, too, if that may fail."""
+        has_failed = bool(result.results and result.results.get(protocol.EXIT_CODE))
+        if self._cache is not None and cache_key and result.state is State.SUCCEEDED and not has_failed:
             self._cache.put(cache_key, self._run_id, result)
 
     def _has_results(self, result: StageResult) -> bool:
