@@ -92,6 +92,15 @@ def test_a_saved_experiment_goes_on_in_a_new_process(tmp_path: Path) -> None:
     assert [(type(value), value) for value in size.fetch(trial.index, trial.run_metadata)] == [(int, 0), (float, 5.0)]
 
 
+def test_an_objective_without_a_metric_is_refused_before_a_trial_runs(tmp_path: Path) -> None:
+    client = client_of("-los, size")
+    client.configure_runner(runner_of(components.quadratic, tmp_path / "base"))
+    client.configure_metrics(metrics("loss", "size"))
+    with pytest.raises(TrialError, match=says("'los'", "Did you mean 'loss'?", "TorchXMetric('los')")):
+        client.run_trials(max_trials=2)
+    assert not (tmp_path / "base").exists()
+
+
 def test_a_trial_is_watched_and_stopped_and_its_experiment_is_in_a_database(tmp_path: Path) -> None:
     from ax.api.client import Client
     from ax.api.configs import StorageConfig
@@ -149,11 +158,18 @@ def test_the_guide_says_what_its_program_prints(
     page = pages.REPOSITORY / "docs" / "guides" / "ax.md"
     pages.write_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(pages.REPOSITORY))
     runpy.run_path("tune.py", run_name="__main__")
     printed = capsys.readouterr().out
     assert f"$ python tune.py\n{printed}```\n" in page.read_text(encoding="utf-8")
+    # With the fifth trial, which is the last one that needs no model, and therefore no minute.
+    more = Path("go_on.py")
+    more.write_text(more.read_text().replace("max_trials=4, parallelism=2", "max_trials=1"))
+    monkeypatch.delitem(sys.modules, "component")
+    client = runpy.run_path("go_on.py")["client"]
+    assert [row["trial_status"] for row in client.summarize().to_dict("records")] == ["COMPLETED"] * 5
 
 
 @needs("sklearn", "the extra `examples` has scikit-learn")

@@ -9,6 +9,8 @@ from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.api.protocols.metric import IMetric
 from ax.api.protocols.runner import IRunner
+from ax.core.experiment import Experiment
+from ax.core.metric import Metric
 from ax.core.trial_status import TrialStatus
 from ax.exceptions.core import OptimizationComplete
 from ax.exceptions.generation_strategy import MaxParallelismReachedException
@@ -24,8 +26,28 @@ __all__ = [
     "OptimizationComplete",
     "RangeParameterConfig",
     "TrialStatus",
+    "fetched_metrics",
     "make_storable",
+    "objectives_without_metric",
 ]
+
+
+def objectives_without_metric(experiment: Experiment) -> list[str]:
+    """Return the names in the objective and its constraints for which no metric is configured.
+
+    Ax completes their trials without an outcome.
+    """
+    config = experiment.optimization_config
+    return sorted(config.metric_names - set(fetched_metrics(experiment))) if config is not None else []
+
+
+def fetched_metrics(experiment: Experiment) -> list[str]:
+    """Return the names of the metrics that Ax fetches itself. Others are plain names for outcomes attached by hand."""
+    return [
+        name
+        for name, metric in experiment.metrics.items()
+        if type(metric).fetch_trial_data is not Metric.fetch_trial_data
+    ]
 
 
 def make_storable(cls: type, number: int) -> None:

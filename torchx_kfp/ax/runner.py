@@ -23,9 +23,9 @@ from torchx_kfp.ax.components import (
     name_of,
     takes,
 )
-from torchx_kfp.ax.library import IRunner, TrialStatus, make_storable
+from torchx_kfp.ax.library import IRunner, TrialStatus, fetched_metrics, make_storable, objectives_without_metric
 from torchx_kfp.errors import TrialError
-from torchx_kfp.text import joined, shown
+from torchx_kfp.text import did_you_mean, joined, shown
 from torchx_kfp.tracking.statements.artifacts import absolute
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 
@@ -87,7 +87,19 @@ class TorchXRunner(IRunner):  # type: ignore[misc]
         self._silent_since: dict[str, float] = {}
 
     def run(self, trial: Any) -> dict[str, Any]:
-        """Start a trial of an experiment, whose name the component may take."""
+        """Start a trial of an experiment, whose name the component may take.
+
+        Raises:
+            TrialError: a name in the objective has no metric; see ``run_trial``, too.
+        """
+        without = objectives_without_metric(trial.experiment)
+        if without:
+            metrics = ", ".join(f"TorchXMetric({name!r})" for name in without)
+            raise TrialError(
+                f"No metric is configured for {joined(without)}, which the objective or a constraint names, so the "
+                f"trials would have no outcome.{did_you_mean(without[0], fetched_metrics(trial.experiment))} Correct "
+                f"client.configure_optimization(...), or call client.configure_metrics([{metrics}])."
+            )
         self._experiment_name = trial.experiment.name if trial.experiment.has_name else None
         return super().run(trial)  # type: ignore[no-any-return]
 
