@@ -134,7 +134,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(kfp_host: KfpHost, program: P
     run = kfp_host.make_run(2)
     run.advance(started=1)
     run_id = run.record.run_id
-    terminal = program.terminal(200, "watch", run_id[:9], "--host", kfp_host.url, "-n", "team")
+    terminal = program.terminal(400, "watch", run_id[:9], "--host", kfp_host.url, "-n", "team")
     terminal.wait_for("● stage-0")
     terminal.send(b"\x03")
     assert terminal.end() == 130
@@ -145,7 +145,7 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(kfp_host: KfpHost, program: P
     assert re.fullmatch(rf"To end it: \S*torchx-kfp cancel {run_id} {words}", cancel)
     assert "●" not in terminal.shown
     assert "^C" not in terminal.shown
-    again = program.terminal(200, *watch.partition("torchx-kfp ")[2].split())
+    again = program.terminal(400, *watch.partition("torchx-kfp ")[2].split())
     again.wait_for("● stage-0")
     run.finish()
     assert again.end() == 0
@@ -195,12 +195,13 @@ def test_ctrl_c_in_the_watch_of_a_run_on_this_machine(program: Program) -> None:
     code = "code=import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
     with program.start("run", "small.yaml", "-p", code, "--no-cache", "--output-dir", "runs") as process:
         wait_until(lambda: list(program.folder.glob("runs/*/events.jsonl")))
-        terminal = program.terminal(200, "watch", "latest", "--output-dir", "runs")
+        # Wide enough for the path of any temporary folder.
+        terminal = program.terminal(1000, "watch", "latest", "--output-dir", "runs")
         terminal.wait_for("● work")
         terminal.send(b"\x03")
         assert terminal.end() == 130
         watch = terminal.shown.splitlines()[-2]
-        again = program.terminal(300, *watch.partition("torchx-kfp ")[2].split())
+        again = program.terminal(1000, *watch.partition("torchx-kfp ")[2].split())
         again.wait_for("● work")
         (program.folder / "go").touch()
         assert again.end() == 0
