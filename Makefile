@@ -11,7 +11,7 @@ sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers test-cluster test-torch test-ax test-lowest test-newest ci lint format types goldens docs pictures benchmarks wheel clean
+.PHONY: help demo test test-containers test-cluster test-torch test-ax test-lowest test-newest ci lint format types goldens docs pictures benchmarks measures wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ benchmarks: $(VENV)/.ready ## measure help texts, cached runs, compile time, siz
 	@set -e; for benchmark in help cached compile size start tracking objects listing local search watch load 'load --s3'; do \
 	    echo "== $$benchmark"; $(bin)/python -m benchmarks.$$benchmark; done
 	@echo '== launcher'; .ci/with-cluster $(bin)/python -m benchmarks.launcher
+
+measures: $(VENV)/.ready ## count what the code consists of; ARGS names revisions to compare with
+	@$(bin)/python -m tools.measures $(ARGS)
 
 wheel: $(VENV)/.ready ## build the wheel, in dist/
 	@rm -rf build  # setuptools would package modules that no longer exist
