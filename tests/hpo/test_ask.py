@@ -279,6 +279,28 @@ def test_an_optimizer_of_the_image(base: str, monkeypatch: pytest.MonkeyPatch) -
     assert again == drawn, "the seed decides"
 
 
+def ask_carelessly(definition: Any, told: Any, state: Any, number: int) -> Any:
+    """An optimizer that changes what it was given, and its state, and asks for what it was told."""
+    for trial in told:
+        trial["results"] = {"loss": 301 - trial["results"]["loss"]}
+        trial["parameters"].clear()
+    told.reverse()
+    definition["objectives"] = {"loss": "maximize"}
+    definition["parameters"].clear()
+    state = state if state is not None else []
+    state.append(number)
+    return [dict(GOOD) for _ in range(number)], state
+
+
+def test_an_optimizer_cannot_change_the_search(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Pipeline(base, monkeypatch, optimizer="tests.hpo.test_ask:ask_carelessly", rounds=2, trials=2)
+    it.ask("ask-1")
+    second = it.ask("ask-2", "ask-1", it.trial(0, loss=300.0), it.trial(1, loss=1.0))
+    assert [trial.results["loss"] for trial in it.said(second).trials] == [300, 1]
+    best = it.ask("best", "ask-2", it.trial(2, loss=7.0), it.trial(3, loss=9.0))
+    assert best.results() == {**GOOD, "loss": 1, "trial": "run/train/1"}
+
+
 def test_the_carried_program_asks_for_the_same(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     it = Pipeline(base, monkeypatch)
     expected = it.ask("ask-1").metadata()

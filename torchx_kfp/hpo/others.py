@@ -5,6 +5,7 @@ They run where torchx-kfp is installed, unlike ``random`` and ``grid``, which ar
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import pkgutil
@@ -30,7 +31,8 @@ def ask_other(
         SearchError: there is no such optimizer, or what it returns is not what it was asked for.
     """
     name = definition["optimizer"]
-    answer = find_optimizer(name)(definition, told, state, number)
+    # An optimizer may change what it is given: it gets copies, because what was recorded is the search's own.
+    answer = find_optimizer(name)(*copy.deepcopy((definition, told, state)), number)
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], list):
         raise SearchError(
             f"{name} returns {shown(answer)}. Return a list with the parameters of each trial, and the next state: "
