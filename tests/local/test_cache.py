@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import shutil
+import stat
 import subprocess
 import sys
 
@@ -60,6 +61,16 @@ def test_the_last_one_counts(cache, stage):
     cache.put(KEY, "run-1", stage)
     cache.put(KEY, "run-2", stage)
     assert cache.get(KEY).cached_from == "run-2"
+
+
+def test_only_its_owner_reads_it(cache, stage):
+    """Entries have results, inputs and paths. Earlier versions let everybody read them."""
+    cache.put(KEY, "run-1", stage)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (cache.folder, cache.folder / KEY[:2])} == {0o700}
+    assert stat.S_IMODE((cache.folder / KEY[:2] / f"{KEY}.json").stat().st_mode) == 0o600
+    cache.folder.chmod(0o755)
+    assert Cache(cache.folder).get(KEY) is not None
+    assert stat.S_IMODE(cache.folder.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("name", ["log.txt", "model", "folder"])

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -36,10 +37,15 @@ _KEY = re.compile(r"[0-9a-f]{8,128}")
 
 
 class Cache:
-    """Finished stages in a folder, which is created when the first one is stored."""
+    """Finished stages in a folder, which is created when the first one is stored. Only its owner may enter it."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+        # Earlier versions let everybody read it.
+        with contextlib.suppress(OSError):
+            mode = self.folder.lstat().st_mode
+            if stat.S_ISDIR(mode) and mode & 0o077:
+                self.folder.chmod(0o700)
 
     def get(self, key: str) -> StageResult | None:
         """Return the stage that was last stored under the key, with ``cached_from`` set; None if there is none.
@@ -81,7 +87,9 @@ class Cache:
             "stage": encode(StageFinished(result)),
         }
         with contextlib.suppress(OSError):
-            write_file(bytes(path), json.dumps(entry).encode(), durable=False)
+            for folder in (self.folder, path.parent):
+                folder.mkdir(0o700, parents=True, exist_ok=True)
+            write_file(bytes(path), json.dumps(entry).encode(), durable=False, permissions=0o600)
 
     def _path(self, key: str) -> Path:
         if _KEY.fullmatch(key) is None:
