@@ -206,10 +206,9 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     running: dict[int, tuple[int, int]] = {}
     #: How often replicas of each role were started again, while the others went on.
     again = [0 for _ in counts]
-    #: The threads that copy their output, its last lines, and the replica that has the last one.
+    #: The threads that copy their output, and its last lines.
     readers: list[threading.Thread] = []
     last: dict[str, deque[bytes]] = {}
-    latest: deque[str] = deque(maxlen=1)
 
     def start(position: int, index: int, /) -> threading.Thread:
         role = spec["roles"][position]
@@ -235,7 +234,7 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
         running[child.pid] = position, index
         label = f"{role['name']}/{index}"
         lines = last[label] = deque(maxlen=KEPT)
-        readers.append(threading.Thread(target=copy_lines, args=(label, child.stdout, lines, latest), daemon=True))
+        readers.append(threading.Thread(target=copy_lines, args=(label, child.stdout, lines), daemon=True))
         return readers[-1]
 
     def send(number: int, /) -> None:
@@ -318,8 +317,8 @@ def run_processes(spec: Any, words: Sequence[str], counts: Sequence[int], mask: 
     for reader in readers:
         reader.join(max(0.0, patience - time.monotonic()))
     lines = last_lines(last[first], 8) if first else ()
-    if first and ((first not in latest and total > 1) or lines != list(last[first])[-8:]):
-        # People look at the end of a log, and the others, or torchrun, have printed something since.
+    if first and (total > 1 or lines != list(last[first])[-8:]):
+        # People look at the end of a log, where the others, or torchrun, may have printed something since.
         say(f"{first} failed{' first' * (total > 1)}, with exit code {code}" + "; its last lines:" * bool(lines))
         for line in lines:
             show(f"  {first}", line)
@@ -332,13 +331,12 @@ def kill(pid: int, number: int, /) -> None:
         (os.kill if pid > 0 else os.killpg)(abs(pid), number)
 
 
-def copy_lines(label: str, stream: Any, last: deque[bytes], latest: deque[str], /) -> None:
+def copy_lines(label: str, stream: Any, last: deque[bytes], /) -> None:
     """Write the lines of a stream to the stage's log, each after the replica's name."""
     with stream:
         try:
             for line in iter(lambda: stream.readline(1 << 16), b""):
                 last.append(line)
-                latest.append(label)
                 show(label, line)
         except OSError:
             # Nobody reads the log: as with any program that writes to a closed pipe, the stage ends.
