@@ -33,7 +33,7 @@ def write_report(run: RunView, path: Path) -> None:
 
     Raises:
         ArgumentError: the file cannot be written.
-        TorchxKfpError: the extra ``report`` is not installed.
+        TorchxKfpError: the extra ``pipelines`` is not installed.
     """
     path = path.absolute()
     try:
