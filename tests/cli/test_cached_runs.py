@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from kfp import dsl
 from torchx.specs import AppDef, Role
 
 from tests.cli.conftest import Call
+from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
 from torchx_kfp.tracking import FsspecResultTracker
@@ -178,3 +180,26 @@ def execute_in(project: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         return [run(two, {"tracker_base": base, "lr": 1.0}, watch=Watch()).run_id for _ in range(2)][-1]
 
     return function
+
+
+def test_a_tracker_that_lacks_records_is_named_whatever_is_shown(inside: Call, project: Path) -> None:
+    (project / "down.py").write_text("def create(config): raise ConnectionError('nobody answers')")
+    program = """
+from kfp import dsl
+from torchx.specs import AppDef, Role
+from torchx_kfp import task_from_app
+CODE = "from torchx_kfp.tracking import current_run; current_run().put(x=1)"
+
+@dsl.pipeline(name="down")
+def down(tracker_base: str):
+    app = AppDef("record", [Role("role", image="x", entrypoint="python", args=["-c", CODE])])
+    task_from_app(app, tracker_base=tracker_base, trackers={"down:create": None})
+"""
+    (project / "pipeline.py").write_text(program)
+    done = inside("run", "pipeline.py", "--tracker-base", "base", "--quiet", "--json")
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    ended = next(event for event in events if event["event"] == "stage_finished")
+    assert ended["undelivered"] == {"down:create": "ConnectionError: nobody answers"}
+    assert re.search(says("down:create", "record", "nobody answers", "not taken from the cache"), done.stderr)
+    assert "nobody answers" in inside("show", "base", "latest/record").stdout

@@ -72,6 +72,7 @@ def test_json(call: Call, base: str) -> None:
         "metadata": {},
         "artifacts": {"model": {"path": "s3://models/1", "metadata": {"epochs": 3}}},
         "sources": [],
+        "undelivered": {},
     }
     steps = json.loads(call("show", "base", "a-1/choose", "--format", "json").stdout)["steps"]
     assert steps["train/f1"]["count"] == 4

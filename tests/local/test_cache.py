@@ -94,7 +94,7 @@ def test_a_stage_whose_files_were_changed_is_none(cache, stage, name):
     [
         lambda text: "",
         lambda text: text[: len(text) // 2],
-        lambda text: text.replace('"version": 2, "key"', '"version": 1, "key"'),
+        lambda text: text.replace('"version": 3, "key"', '"version": 1, "key"'),
         lambda text: text.replace("succeeded", "lost"),
         lambda text: text.replace("stage_finished", "stage_paused"),
         lambda text: text.replace(KEY, "0" * 64),

@@ -83,6 +83,8 @@ EVENTS = st.one_of(
             key=TEXT,
             cached_from=TEXT,
             replicas=st.none() | st.integers(1),
+            files=st.lists(TEXT, max_size=2).map(tuple),
+            undelivered=st.dictionaries(TEXT, TEXT, max_size=2),
         ),
         st.booleans(),
         TIMES,
@@ -149,6 +151,8 @@ def test_the_form():
         "key": "",
         "cached_from": "",
         "replicas": None,
+        "files": [],
+        "undelivered": {},
         "kept": False,
     }
     assert encode(RunStarted("p", "p-1", Path("/runs/p-1"), time=1.5)) == {

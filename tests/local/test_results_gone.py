@@ -1,5 +1,6 @@
 """The cache and a resumed run reuse results only if they still exist: in a local directory, and on S3 over HTTP."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
+from tests.facts import says
 from tests.s3 import S3Server
 from torchx_kfp import task_from_app
 from torchx_kfp.local import RunResult, Watch, resume, run
@@ -110,3 +112,77 @@ def test_s3_is_asked_once_for_a_whole_run(s3_base: str, s3_server: S3Server) -> 
     listings = [line for line in s3_server.requests(lambda: attempt(pipeline, s3_base)) if "list-type" in line]
     assert len(listings) == 1, listings
     assert set(states(attempt(pipeline, s3_base)).values()) == {"cached"}
+
+
+REGISTER = """
+from torchx_kfp.tracking import current_run
+open("data.txt", "a").write("1")
+current_run().add_artifact("data", "data.txt")
+"""
+OPEN = """
+import os, sys
+from torchx_kfp.tracking import current_run
+open(current_run().parent.artifact("data").path)
+sys.exit(os.path.exists("broken"))
+"""
+
+
+@dsl.pipeline(name="registers")
+def registers(tracker_base: str) -> None:
+    made = task("make", REGISTER, tracker_base=tracker_base)
+    task("use", OPEN, tracker_base=tracker_base, reads=made)
+
+
+def test_a_stage_whose_registered_file_is_gone_or_changed_runs_again(tmp_path: Path) -> None:
+    base, data = str(tmp_path / "base"), tmp_path / "data.txt"
+    assert attempt(registers, base)["make"].files == (str(data),)
+    assert states(attempt(registers, base))["make"] == "cached"
+    data.unlink()
+    assert states(attempt(registers, base)) == {"make": "succeeded", "use": "succeeded"}
+    data.write_text("changed")
+    assert states(attempt(registers, base))["make"] == "succeeded"
+
+
+def test_a_resumed_run_makes_a_registered_file_that_is_gone_anew(tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    failed = attempt(registers, str(tmp_path / "base"))
+    assert states(failed) == {"make": "succeeded", "use": "failed"}
+    (tmp_path / "data.txt").unlink()
+    (tmp_path / "broken").unlink()
+    resumed = resume(failed.folder, watch=Watch())
+    assert states(resumed) == {"make": "succeeded", "use": "succeeded"}
+
+
+FLAKY = """
+import os
+
+class Tracker:
+    def add_metadata(self, run_id, **metadata):
+        print("delivered", metadata)
+
+def create(config):
+    if not os.path.exists("up"):
+        raise ConnectionError("nobody answers")
+    return Tracker()
+"""
+
+
+def test_a_stage_whose_tracker_lacks_records_runs_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "flaky.py").write_text(FLAKY)
+
+    @dsl.pipeline(name="flaky")
+    def pipeline(tracker_base: str) -> None:
+        task("record", RECORD, tracker_base=tracker_base, trackers={"flaky:create": None})
+
+    base = str(tmp_path / "base")
+    for _ in range(2):
+        result = run(pipeline, {"tracker_base": base}, output_dir="runs")
+        result.raise_for_failure()
+        assert states(result) == {"record": "succeeded"}
+        assert result["record"].undelivered == {"flaky:create": "ConnectionError: nobody answers"}
+        said = says("record", "flaky:create", "lacks records", "nobody answers")
+        assert re.search(said, capfd.readouterr().err)
+    (tmp_path / "up").touch()
+    delivered = attempt(pipeline, base)["record"]
+    assert (delivered.undelivered, delivered.last_lines()) == ({}, ["delivered {'value': 1}"])
+    assert states(attempt(pipeline, base)) == {"record": "cached"}

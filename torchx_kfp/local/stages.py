@@ -74,6 +74,8 @@ class _Stage:
             run_id=outcome.run_id,
             tracker_base=self.tracker_base,
             results=outcome.results,
+            files=outcome.files,
+            undelivered=outcome.undelivered,
             inputs=self.inputs,
             started_at=self.started_at,
             key=self.key,

@@ -234,7 +234,7 @@ def _decode(key: str, value: Any) -> Any:
         }
     if key == "results" and value is not None:
         return {name: _decode_number(item) for name, item in value.items()}
-    return tuple(value) if key in ("not_applied", "differs", "stages") else value
+    return tuple(value) if key in ("not_applied", "differs", "stages", "files") else value
 
 
 def _encode_artifact(artifact: Artifact) -> dict[str, Any]:

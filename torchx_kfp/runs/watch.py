@@ -167,6 +167,7 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
     lines = [f"{stage.name} {how} ({duration(stage.duration)})." if stage.attempts else f"{stage.name} {how}."]
+    lines += [f"{stage.name}: the tracker {name!r} lacks records ({why})." for name, why in stage.undelivered.items()]
     if verbose:
         artifacts = {
             name: [item.location or item.uri for item in made] if isinstance(made, list) else made.location or made.uri

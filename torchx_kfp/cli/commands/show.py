@@ -40,7 +40,7 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
     \b
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
     """
-    from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA
+    from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA, UNDELIVERED
     from torchx_kfp.tracking.statements.kinds import run_ids
     from torchx_kfp.tracking.statements.search import SEARCH
     from torchx_kfp.tracking.statements.sources import SOURCES, read_starts
@@ -85,6 +85,7 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
             for name, artifact in ARTIFACTS.read(tracker.store, run_id).items()
         },
         "sources": [vars(source) for source in SOURCES.read(tracker.store, run_id)],
+        "undelivered": UNDELIVERED.read(tracker.store, run_id),
         "started": vars(start) if (start := read_starts(tracker.store, [run_id]).get(run_id)) else None,
     }
     say_cached(chosen)
@@ -113,6 +114,7 @@ def _print_table(found: dict[str, Any], search: Search | None) -> None:
             ("reads", it["alias"] or "", it["run_id"] + (f"  [{it['artifact']}]" if it["artifact"] else ""))
             for it in found["sources"]
         ),
+        *(("lacks records", name, why) for name, why in found["undelivered"].items()),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
     print_table(("what", "name", "value"), rows, above=f"Run {printable(found['run_id'])}")

@@ -15,12 +15,14 @@ from torchx_kfp.runs import output_dir_words, resume_words
 from torchx_kfp.runs.result import RunResult, StageResult, describe_failure
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import counted, duration, listed
+from torchx_kfp.text import counted, duration, listed, printable, shorten
 
 #: Returns sentences about the result of a run.
 Notes = Callable[[RunResult], Sequence[str]]
 #: On a terminal, up to this many iterations that ended alike have a row each.
 _ROWS = 10
+#: How many characters of an error are shown.
+_LONGEST = 200
 
 
 def summarize(
@@ -85,7 +87,7 @@ def _way_on(folder: Path) -> str:
 def _end(result: RunResult, notes: Notes | None, *, as_json: bool) -> None:
     if not as_json:
         print_stages(result.stages)
-    for sentence in (notes or unread)(result):
+    for sentence in (*(notes or unread)(result), *undelivered(result)):
         print_message(sentence)
 
 
@@ -97,6 +99,20 @@ def unread(result: RunResult) -> list[str]:
         names = listed(stage.name for stage in stages if stage.tracker_base == base)
         found.append(f"The results of {names} could not be read from {base}.")
     return found
+
+
+def undelivered(result: RunResult) -> list[str]:
+    """Return sentences about the further trackers that lack records of stages."""
+    stages: dict[str, list[StageResult]] = {}
+    for stage in result.stages:
+        for tracker in stage.undelivered:
+            stages.setdefault(tracker, []).append(stage)
+    return [
+        f"The tracker {tracker!r} lacks records of {listed(stage.name for stage in found)}: "
+        f"{shorten(printable(found[0].undelivered[tracker]), _LONGEST)}. Results under the tracker base are complete. "
+        "These stages are not taken from the cache: the next run records them again."
+        for tracker, found in stages.items()
+    ]
 
 
 def print_stages(stages: Sequence[StageResult]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.local.attempt.logs import Log, LogPump
-from torchx_kfp.local.attempt.outputs import describe_missing, read_outputs, read_run_id
+from torchx_kfp.local.attempt.outputs import describe_missing, read_outputs, read_run_id, registered_files
 from torchx_kfp.local.attempt.packages import InstallError, activate, provide_environment
 from torchx_kfp.local.attempt.transfer import UnavailableError, copy_here
 from torchx_kfp.local.engines.engine import AttemptPlan, Engine, RunningStage, StartError, TimeLimit
@@ -22,6 +22,7 @@ from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.distributed import replicas_in
 from torchx_kfp.tracking import FsspecResultTracker
+from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, UNDELIVERED
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 
 # Seconds to wait for more output after its last known writer has ended.
@@ -39,6 +40,9 @@ class Outcome:
     #: For a tracked stage: its run id, and its results (None if they cannot be read).
     run_id: str | None = None
     results: Mapping[str, Any] | None = None
+    #: The files here that it has registered, and the further trackers that lack its records.
+    files: tuple[str, ...] = ()
+    undelivered: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,15 +119,19 @@ class Execution:
         run_id, base = read_run_id(self.attempt), self.attempt.tracker_base
         if run_id is None or base is None:
             return outcome
-        results, reason = None, outcome.reason
+        outcome = dataclasses.replace(outcome, run_id=run_id)
         with contextlib.suppress(TrackerError):  # results are only shown: the stage has ended
             # The runner may be in another directory than the stage.
             base = base if "://" in base else str(self.attempt.directory / base)
             tracker = FsspecResultTracker(base, patience=SHORT_PATIENCE)
-            results = tracker.get(run_id)
+            outcome = dataclasses.replace(outcome, results=tracker.get(run_id))
             if outcome.exit_code:
-                reason = describe_missing(self.attempt, tracker, run_id, results) or reason
-        return dataclasses.replace(outcome, reason=reason, run_id=run_id, results=results)
+                reason = describe_missing(self.attempt, tracker, run_id, outcome.results or {}) or outcome.reason
+                return dataclasses.replace(outcome, reason=reason)
+            undelivered = UNDELIVERED.read(tracker.store, run_id)
+            files = registered_files(self.attempt, ARTIFACTS.read(tracker.store, run_id))
+            outcome = dataclasses.replace(outcome, files=files, undelivered=undelivered)
+        return outcome
 
     def _execute(self) -> Outcome:
         attempt = self.attempt

@@ -19,6 +19,7 @@ from torchx_kfp.pipeline.values import TYPE_NAMES, convert, from_output
 from torchx_kfp.publisher import missing, output_text
 from torchx_kfp.tracking import FsspecResultTracker, Result
 from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA
+from torchx_kfp.tracking.statements.artifacts import Artifact as Registered
 
 if TYPE_CHECKING:
     from torchx_kfp.local.engines.engine import AttemptPlan
@@ -123,6 +124,15 @@ def _copy_custom(attempt: AttemptPlan, path: str, target: str) -> None:
     mount, source = found
     with contextlib.suppress(FileNotFoundError):
         beneath.copy(source, target, source_root=mount.source, target_root=attempt.root)
+
+
+def registered_files(attempt: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:
+    """Return the paths on this machine of the files and folders that the stage has registered, if they exist."""
+    paths = [artifact.path.removeprefix("file://") for artifact in registered.values()]
+    if attempt.container is not None:
+        mounted = map(attempt.container.mount_of, paths)
+        paths = [found[1] for found in mounted if found is not None]
+    return tuple(path for path in paths if os.path.isabs(path) and os.path.exists(path))
 
 
 def describe_missing(

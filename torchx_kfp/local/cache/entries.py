@@ -31,7 +31,7 @@ from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 #: The cache's name in an output folder. The dot distinguishes it from runs.
 FOLDER = ".cache"
 #: The version of the entries, raised when older ones must not be used any more.
-VERSION = 2
+VERSION = 3
 
 _KEY = re.compile(r"[0-9a-f]{8,128}")
 
@@ -125,8 +125,9 @@ class Memory:
         found = self._finished.get(name)
         if found is None or not found.state.is_success or found.key != key or not self._has_results(found):
             return None
-        # The stage's folder and outputs may have been removed since.
-        return found if found.log_file is None or found.log_file.exists() else None
+        # The stage's folder and its files may have been removed since.
+        paths = [*found.files, *([found.log_file] if found.log_file is not None else [])]
+        return found if all(map(os.path.exists, paths)) else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""
@@ -139,9 +140,10 @@ class Memory:
         )
 
     def keep(self, cache_key: str, result: StageResult) -> None:
-        """Store a stage for other runs if it has succeeded, and its application, too, if that may fail."""
+        """Store a stage for other runs if it and its application have succeeded, and all trackers have its records."""
         has_failed = bool(result.results and result.results.get(protocol.EXIT_CODE))
-        if self._cache is not None and cache_key and result.state is State.SUCCEEDED and not has_failed:
+        is_complete = result.state is State.SUCCEEDED and not has_failed and not result.undelivered
+        if self._cache is not None and cache_key and is_complete:
             self._cache.put(cache_key, self._run_id, result)
 
     def _has_results(self, result: StageResult) -> bool:
@@ -164,9 +166,9 @@ class Memory:
 
 
 def _files(result: StageResult) -> list[list[Any]]:
-    """Return stamps of the stage's log and artifacts, if they exist on this machine (a stage need not write them)."""
+    """Return stamps of the stage's log and files, if they exist on this machine (a stage need not write them)."""
     made = [item for value in result.artifacts.values() for item in _items(value)]
-    paths = [artifact.path for artifact in made if artifact.is_here]
+    paths = [*result.files, *(artifact.path for artifact in made if artifact.is_here)]
     if result.log_file is not None:
         paths.append(str(result.log_file))
     return _stamps(path for path in paths if os.path.exists(path))

@@ -52,10 +52,16 @@ def _join_metadata(found: list[dict[str, object]]) -> dict[str, object]:
     return {name: value for metadata in found for name, value in metadata.items()}
 
 
+def _parse_undelivered(content: Mapping[str, Any]) -> tuple[str, str]:
+    return str(content["tracker"]), str(content["error"])
+
+
 #: The artifacts of a run by name. Of several with one name, the last one counts.
 ARTIFACTS = Kind("artifacts", _parse_artifact, _join_artifacts)
 #: The metadata of a run by name. Of several values with one name, the last one counts.
 METADATA = Kind("metadata", lambda content: dict(content["metadata"]), _join_metadata)
+#: The further trackers that lack records of a run (see ``forwarding``), and the first error of each.
+UNDELIVERED = Kind("undelivered", _parse_undelivered, lambda found: dict(reversed(found)))
 
 
 def add_metadata(store: Store, run_id: str, metadata: Mapping[str, object]) -> None:

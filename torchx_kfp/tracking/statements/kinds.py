@@ -29,7 +29,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 #: The folders of all kinds.
-FOLDERS = ("artifacts", "metadata", "search", "sources", "steps")
+FOLDERS = ("artifacts", "metadata", "search", "sources", "steps", "undelivered")
 
 #: A callable that gets the error for each file that does not contain a statement.
 Corrupt = Callable[[CorruptResultError], object]
