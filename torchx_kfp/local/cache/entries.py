@@ -126,8 +126,8 @@ class Memory:
         if found is None or not found.state.is_success or found.key != key or not self._has_results(found):
             return None
         # The stage's folder and its files may have been removed since.
-        paths = [*found.files, *([found.log_file] if found.log_file is not None else [])]
-        return found if all(map(os.path.exists, paths)) else None
+        paths = [*found.files, *([str(found.log_file)] if found.log_file is not None else [])]
+        return found if all(os.path.exists(path) for path in paths) else None
 
     def cached(self, name: str, task: str, key: str, cache_key: str) -> StageResult | None:
         """Return how a stage with this ``cache_key`` ended in another run, as the result of this stage."""

@@ -56,12 +56,16 @@ def _parse_undelivered(content: Mapping[str, Any]) -> tuple[str, str]:
     return str(content["tracker"]), str(content["error"])
 
 
+def _join_undelivered(found: list[tuple[str, str]]) -> dict[str, str]:
+    return dict(reversed(found))
+
+
 #: The artifacts of a run by name. Of several with one name, the last one counts.
 ARTIFACTS = Kind("artifacts", _parse_artifact, _join_artifacts)
 #: The metadata of a run by name. Of several values with one name, the last one counts.
 METADATA = Kind("metadata", lambda content: dict(content["metadata"]), _join_metadata)
 #: The further trackers that lack records of a run (see ``forwarding``), and the first error of each.
-UNDELIVERED = Kind("undelivered", _parse_undelivered, lambda found: dict(reversed(found)))
+UNDELIVERED = Kind("undelivered", _parse_undelivered, _join_undelivered)
 
 
 def add_metadata(store: Store, run_id: str, metadata: Mapping[str, object]) -> None:
