@@ -21,6 +21,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     # A stage's command carries only one of these modules.
     "publisher": set(),
     "launcher": set(),
+    "channel_operations": _FOUNDATION,
     "sdk": _FOUNDATION,
     "tracking": {*_FOUNDATION, "protocol"},
     "pipeline": {*_FOUNDATION, "sdk"},
@@ -36,7 +37,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "scheduler": {*_FOUNDATION, "protocol", "sdk", "engines", "adapter", "pipeline", "runs", "backend"},
     "cli": {
         *{*_FOUNDATION, "protocol", "sdk", "engines", "tracking", "pipeline", "semantics", "runs"},
-        *{"local", "backend", "report"},
+        *{"channel_operations", "local", "backend", "report"},
     },
     "__main__": {*_FOUNDATION, "cli"},
 }

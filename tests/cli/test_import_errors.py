@@ -85,6 +85,11 @@ MISTAKES = {
     ),
     "int(n)": "Python needs a value while the pipeline is compiled. The pipeline parameter 'n' has one only when",
     "for i in range(n):\n        task_from_app(app())": "The pipeline parameter 'n' has one only when the pipeline runs: ",
+    "if t.outputs['accuracy'] > 0.9:\n        task_from_app(app())": (
+        "The output 'accuracy' of 'train' has a value only when the pipeline runs, so Python cannot decide a condition on "
+        "it. Write `with dsl.If(train.outputs['accuracy'] > 0.9):` instead of if"
+    ),
+    "for i in n:\n        task_from_app(app())": "`with dsl.ParallelFor(n) as item:`",
     'task_from_app(app(env={"A": f"{lr:.2f}"}))': (
         "The pipeline parameter 'lr' has one only when the pipeline runs: pass it without a format, f\"{lr}\", and "
         'format it in the application, such as f"{float(sys.argv[1]):.2f}". (TypeError: unsupported format string'
@@ -130,7 +135,7 @@ def test_a_mistake_has_its_own_sentence(command: str, mistake: str, call: Call, 
     (tmp_path / "wrong.py").write_text(text)
     done = call(command, str(tmp_path / "wrong.py"))
     # In a loop, it is the line before the last.
-    line = text.rstrip().count("\n") + 1 - ("range" in mistake)
+    line = text.rstrip().count("\n") + 1 - mistake.startswith(("for ", "if "))
     line = 10 if "imge" in mistake else line
     # TorchX's nightly first warns about dist.ddp.
     assert f"Error: {tmp_path / 'wrong.py'}, line {line}: " in done.stderr

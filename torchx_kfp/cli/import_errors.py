@@ -14,6 +14,7 @@ from typing import Any
 
 import torchx_kfp
 from torchx_kfp import engines
+from torchx_kfp.channel_operations import name_of
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.text import counted, did_you_mean
 
@@ -32,6 +33,7 @@ _WAYS_OUT = (
         'pass it as it is, f"{channel}", and compute in the application, such as float(sys.argv[1]) * 2, or in a '
         "stage before it, whose output is a channel: double(x=channel).output.",
     ),
+    (re.compile(r"no attribute '(left|right)_operand'"), "dsl.If needs a comparison, such as dsl.If(debug == True)."),
     (re.compile(r"expected str instance"), 'write it as text, f"{channel}".'),
 )
 _CONSTANT = (
@@ -138,7 +140,7 @@ def _channel(frames: Frames, error: BaseException) -> str | None:
     called = frames[1][0] if len(frames) > 1 else None
     argument, value = next(_channel_arguments(called), ("", None)) if called else ("", None)
     code, named = _on_line(*frames[0]) or ("channel", None)
-    channel = _name_of(value) or (_named(text["task"], text["name"]) if text else None) or named
+    channel = _name_of(value) or (name_of(text["task"], text["name"]) if text else None) or named
     if called and argument:
         shown = f"{called.f_code.co_name}() got {argument}={_show(value)}, and needs its value"
     else:
@@ -163,13 +165,9 @@ def _name_of(value: Any) -> str | None:
     from kfp.dsl import pipeline_channel
 
     if isinstance(value, pipeline_channel.PipelineChannel):
-        return _named(value.task_name, value.name)
+        return name_of(value.task_name, value.name)
     found = _CHANNEL.search(value) if isinstance(value, str) else None
-    return _named(found["task"], found["name"]) if found else None
-
-
-def _named(task: str | None, name: str) -> str:
-    return f"The output {name!r} of {task!r}" if task else f"The pipeline parameter {name!r}"
+    return name_of(found["task"], found["name"]) if found else None
 
 
 def _on_line(frame: FrameType, line: int) -> tuple[str, str] | None:

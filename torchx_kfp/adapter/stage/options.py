@@ -103,12 +103,17 @@ def read_settings(
         taken: names that results and artifacts must not have.
 
     Raises:
-        AppDefError: secrets or trackers are malformed, or a stage that is not tracked has trackers.
+        AppDefError: secrets, trackers or a switch are malformed, or a stage that is not tracked has trackers.
         OutputsError: a result or an artifact cannot be an output of KFP.
         ChannelError: a channel is used where its value cannot be filled in.
     """
     if options.get("name") is not None:
         check_name(options["name"], "The stage's name")
+    for name in ("cache", "inline", "labels", "may_fail"):
+        if not isinstance(options.get(name, False), bool):
+            raise AppDefError(
+                f"{name} is {options[name]!r}. Give True or False, which is known when the pipeline is compiled."
+            )
     trackers = read_trackers(options.get("trackers"))
     if trackers and tracker_base is None:
         raise AppDefError(

@@ -81,7 +81,7 @@ def read_sources(reads: object) -> dict[str, Source]:
         for alias in reads:
             check_alias(alias)
         return {alias: _source(what, f"reads[{alias!r}]") for alias, what in reads.items()}
-    if isinstance(reads, str) or not isinstance(reads, Iterable):
+    if isinstance(reads, str | pipeline_channel.PipelineChannel) or not isinstance(reads, Iterable):
         reads = [reads]
     sources: dict[str, Source] = {}
     for what in reads:

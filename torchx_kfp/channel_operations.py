@@ -1,0 +1,117 @@
+"""Refuse Python's conditions and loops on pipeline channels, whose values are not known while a pipeline is compiled.
+
+KFP's channels and comparisons are objects, so that ``if loss > 0.9:`` would always take the branch. Here, asking for
+the truth is an error, except in KFP's own code, which tests whether there is a channel. Python's messages about loops
+and elements do not name the way out.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CHANNELS = "kfp.dsl.pipeline_channel"
+#: Operations of a channel, and what to do instead.
+_WAYS_OUT = {
+    "iter": "To run stages for each item of a list, write: `with dsl.ParallelFor({code}) as item:`.",
+    "contains": "To look for an item, do it in the application, or in a stage before it, whose output is a channel.",
+    "len": "Count in the application, or in a stage before it, whose output is a channel.",
+    "getitem": "A field of a loop's item is an attribute, item.lr. Else take the element in the application.",
+}
+#: What Python takes for true, by KFP's name of a channel's type.
+_TRUE = {"Boolean": "== True", "String": "!= ''", "Integer": "!= 0", "Float": "!= 0.0"}
+
+
+def refuse_operations() -> None:
+    """Refuse these operations from now on: at once if KFP is loaded, else as soon as it is."""
+    if _CHANNELS in sys.modules:
+        _refuse_in(sys.modules[_CHANNELS])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds the module with KFP's channels, once, and changes the classes in it when it is loaded."""
+
+    def find_spec(self, name: str, path: Any, target: object = None) -> ModuleSpec | None:
+        if name != _CHANNELS:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                _refuse_in(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _refuse_in(module: Any) -> None:
+    for kind in (module.PipelineChannel, module.ConditionOperation):
+        kind.__bool__ = _truth
+    for operation, way_out in _WAYS_OUT.items():
+        setattr(module.PipelineChannel, f"__{operation}__", _refusal(way_out))
+
+
+def _truth(self: Any) -> bool:
+    caller = sys._getframe(1).f_globals.get("__name__") or ""
+    if caller.partition(".")[0] == "kfp" or _is_itself(self):
+        return True
+    if hasattr(self, "operator"):
+        channel = self.left_operand if hasattr(self.left_operand, "channel_type") else self.right_operand
+        code = f"{_code(self.left_operand)} {self.operator} {_code(self.right_operand)}"
+    else:
+        channel, code = self, f"{_code(self)} {_TRUE.get(self.channel_type, '== ...')}"
+    raise _error(
+        channel,
+        f"so Python cannot decide a condition on it. Write `with dsl.If({code}):` instead of if, a ternary or assert; "
+        "dsl.Elif and dsl.Else for other branches, dsl.OneOf for what one of them returns, and one dsl.If inside "
+        "another for `and`. If a function needs the value, pass a constant. To ask only whether a channel was passed, "
+        "write `is not None`.",
+    )
+
+
+def _is_itself(condition: Any) -> bool:
+    """Tell whether a channel is compared with itself: lists and dicts look for channels in this way."""
+    left, right = (getattr(condition, f"{side}_operand", None) for side in ("left", "right"))
+    return (
+        getattr(condition, "operator", "") == "=="
+        and hasattr(left, "channel_type")
+        and type(left) is type(right)
+        and str(left) == str(right)
+    )
+
+
+def _refusal(way_out: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *args: object) -> NoReturn:
+        raise _error(self, f"so Python cannot look into it. {way_out.replace('{code}', _code(self))}")
+
+    return refuse
+
+
+def _error(channel: Any, rest: str) -> Exception:
+    from torchx_kfp.errors import ChannelError
+
+    return ChannelError(f"{name_of(channel.task_name, channel.name)} has a value only when the pipeline runs, {rest}")
+
+
+def name_of(task: str | None, name: str) -> str:
+    """Return the name of a pipeline's parameter or of a task's output, for the beginning of a sentence."""
+    return f"The output {name!r} of {task!r}" if task else f"The pipeline parameter {name!r}"
+
+
+def _code(operand: Any) -> str:
+    """Return the code of a comparison's operand, as far as the channel tells how it was written."""
+    if not hasattr(operand, "channel_type"):
+        return repr(operand)
+    if "loop-item" in operand.name:
+        return "item"
+    return f"{operand.task_name.replace('-', '_')}.outputs[{operand.name!r}]" if operand.task_name else operand.name
