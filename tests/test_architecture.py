@@ -63,7 +63,7 @@ MAY_USE: Mapping[str, set[str]] = {
     "click": {"cli"},
     "rich": {"cli"},
     "docker": {"local.engines"},
-    "urllib3": {"backend.connection"},
+    "urllib3": {"backend.connection", "backend.transport"},
     "jinja2": {"report"},
     "markdown_it": {"report"},
     "markupsafe": {"report"},

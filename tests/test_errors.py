@@ -68,6 +68,7 @@ def test_what_a_caller_can_mend_is_a_value_error() -> None:
         "TorchxKfpError",
         "MissingExtraError",
         "ContainerEngineError",
+        "HostAnswerLostError",
         "HostCredentialsError",
         "HostError",
         "HostNotFoundError",

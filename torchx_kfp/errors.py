@@ -25,6 +25,7 @@
     ├── HostError            a KFP host does not do what it was asked to do
     │   ├── HostSettingsError    no host is given, or its settings are wrong
     │   ├── HostUnreachableError the host does not answer, or something else answers in its place
+    │   │   └── HostAnswerLostError  it may have done what it was asked to do: its answer is lost
     │   ├── HostCredentialsError the host does not accept the credentials
     │   ├── HostNotFoundError    the host does not have what was asked for
     │   └── HostRefusedError     the host takes a request for invalid
@@ -51,6 +52,7 @@ __all__ = [
     "ChannelError",
     "ContainerEngineError",
     "CorruptResultError",
+    "HostAnswerLostError",
     "HostCredentialsError",
     "HostError",
     "HostNotFoundError",
@@ -212,6 +214,10 @@ class HostSettingsError(HostError, ValueError):
 
 class HostUnreachableError(HostError):
     """The KFP host does not answer, or something else answers in its place."""
+
+
+class HostAnswerLostError(HostUnreachableError):
+    """The KFP host may have done what it was asked to do, such as start a run: its answer is lost."""
 
 
 class HostCredentialsError(HostError):

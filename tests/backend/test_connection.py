@@ -22,6 +22,7 @@ from tests.facts import says
 from torchx_kfp.backend.connection import Connection, Patience
 from torchx_kfp.backend.settings import Settings, read_settings
 from torchx_kfp.errors import (
+    HostAnswerLostError,
     HostCredentialsError,
     HostError,
     HostNotFoundError,
@@ -261,11 +262,24 @@ def test_a_proxy_that_does_not_wait_for_a_post_may_have_passed_it_on(server: Scr
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("code", [500, 503])
-def test_a_post_that_failed_is_not_repeated(server: Scripted, code: int) -> None:
-    server.script = lambda request: status(13, "it broke", code)
-    with pytest.raises(HostError, match=says("it broke")):
+@pytest.mark.parametrize(
+    ("reply", "facts"),
+    [
+        (status(13, "it broke", 500), ["it broke"]),
+        (status(14, "it restarts", 503), ["it restarts"]),
+        (Reply("<html>Bad gateway. <a>Sign in</a></html>", 502, kind="text/html"), ["502", "web page"]),
+        (Reply("<html>hello</html>", kind="text/html"), ["web page"]),
+        (Reply("hello"), ["hello"]),
+        (Reply({}, headers={"Content-Encoding": "br"}), ["'br'"]),
+    ],
+)
+def test_a_post_whose_answer_says_nothing_may_have_been_accepted(
+    server: Scripted, reply: Reply, facts: list[str]
+) -> None:
+    server.script = lambda request: reply
+    with pytest.raises(HostAnswerLostError, match=says(*facts, "may have accepted it", "look there before")) as caught:
         connect(server).post(RUNS, {})
+    assert "later" not in str(caught.value)
     assert len(server.requests) == 1
 
 
@@ -350,7 +364,7 @@ def recorded(name: str) -> Reply:
     [
         ("unknown-run", HostNotFoundError, "Run 00000000-0000-0000-0000-000000000000 not found."),
         ("create-wrong-parameter", HostRefusedError, "parameter tracker_base is not optional, yet has neither default"),
-        ("create-broken-spec", HostError, "unknown template format: pipeline spec is invalid."),
+        ("create-broken-spec", HostAnswerLostError, "unknown template format: pipeline spec is invalid."),
     ],
 )
 def test_errors_of_the_api_have_its_words_once(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.errors import (
+    HostAnswerLostError,
     HostCredentialsError,
     HostError,
     HostNotFoundError,
@@ -18,12 +20,56 @@ from torchx_kfp.text import printable, shorten
 
 #: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
 _LONGEST = 600
+#: How many characters of it are looked at.
+_MOST_OF_MESSAGE = 20_000
 #: What the addresses of pages contain that ask for a password.
 _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.com", "/auth")
+#: How deep JSON may be nested, and how many commas it may have: a value takes up to 70 bytes of memory.
+_DEEPEST, _MOST_VALUES = 100, 5_000_000
+#: The most digits of a whole number: others are not even a double.
+_MOST_DIGITS = 300
 #: What to do after a POST whose answer is lost.
 MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
 #: What may stand before the message of a layer.
 _LAYERS = ("InternalServerError: ", "InvalidInputError: ", "ResourceNotFoundError: ", "BadRequestError: ")
+
+
+def read_json(text: str | bytes) -> Any:
+    """Return the JSON in an answer, of which nothing is too large for those who read it.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deep, or has too many values, or numbers that JSON lacks.
+    """
+    if (text.count(b",") if isinstance(text, bytes) else text.count(",")) > _MOST_VALUES:
+        raise ValueError("too many values")
+    try:
+        found = json.loads(text, parse_constant=_refuse, parse_float=_float, parse_int=_int)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    level = [found]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for outer in level
+            for item in (outer.values() if type(outer) is dict else outer if type(outer) is list else ())
+            if type(item) in (dict, list)
+        ]
+        if not level:
+            return found
+    raise ValueError("nested too deep")
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _int(text: str) -> int:
+    return int(text) if len(text) < _MOST_DIGITS else _refuse(text[:20])
 
 
 @dataclass(frozen=True)
@@ -53,6 +99,8 @@ class Answer:
         """Whether the server wants other credentials."""
         if self.status in (401, 403):
             return True
+        if self.status >= 500:
+            return False  # a proxy's page about an error may mention how to sign in
         page = self.body[:20_000].lower()
         leads_there = any(part in self.url.lower() for part in _SIGN_IN)
         return (leads_there and (self.is_page or self.is_redirect)) or (
@@ -71,12 +119,12 @@ class Answer:
             HostUnreachableError: it is something else.
         """
         try:
-            content = json.loads(self.body)
-        except (ValueError, RecursionError):
+            content = read_json(self.body)
+        except ValueError:
             content = None
         if not isinstance(content, dict):
             what = f"{printable(shorten(self.text.strip(), 120))!r}" if self.body.strip() else "nothing"
-            raise HostUnreachableError(
+            raise self.unreachable(
                 f"{self.request} was answered by something other than KFP's API, with {what} in place of a JSON "
                 "object. Check the host and its port."
             )
@@ -84,24 +132,30 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return self.body.decode("utf-8", "replace")
+        """The beginning of the text, for messages."""
+        return self.body[:10_000].decode("utf-8", "replace")
+
+    @property
+    def unreachable(self) -> type[HostUnreachableError]:
+        """The error if this is not the answer of KFP's API, which may have got the request nevertheless."""
+        return HostAnswerLostError if self.request.startswith("POST ") else HostUnreachableError
 
     @property
     def message(self) -> str:
         """The server's own words about an error, without those that repeat them."""
         try:
-            status = json.loads(self.body)
-        except (ValueError, RecursionError):
+            status = read_json(self.body)
+        except ValueError:
             return f"HTTP status {self.status}"
         if not isinstance(status, Mapping):
             return f"HTTP status {self.status}"
         details = status.get("details")
         inner = [
-            str(item["message"])
+            str(item["message"])[:_MOST_OF_MESSAGE]
             for item in (details if isinstance(details, list) else [])
             if isinstance(item, Mapping) and item.get("message")
         ]
-        whole = str(status.get("message") or status.get("error") or f"HTTP status {self.status}")
+        whole = str(status.get("message") or status.get("error") or f"HTTP status {self.status}")[:_MOST_OF_MESSAGE]
         for layer in _LAYERS:
             whole = whole.replace(layer, "")
         # The details have the reason, unless it is only the name of the status.
@@ -126,7 +180,7 @@ def error_of(answer: Answer, credentials: str) -> HostError:
             "that is KFP, give it as the host."
         )
     if answer.is_page:
-        return HostUnreachableError(
+        return answer.unreachable(
             f"{answer.request} was answered with a web page (HTTP status {answer.status}), not by KFP's API. Give the "
             "URL of KFP's UI as the host, with its port and, in Kubeflow, its path: "
             "https://kubeflow.example.com/pipeline"
@@ -136,8 +190,8 @@ def error_of(answer: Answer, credentials: str) -> HostError:
         # KFP says what it has not found, unless it does not know the path.
         is_unknown = answer.message in ("Not Found", "HTTP status 404")
         return HostNotFoundError(f"{text} Is this the URL of a KFP host?" if is_unknown else text)
-    if answer.request.startswith("POST ") and answer.status in (408, 502, 504):
-        return HostUnreachableError(f"{text} {MAYBE_ACCEPTED}")
+    if answer.request.startswith("POST ") and (answer.status == 408 or answer.status >= 500):
+        return HostAnswerLostError(text)
     if answer.status in (408, 429, 502, 503, 504):
         return HostUnreachableError(f"{text} The host is busy or restarts: try again later.")
     if answer.status < 500:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urljoin
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import urllib3
 from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
     InsecureRequestWarning,
-    MaxRetryError,
     NewConnectionError,
+    ProtocolError,
     ProxyError,
     ReadTimeoutError,
     SSLError,
@@ -28,12 +30,23 @@ from urllib3.exceptions import (
 from torchx_kfp.backend.answers import MAYBE_ACCEPTED, Answer, error_of
 from torchx_kfp.backend.client import POD_NAMESPACE, client_namespace, make_client
 from torchx_kfp.backend.settings import CREDENTIALS, Settings, flag, variable
-from torchx_kfp.errors import HostError, HostRefusedError, HostUnreachableError
+from torchx_kfp.backend.transport import (
+    BROKEN,
+    LONGEST,
+    MOST_BYTES,
+    Exchange,
+    Received,
+    TooLargeError,
+    TooSlowError,
+)
+from torchx_kfp.errors import HostAnswerLostError, HostError, HostRefusedError, HostUnreachableError
 from torchx_kfp.text import joined, printable, shorten
 
 # urllib3 logs each connection that breaks; without a handler, Python would write that to stderr.
 logging.getLogger("urllib3").addHandler(logging.NullHandler())
 
+#: How many times in a row a request is redirected.
+_MOST_REDIRECTS = 4
 V2BETA1, V1BETA1, V1ALPHA1 = "/apis/v2beta1", "/apis/v1beta1", "/apis/v1alpha1"
 #: The reason in what Python's ssl says: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: ... (_ssl.c:1006)
 _TLS_REASON = re.compile(r"\[SSL[^\]]*\] (.*?)(?: \(_ssl\.c:\d+\)|'\)|$)")
@@ -43,12 +56,14 @@ _TLS_REASON = re.compile(r"\[SSL[^\]]*\] (.*?)(?: \(_ssl\.c:\d+\)|'\)|$)")
 class Patience:
     """How long a request may take, in seconds.
 
-    ``retries`` is how often it is repeated, after waits that begin with ``wait`` and double. ``longest_wait`` also
-    limits the wait that the host asks for (Retry-After).
+    ``connect`` and ``read`` limit the time in which nothing arrives, ``whole`` that from the request to the end of its
+    answer. ``retries`` is how often it is repeated, after waits that begin with ``wait`` and double. ``longest_wait``
+    also limits the wait that the host asks for (Retry-After).
     """
 
     connect: float = 10.0
     read: float = 60.0
+    whole: float = LONGEST
     retries: int = 3
     wait: float = 0.5
     longest_wait: float = 20.0
@@ -80,12 +95,26 @@ class Connection:
         """
         return self._request("GET", path, query).json()
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, if_lost: str = MAYBE_ACCEPTED
+    ) -> dict[str, Any]:
         """Send a JSON object and return the one that answers.
 
-        The request is repeated only if the host cannot have accepted it. The errors are those of ``get``.
+        The request is repeated only if the host cannot have accepted it.
+
+        Args:
+            path: the path below the host.
+            body: the object.
+            if_lost: the sentence about what to do if the host may have accepted the request.
+
+        Raises:
+            HostAnswerLostError: the host may have accepted it.
+            HostError: see ``get``.
         """
-        return self._request("POST", path, {}, body).json()
+        try:
+            return self._request("POST", path, {}, body).json()
+        except HostAnswerLostError as error:
+            raise HostAnswerLostError(f"{error} {if_lost}") from error.__cause__
 
     def content(self, path: str) -> bytes:
         """Return what is at a path that does not have JSON, such as a log. The errors are those of ``get``."""
@@ -159,47 +188,58 @@ class Connection:
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = _encode(body)
-        patience = self._patience
         # A log that cannot be read is answered with 500, and so it stays.
-        again = {502, 503, 504} if is_text else {500, 502, 503, 504}
-        retry = _Retry(
-            total=patience.retries,
-            connect=min(2, patience.retries),
-            read=min(2, patience.retries),
-            other=0,
-            status_forcelist=again,
-            allowed_methods={"GET"},
-            backoff_factor=patience.wait,
-            raise_on_status=False,
-        )
-        retry.longest_wait = patience.longest_wait
+        again = {429} if method != "GET" else {429, 502, 503, 504} if is_text else {429, 500, 502, 503, 504}
         url = f"{self._base(client)}{where}"
         # A filter in the query is long, and says nothing to a user.
         request = f"{method} {printable(url.partition('?')[0])}"
-        try:
-            answer = api.rest_client.pool_manager.request(
-                method,
-                url,
-                body=content,
-                headers=headers,
-                # A body is for the host that the user has named.
-                redirect=method == "GET",
-                retries=retry,
-                timeout=urllib3.Timeout(connect=patience.connect, read=patience.read),
-            )
-            where_to = urljoin(url, str(answer.get_redirect_location() or answer.geturl() or ""))
-        except (HTTPError, ValueError) as error:  # a redirect to something that is not a URL is a ValueError
-            raise self._unreachable(error, method, request) from error
-        kind = answer.headers.get("Content-Type", "").lower()
-        return Answer(request, where_to, answer.status, kind, answer.data)
+        for attempt in itertools.count():
+            wait = None
+            try:
+                received, url = self._exchange(api.rest_client.pool_manager, method, url, headers, content)
+            except BROKEN as error:
+                if attempt >= self._retries_after(error, method):
+                    raise self._unreachable(error, method, request) from error
+            else:
+                if attempt >= self._patience.retries or received.status not in again:
+                    break
+                wait = _retry_after(received.headers.get("Retry-After"))
+            longest = self._patience.longest_wait
+            time.sleep(min(self._patience.wait * 2**attempt if wait is None else wait, longest))
+        kind = received.headers.get("Content-Type", "").lower()
+        return Answer(request, url, received.status, kind, received.body)
+
+    def _exchange(
+        self, manager: Any, method: str, url: str, headers: Mapping[str, str], content: bytes | None
+    ) -> tuple[Received, str]:
+        """Send a request once, and return the answer and the URL that it is from, or leads to."""
+        timeout = urllib3.Timeout(connect=self._patience.connect, read=self._patience.read)
+        for _ in range(_MOST_REDIRECTS):
+            exchange = Exchange(manager, method, url, MOST_BYTES, body=content, headers=headers, timeout=timeout)
+            received = exchange.run(self._patience.whole)
+            if not received.location:
+                break
+            before, url = url, urljoin(url, received.location)
+            # A body is for the host that the user has named, and so are credentials.
+            if method != "GET" or not _is_same_host(before, url):
+                break
+        return received, url
+
+    def _retries_after(self, error: Exception, method: str) -> int:
+        """Return how often a request is repeated that has failed."""
+        if isinstance(error, ProxyError):
+            error = error.original_error
+        may_have_arrived = not isinstance(error, NewConnectionError | ConnectTimeoutError)
+        if may_have_arrived and (method != "GET" or not isinstance(error, ReadTimeoutError | ProtocolError)):
+            return 0
+        return min(2, self._patience.retries)
 
     def _base(self, client: Any) -> str:
         """Return the client's host; inside of a cluster, it has no scheme."""
         host = str(client._run_api.api_client.configuration.host).rstrip("/")
         return host if "://" in host else f"http://{host}"
 
-    def _unreachable(self, error: Exception, method: str, request: str) -> HostError:
-        reason = error.reason if isinstance(error, MaxRetryError) and error.reason else error
+    def _unreachable(self, reason: Exception, method: str, request: str) -> HostError:
         text = f"{request} failed: "
         if isinstance(reason, SSLError):
             return HostUnreachableError(text + self._about_tls(str(reason)))
@@ -214,10 +254,14 @@ class Connection:
             why = f"the host does not answer within {self._patience.connect:g} s"
         elif isinstance(reason, ReadTimeoutError):
             why = f"the host has not answered within {self._patience.read:g} s"
+        elif isinstance(reason, TooLargeError | TooSlowError):
+            why = str(reason)
         else:
             why = f"the connection broke ({_short(reason)})"
         if method != "GET" and not isinstance(reason, NewConnectionError | ConnectTimeoutError):
-            return HostUnreachableError(f"{text}{why}. {MAYBE_ACCEPTED}")
+            return HostAnswerLostError(f"{text}{why}.")
+        if isinstance(reason, TooLargeError):
+            return HostError(f"{text}{why}.")
         return HostUnreachableError(f"{text}{why}. Check the host, its port, and your network or kubectl port-forward.")
 
     def _about_tls(self, text: str) -> str:
@@ -234,31 +278,22 @@ class Connection:
         )
 
 
-class _Retry(urllib3.Retry):  # type: ignore[misc]
-    """Repeats requests after 429 whatever their method: the host has not accepted them."""
+def _retry_after(text: str | None) -> float | None:
+    """Return for how many seconds a host asks a client to wait; None if it is neither seconds nor a date."""
+    try:
+        return max(0.0, float(urllib3.Retry().parse_retry_after(text))) if text else None
+    except (HTTPError, ValueError, OverflowError):
+        return None
 
-    longest_wait = 20.0
 
-    def new(self, **changes: Any) -> _Retry:
-        """Return the state for the next attempt."""
-        following: _Retry = super().new(**changes)
-        following.longest_wait = self.longest_wait
-        return following
-
-    def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
-        if status_code == 429:
-            return bool(self.total)
-        return bool(super().is_retry(method, status_code, has_retry_after))
-
-    def get_retry_after(self, response: Any) -> float | None:
-        try:
-            wait = super().get_retry_after(response)
-        except HTTPError:  # it is neither seconds nor a date
-            return None
-        return None if wait is None else min(wait, self.longest_wait)
-
-    def get_backoff_time(self) -> float:
-        return min(float(super().get_backoff_time()), self.longest_wait)
+def _is_same_host(one: str, other: str) -> bool:
+    """Tell whether a redirect stays on a host; it may lead from http to https."""
+    parts, others = urlsplit(one), urlsplit(other)
+    if parts.hostname != others.hostname:
+        return False
+    return (parts.scheme, parts.port) == (others.scheme, others.port) or (
+        (parts.scheme, others.scheme, others.port) == ("http", "https", None)
+    )
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:
