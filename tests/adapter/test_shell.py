@@ -1,5 +1,6 @@
 """Channels in shell programs become variables, so that a value is never part of a program."""
 
+import contextlib
 import functools
 import os
 import re
@@ -68,12 +69,12 @@ HOSTILE = [
 ]
 
 
-def lifted(program: str, *, bash: bool = False, values: Sequence[str] = ()) -> tuple[str, dict[str, Reference]]:
+def lifted(program: str, *, values: Sequence[str] = ()) -> tuple[str, dict[str, Reference]]:
     """Lift the channel out of the program, in which it is ``{}``."""
     parts: list[str | Reference] = []
     for index, piece in enumerate(program.split("{}")):
         parts += [*([VALUE] if index else []), *([piece] if piece else [])]
-    return lift_channels(tuple(parts), "args[1]", bash=bash, values=values)
+    return lift_channels(tuple(parts), "args[1]", values=values)
 
 
 PRINTS = [
@@ -83,31 +84,16 @@ PRINTS = [
     "printf '%s\\0' '{}' >&1; # it's a comment",
     "# it's a comment on {}\nprintf '%s\\0' {}",
     'echo "a\\"b" >/dev/null; printf "%s\\0" "{}"',
-    "(printf '%s\\0' '{}')",
-    "case x in x) printf '%s\\0' {};; esac",
-    "case {} in a) ;; *) printf '%s\\0' {};; esac",
-    "a=$((1 + 2)); printf '%s\\0' {}",
-    "v={}; printf '%s\\0' \"$v\"",
-    "v={}; w=$v; printf '%s\\0' \"${w}\"",
-    "v=\"$(printf '%s.' '{}')\"; printf '%s\\0' \"${v%.}\"",
-    "for w in '{}'; do printf '%s\\0' \"$w\"; done",
-    "if [ '{}' = '{}' ]; then printf '%s\\0' {}; fi",
-    "trap 'rm -f x' EXIT; printf '%s\\0' {}",
-    "y=$(echo use in case); printf '%s\\0' '{}'",
+    "a=1 b=$HOME; printf '%s\\0' {}",
     'sh -c \'printf "%s\\0" "$1"\' sh {}',
-    'export v={}; sh -c \'printf "%s\\0" "$v"\'',
-    'v={} sh -c \'printf "%s\\0" "$v"\'',
-    "show() { printf '%s\\0' \"$2\"; }; show eval {}",
-    "show() { printf '%s\\0' \"$1\"; }; show {} 2>/dev/null",
-    "while read -r line; do :; done </dev/null; printf '%s\\0' {}",
-    'set -eu; if ! [ -n "{}" ]; then :; fi; printf \'%s\\0\' "{}" && true',
-    "i=0; while [ $i -lt 1 ]; do i=$((i + 1)); printf '%s\\0' {}; done",
-    "exec env printf '%s\\0' {}",
-    "printf '%s\\0' `echo x` >/dev/null; printf '%s\\0' {}",
-    "{ true && ! false || false; } 2>&1; printf \\\n  '%s\\0' {}",
-    "cat >/dev/null <<'EOF'\nit's $x\nEOF\nprintf '%s\\0' {}",
-    "v=$(cat <<EOF\n{}.\nEOF\n); printf '%s\\0' \"${v%.}\"",
+    "y=$(echo use in case); printf '%s\\0' '{}'",
+    'set -eu; [ -n "{}" ] && printf \'%s\\0\' "{}" || false',
+    "[ '{}' = '{}' ] && printf '%s\\0' {}",
+    "exec env A=b printf '%s\\0' {}",
+    "printf \\\n  '%s\\0' {} | cat",
+    "false ||\ntrue &&\nprintf '%s\\0' {} 2>/dev/null",
     "printf '%s\\0' \"${UNSET:-}{}\" >out; cat out",
+    "v=$(nproc); printf '%s\\0' {}",
 ]
 
 
@@ -132,15 +118,11 @@ def test_a_value_is_one_word_in_every_place(shells: Path, tmp_path: Path, progra
 ACCEPTED = [
     "python3 -c 'import sys; sys.stdout.write(sys.argv[1] + \"|\")' {}",
     "set -euo pipefail; mkdir -p {} && cd {} && python3 -u train.py --lr {} --out={}/x > log.txt 2>&1",
-    "i=0; while [ $i -lt 3 ]; do i=$((i+1)); python train.py --seed $i --lr {}; done",
     "exec env LR=1 python -m app {}",
     ". venv/bin/activate && python train.py --lr {}",
     "torchrun --rdzv_endpoint ${TORCHX_RANK0_HOST:=localhost}:29500 --role '' train.py --x ''{}''",
-    "export lr={}; python train.py",
     "bash train.sh --lr {}",
     "timeout 10m python train.py {} | tee log.txt",
-    "python - {} <<'E'\nimport sys\nE",
-    'cat <<E\n{} $(date) "x"\nE',
     "ls {}/*.csv",
     'test -n "{}" || exit 1',
     "[ {} = a ] && echo yes || echo no",
@@ -152,16 +134,42 @@ ACCEPTED = [
     "export PYTHONPATH=$PWD:$PYTHONPATH; python train.py --dir $(pwd) --lr {} --j $(nproc)",
     'echo "lr: {}" > config.yaml; torchrun train.py --config config.yaml',
     "cp /src/train.py . && python train.py --lr {} > log.txt; tail -1 log.txt",
-    "cat > train.py <<'E'\nprint(1)\nE\ntorchrun train.py --lr {}",
-    'for f in *.csv; do python prep.py "$f"; done; python train.py --lr {}',
     "aws s3 cp s3://b/x {} && python train.py",
+    "pip install -q scikit-learn\npython train.py \\\n  --lr {} \\\n  --name '{}-1'\n",
 ]
 
 
 @pytest.mark.parametrize("program", ACCEPTED)
-@pytest.mark.parametrize("bash", [False, True])
-def test_what_people_write_is_accepted(program: str, bash: bool) -> None:
-    assert lifted(program, bash=bash)[1] == {"TORCHX_KFP_VALUE": VALUE}
+def test_what_people_write_is_accepted(program: str) -> None:
+    assert lifted(program)[1] == {"TORCHX_KFP_VALUE": VALUE}
+
+
+#: Harmless programs with more than simple commands, and what the message names in place of each.
+COMPOUND = [
+    ("while [ -e x ]; do python train.py --lr {}; done", "'while'"),
+    ("i=$((i+1)); python train.py --seed $i --lr {}", "expr"),
+    ('for f in *.csv; do python prep.py "$f" {}; done', "'for'"),
+    ("if [ -d {} ]; then ls {}; fi", "'if'"),
+    ("case {} in a) ;; esac", "'case'"),
+    ("(cd {} && ls)", "'(cd"),
+    ('show() { echo "$1"; }; show {}', "'() {"),
+    ("{ echo {}; }", "'{'"),
+    ("! test -d {}", "'!'"),
+    ("cat <<E\n{}\nE", "'<<E"),
+    ("printf %s `echo {}`", "$( )"),
+    ('echo "$(echo "$(echo {})")"', "inside another"),
+    ("export lr={}; python train.py", "env={'lr': f'{value}'}"),
+    ("lr={} python train.py", "env={'lr': f'{value}'}"),
+    ("env lr={} python train.py", "env={'lr': f'{value}'}"),
+    ("lr=$(echo {}); python train.py", "env={'lr': f'{value}'}"),
+    ("python train.py > {}/log.txt", "not constant"),
+]
+
+
+@pytest.mark.parametrize(("program", "fact"), COMPOUND)
+def test_what_else_shells_have_is_refused_with_the_way_out(program: str, fact: str) -> None:
+    with pytest.raises(ChannelError, match=says(fact, 'train.py --value "$1"', "args=")):
+        lifted(program)
 
 
 ATTACKS = [
@@ -349,6 +357,10 @@ ATTACKS = [
     "echo {} > echo; ./echo hi",
     "echo {} > python3; ./python3 train.py",
     "echo {} > sh; ./sh x",
+    "sleep 1 && sh f & echo {} > f",
+    "sh f | echo {} > f",
+    "exec > f; echo {}; sh f",
+    "echo {} | sort -og; sh g",
     # Values reach code through variables that shells set themselves, names of files, and the environment.
     ': {}; awk "$_"',
     ": {}; find . $_",
@@ -394,13 +406,12 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("program", ATTACKS)
-@pytest.mark.parametrize("bash", [False, True])
-def test_a_value_is_never_where_it_might_be_code(program: str, bash: bool) -> None:
+def test_a_value_is_never_where_it_might_be_code(program: str) -> None:
     with pytest.raises(
         ChannelError,
         match=says("args[1]", "'value'", 'train.py --value "$1"', "args=", '"-c"'),
     ):
-        lifted(program, bash=bash)
+        lifted(program)
 
 
 @pytest.mark.parametrize(
@@ -531,6 +542,32 @@ STATEMENTS = st.sampled_from(
             'case "$x" in {}) show 1;; *) show 2;; esac',
         ),
         *('for y in {} 1; do show "$y"; done', "for y in 1 2; do show $((y)); done", "printf %s {}", "set -x", "PS4=y"),
+        *(
+            "echo {} >g",
+            "cp f g",
+            "show {} | tee g",
+            "sh g",
+            "sh -c 'show \"$1\"' sh {}",
+            "sh -c 'echo \"$1\" >g' sh {}",
+        ),
+        *(
+            'show "$(cat f)"',
+            "show $(cat g)",
+            "exec >g",
+            "A=b show {}",
+            "ls | cat",
+            "cd {} && show x",
+            "env sh -c 'show {}'",
+        ),
+        *(
+            "mv g f",
+            "timeout 5 show {}",
+            "busybox echo {}",
+            "printf '%s\\n' {} | sort -og",
+            "cat <g",
+            "sh <f",
+            "nice sh f",
+        ),
         *(". ./f", "sh f", "./f", "show $y", "exec 2>&1", "cd {}", "(x={}; f)", "sh", "y=1 show {}", 'show "$((y)){}"'),
     ]
 )
@@ -545,11 +582,8 @@ PROGRAMS = st.one_of(
 @settings(max_examples=250, suppress_health_check=list(HealthCheck))
 @given(program=PROGRAMS.filter(lambda program: "{}" in program), value=st.sampled_from(HOSTILE))
 def test_whatever_is_accepted_runs_no_value(tmp_path_factory: pytest.TempPathFactory, program: str, value: str) -> None:
-    for bash in (False, True):
-        try:
-            text, _ = lifted(program, bash=bash)
-        except ChannelError:
-            continue
+    with contextlib.suppress(ChannelError):
+        text, _ = lifted(program)
         run_in_every_shell(text, value, tmp_path_factory.mktemp("run"))
 
 
@@ -653,7 +687,8 @@ def test_shells_that_are_not_understood(command: str, why: str) -> None:
 
 
 def test_a_variable_of_the_role_that_holds_a_channel_is_a_value() -> None:
-    assert "has 'n' in arithmetic" in refusal("sh", "-c", "echo $((n)) {}", env={"n": "{}"})
+    assert 'write "$n"' in refusal("sh", "-c", "echo $n {}", env={"n": "{}"})
+    assert "assigns it to 'x'" in refusal("sh", "-c", "x=$n; echo {}", env={"n": "{}"})
 
 
 @pytest.mark.parametrize(
@@ -666,18 +701,16 @@ def test_what_to_write_for_arithmetic(command: str) -> None:
     assert """args=["-c", 'python train.py --""" in message
 
 
-@pytest.mark.parametrize(
-    "command", ["bash|-c|[[ {} -gt 3 ]]", "sh|-c|[ {} -gt 3 ]", "sh|-c|if test {} -le 1; then x; fi"]
-)
+@pytest.mark.parametrize("command", ["bash|-c|[[ {} -gt 3 ]]", "sh|-c|[ {} -gt 3 ]", "sh|-c|test {} -le 1 && x"])
 def test_what_to_write_for_a_comparison_of_numbers(command: str) -> None:
-    assert 'if expr {text} ">" 3 >/dev/null; then ...; fi. Or pass it' in refusal(*command.split("|"))
+    assert 'expr {text} ">" 3 >/dev/null && train. Or pass it' in refusal(*command.split("|"))
 
 
 def test_what_the_message_shows_for_arithmetic_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def pipeline(text: str = "") -> None:
-        program = f'if expr {text} ">" 3 >/dev/null; then echo large; fi; echo "$(expr {text} + 1)"'
+        program = f'expr {text} ">" 3 >/dev/null && echo large; echo "$(expr {text} + 1)"'
         task_from_app(make_app("run", entrypoint="sh", args=["-c", program]))
 
     compiled = compile_pipeline(pipeline)
@@ -688,8 +721,7 @@ def test_what_the_message_shows_for_arithmetic_is_safe(tmp_path: Path, monkeypat
 
 
 def test_the_message_names_what_to_write() -> None:
-    assert "write lr, or set LR in the role's env" in refusal("sh", "-c", "LR={}; train")
-    assert 'write "$lr"' in refusal("sh", "-c", "lr={}; train $lr")
+    assert "env={'LR': f'{text}'}. Or pass it" in refusal("sh", "-c", "LR={}; train")
     assert """"sh", f"{text}"]""" in refusal("sh", "-c", "eval {}")
 
 

@@ -3,7 +3,7 @@
 KFP fills a channel into a word as text. In a program, that text would be code: whoever sets a parameter could close the
 quotes around it. So a channel inside a program becomes an environment variable, which the program expands in quotes,
 where the value is one word, whatever it contains. A channel is accepted only where every shell that was examined treats
-it as data (``rules``), and only in a program that the parser understands completely (``parser``).
+it as data (``rules``), and only in a program that consists of simple commands (``syntax``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import NoReturn
 
 from torchx_kfp.adapter.values.names import input_name
 from torchx_kfp.adapter.values.references import Parts, Reference
-from torchx_kfp.adapter.values.shell.parser import Parser
 from torchx_kfp.adapter.values.shell.programs import KNOWN_SHELLS, SHELL, shell_options
-from torchx_kfp.adapter.values.shell.rules import check
-from torchx_kfp.adapter.values.shell.tree import NotUnderstood
-from torchx_kfp.adapter.values.shell.words import CHANNEL
+from torchx_kfp.adapter.values.shell.rules import Rules
+from torchx_kfp.adapter.values.shell.syntax import CHANNEL, NotUnderstood, Parser
 from torchx_kfp.errors import ChannelError
 
 #: Programs that start another one in the same environment, and options that make ``env`` change the environment.
@@ -32,7 +30,6 @@ _WITH_VALUE = ("--rcfile", "--init-file")
 _EXPANSIONS = {
     "plain": '"${{{}}}"',
     "double": "${{{}}}",
-    "document": "${{{}}}",
     "comment": "${{{}}}",
     "single": "'\"${{{}}}\"'",
 }
@@ -84,13 +81,13 @@ def lift_arguments(
     if shell_options(words[start + 1 :]) != (index - start, True):
         _refuse(args[index], place, f"is run with unknown options of {shell!r}")
     values = [name for name, parts in env.items() if any(isinstance(part, Reference) for part in parts)]
-    text, lifted = lift_channels(args[index], place, {*taken, *env}, bash=shell == "bash", values=values)
+    text, lifted = lift_channels(args[index], place, {*taken, *env}, values=values)
     args[index] = (text,)
     return args, lifted
 
 
 def lift_channels(
-    program: Parts, where: str, taken: Collection[str] = (), *, bash: bool = False, values: Collection[str] = ()
+    program: Parts, where: str, taken: Collection[str] = (), *, values: Collection[str] = ()
 ) -> tuple[str, dict[str, Reference]]:
     """Replace the channels of the program by expansions; return the program and the variables.
 
@@ -98,7 +95,6 @@ def lift_channels(
         program: text with channels.
         where: its place in the AppDef, for errors.
         taken: names of variables that are in use.
-        bash: whether bash runs the program. Otherwise only syntax that all shells share is accepted.
         values: further environment variables whose values come from channels.
 
     Raises:
@@ -107,9 +103,11 @@ def lift_channels(
     source = "".join(part if isinstance(part, str) else CHANNEL for part in program)
     if source.count(CHANNEL) != sum(isinstance(part, Reference) for part in program):
         raise ChannelError(f"{where} contains a NUL character, which an argument cannot. Remove it.")
-    parser = Parser(source, bash)
+    parser = Parser(source)
     try:
-        check(parser.parse(), bash=bash, values=values)
+        script, rules = parser.parse(), Rules(values)
+        rules.check(script)
+        rules.check(script)  # commands may run at the same time as those that write files later in the text
     except NotUnderstood as error:
         _refuse(program, where, str(error), error.instead)
     variables: dict[Reference, str] = {}

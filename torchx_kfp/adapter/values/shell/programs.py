@@ -22,21 +22,19 @@ SHELL = re.compile(
 TAKE_VALUES = _names(": true false echo cd")
 #: Builtins that may take numbers and constant words.
 TAKE_CONSTANTS = _names("pwd exit return shift break continue wait kill umask ulimit times")
-#: Builtins that make the assignments in their arguments.
-DECLARE = _names("export readonly local")
-#: Commands that run the command after them, without options.
-WRAPPERS = _names("exec nohup setsid time busybox toybox")
+#: Commands that run the command after them.
+WRAPPERS = _names("exec env timeout nohup nice stdbuf setsid busybox toybox")
 #: Builtins, including other shells', that read arguments as code, names or arithmetic, or change how others are read.
 REFUSED_BUILTINS = _names(
     """
-    eval alias unalias let declare typeset getopts builtin caller compgen complete compopt bind enable hash help history
-    fc fg bg jobs disown dirs pushd popd chdir logout mapfile readarray shopt suspend type nameref integer float print
-    whence autoload emulate zmodload noglob functions global rename
+    eval source trap read unset local command time alias unalias let declare typeset getopts builtin caller compgen
+    complete compopt bind enable hash help history fc fg bg jobs disown dirs pushd popd chdir logout mapfile readarray
+    shopt suspend type nameref integer float print whence autoload emulate zmodload noglob functions global rename
     """
 )
-#: Builtins and wrappers that have their own rules.
-RULED = _names(". source command env timeout nice stdbuf printf test [ [[ set unset read trap")
-KNOWN_BUILTINS = TAKE_VALUES | TAKE_CONSTANTS | DECLARE | WRAPPERS | REFUSED_BUILTINS | RULED
+#: Builtins that have their own rules, and words that begin compound commands.
+RULED = _names(". export readonly set printf test [ [[")
+KNOWN_BUILTINS = TAKE_VALUES | TAKE_CONSTANTS | WRAPPERS | REFUSED_BUILTINS | RULED
 #: Programs that run code from their arguments or their input.
 RUN_CODE = _names(
     """
@@ -58,22 +56,20 @@ LAUNCHERS = _names(
 #: Programs that copy their input or a file into another file.
 WRITERS = _names("tee cp mv ln install dd sort split csplit sponge rsync curl wget")
 #: Programs that print variables of the environment, or the names of files.
-PRINT_VALUES = _names("printenv set ps ls dir vdir find realpath readlink")
+PRINT_VALUES = _names("env printenv pwd set ps ls dir vdir find realpath readlink")
 #: Matches names of files that programs run as code.
 CODE_FILE = re.compile(
     r".*\.(?:py|pth|pyc|ipynb|sh|bash|pl|pm|rb|js|mjs|cjs|lua|[Rr]|jl|mk|awk|sed|sql|so)"
     r"|(?:GNU)?[Mm]akefile|Dockerfile|Containerfile|\.\w*(?:rc|profile|login|logout|env)|config|authorized_keys"
 )
-#: Words that shells read as part of their language, even after ``time``.
-RESERVED_WORDS = _names("! { } if then else elif fi do done case esac while until for in function select coproc")
 #: Interpreters that may take values after the name of a script.
 INTERPRETERS = _names("perl ruby node nodejs deno bun php lua luajit Rscript julia scala groovy raku")
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 #: Python modules that run code from their arguments.
 RUN_CODE_MODULES = _names("runpy timeit pdb code asyncio profile cProfile trace bdb doctest IPython")
 #: Matches variables that shells evaluate as code, or that change the behavior of shells.
-OF_SHELLS = re.compile(r"PS\d|BASH\w*|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
-#: Options that ``set -o`` may change.
+OF_SHELLS = re.compile(r"PS\d|BASH\w*|ENV|IFS|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
+#: Options of shells that ``-o`` may change.
 OPTIONS = _names("errexit nounset xtrace verbose noglob allexport noclobber pipefail")
 
 
