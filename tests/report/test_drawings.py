@@ -159,6 +159,18 @@ def test_results_are_drawn_over_what_the_loop_sweeps() -> None:
     assert "min 0.5 (t[2]) · max 1 (t[0]) · 1 iteration without a finite number" in over_rate.note
 
 
+def test_a_parameter_that_a_stage_also_records_is_not_drawn_as_a_result() -> None:
+    rates = ["0.001", "0.1", "10"]
+    stages = iterations(
+        [{"rate": float(rate), "l_r": float(rate), "loss": 1 / float(rate)} for rate in rates],
+        [{"rate": rate, "data": "x"} for rate in rates],
+    )
+    assert [figure.result for figure in draw_plots(stages)] == ["loss"]
+    # If only some values agree, it is a result.
+    stages = iterations([{"best": 0.001}, {"best": 0.001}, {"best": 10}], [{"rate": rate} for rate in rates])
+    assert [figure.result for figure in draw_plots(stages)] == ["best"]
+
+
 def test_numbers_of_a_sequence_have_none_between_them() -> None:
     for count in (2, 3, 7, 40):
         stages = iterations([{"loss": 1 / (n + 1)} for n in range(count)], [{"width": 2 + n} for n in range(count)])

@@ -36,6 +36,24 @@ return [...document.querySelectorAll('a, button, summary, input, select')]
   .filter(it => !it.textContent.trim() && !(it.labels && it.labels.length) && !it.ariaLabel).map(it => it.outerHTML)
 """
 
+#: Cells and labels whose text takes more lines than it has words.
+BROKEN_NAMES = """
+const lines = (it) => {
+  const range = document.createRange();
+  range.selectNodeContents(it);
+  return new Set([...range.getClientRects()].map(box => Math.round(box.top))).size;
+};
+return [...document.querySelectorAll('#lineage td:not(:last-child), .tall thead th, .tall td.result, .pairs dt')]
+  .filter(it => it.offsetParent && it.textContent.length < 40)
+  .filter(it => lines(it) > it.textContent.trim().split(/[ -]/).length).map(it => it.textContent)
+"""
+#: Labels of the timeline's axis that overlap the one before.
+OVERLAPPING = """
+const boxes = [...document.querySelectorAll('.axis .track span')].filter(it => it.offsetParent)
+  .map(it => it.getBoundingClientRect());
+return boxes.slice(1).filter((box, number) => box.left < boxes[number].right).length
+"""
+
 TRIAL = f"""
 import sys
 from torchx_kfp.tracking import current_run
@@ -344,6 +362,27 @@ def test_500_stages_fit_a_page_and_a_narrow_one(tmp_path: Path, visit: Visit) ->
     browser.find_element(By.ID, "find").send_keys("stage-499")
     wait(browser, "1 of 500")
     assert browser.execute_script("return document.querySelectorAll('.node:not(.dim)').length") == 1
+
+
+@pytest.mark.browser
+def test_a_phone_shows_whole_names_and_all_of_the_lineage(failed: Path, visit: Visit) -> None:
+    browser = visit(write(failed))
+    # A window cannot be as narrow as a phone.
+    phone = {"width": 360, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
+        browser.execute_script(
+            "for (it of document.querySelectorAll('.stage')) it.style.contentVisibility = 'visible'"
+        )
+        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        assert browser.execute_script(BROKEN_NAMES) == []
+        assert browser.execute_script(OVERLAPPING) == 0
+        lineage = browser.find_element(By.CSS_SELECTOR, "#lineage .scroll")
+        assert browser.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", lineage)
+        assert lineage.text.split() == ["choose", "trial", "trial", "3", f"{failed.name}/trial/trial-0-0"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 @pytest.mark.browser

@@ -118,7 +118,7 @@ def test_two_searches_of_one_name_are_two_sections(tmp_path: Path) -> None:
     page = write(folder).read_text()
     titles = re.findall(r'<section class="search" id="(\w+)">\s*<h2>(.*)</h2>', page)
     assert titles == [("search0", "Search search (ask-1)"), ("search1", "Search search (best)")]
-    assert "<code>earlier/trial/0</code>" in page, "a trial that is not in this run"
+    assert "<code>earlier/trial/0</code>" in page.replace("<wbr>", ""), "a trial that is not in this run"
 
 
 @pytest.mark.browser

@@ -63,7 +63,7 @@ def draw_plots(stages: Iterable[StageView]) -> list[Figure]:
         for name in names:
             values = [(stage, _result(stage, name)) for stage in iterations]
             found = [(stage, value) for stage, value in values if value is not None]
-            if len(found) < 2 or drawn == _MOST_RESULTS:
+            if len(found) < 2 or drawn == _MOST_RESULTS or _is_parameter(found):
                 continue
             drawn += 1
             figures.append(Figure(path, name, list(_plots(name, found, len(iterations) - len(found)))))
@@ -73,6 +73,13 @@ def draw_plots(stages: Iterable[StageView]) -> list[Figure]:
 def _result(stage: StageView, name: str) -> float | None:
     value = stage.result.measures.get(name)
     return None if isinstance(value, str) else as_number(value)
+
+
+def _is_parameter(found: list[tuple[StageView, float]]) -> bool:
+    """Return whether the stages recorded the values of one of their parameters, which is the axis of other plots."""
+    inputs = [stage.result.inputs for stage, _ in found]
+    values = [value for _, value in found]
+    return any([as_number(its.get(name)) for its in inputs] == values for name in inputs[0])
 
 
 def _plots(name: str, found: list[tuple[StageView, float]], missing: int) -> Iterable[Plot]:

@@ -99,7 +99,8 @@ def _view(
     objectives = list(search.objectives)
     rows = sorted((_row(search, shown, stages) for shown in trials), key=lambda row: _rank(search, row))
     best = [row for row in rows if row.is_best]
-    others = list(dict.fromkeys(name for row in rows for name in row.results if name not in search.objectives))
+    shown_before = {*search.objectives, *search.parameters}
+    others = list(dict.fromkeys(name for row in rows for name in row.results if name not in shown_before))
     asked = [
         Row(None, Link("", ""), search.round, State.WAITING, "asked for", False, parameters, {})
         for parameters in search.asked
