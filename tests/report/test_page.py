@@ -372,9 +372,7 @@ def test_a_phone_shows_whole_names_and_all_of_the_lineage(failed: Path, visit: V
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
         browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
-        browser.execute_script(
-            "for (it of document.querySelectorAll('.stage')) it.style.contentVisibility = 'visible'"
-        )
+        browser.execute_script("for (it of document.querySelectorAll('.stage')) it.style.contentVisibility = 'visible'")
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         assert browser.execute_script(BROKEN_NAMES) == []
         assert browser.execute_script(OVERLAPPING) == 0
