@@ -2,6 +2,7 @@
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+BASE ?= HEAD
 DEMO ?= demo-results
 
 export PYTHON
@@ -11,7 +12,7 @@ sources := torchx_kfp scheduler components pipelines tests benchmarks tools docs
 marked = $(shell grep -rlE 'mark\.(versions|lowest|newest)' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers test-cluster test-torch test-ax test-lowest test-newest ci lint format types goldens docs pictures benchmarks measures wheel clean
+.PHONY: help demo test test-changed test-containers test-cluster test-torch test-ax test-lowest test-newest ci lint format types goldens docs pictures benchmarks measures wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-25s%s\n", $$1, $$2}'
@@ -26,6 +27,9 @@ demo: $(VENV)/.ready ## run the digits pipeline on this machine
 
 test: $(VENV)/.ready ## run all tests (tests in containers need a running Docker engine)
 	$(bin)/python -m pytest $(ARGS)
+
+test-changed: $(VENV)/.ready ## run the tests that the changes since BASE need (default: what is not committed)
+	$(bin)/python -m pytest $$($(bin)/python -m tools.changed $(BASE)) $(ARGS)
 
 test-containers: $(VENV)/.ready ## run the tests in containers; starts a Docker engine if none is running (Debian, root)
 	.ci/with-docker $(bin)/python -m pytest -m docker $(ARGS)
