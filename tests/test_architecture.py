@@ -9,11 +9,12 @@ import pytest
 from tools.drawing import DRAWING, draw, reduced
 from tools.imports import PACKAGE, REPOSITORY, Source, cycle
 
-_FOUNDATION = {"errors", "extras", "files", "named", "text"}
+_FOUNDATION = {"errors", "extras", "files", "named", "safe_files", "text"}
 #: The packages and modules that each package, and each module next to the packages, may import.
 MAY_IMPORT: Mapping[str, set[str]] = {
     "text": set(),
-    "files": set(),
+    "safe_files": set(),
+    "files": {"safe_files"},
     "errors": {"text"},
     "extras": {"errors", "text"},
     "named": {"errors", "text"},

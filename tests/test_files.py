@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from torchx_kfp.files import special_kind, write_file, write_output
+from torchx_kfp.files import write_file, write_output
+from torchx_kfp.safe_files import special_kind
 
 
 @pytest.mark.parametrize("durable", [True, False])

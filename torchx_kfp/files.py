@@ -11,8 +11,7 @@ remove the temporary files of a writer that was killed in that instant.
 file system does not have locks on folders, or another program writes, a new file can still be lost in the instant
 between the comparison and the removal.
 
-Paths below a ``root`` are opened one component at a time, and a symbolic link among them is an error (``LinkError``).
-Other programs, such as a stage in a container, may write there and plant links. The root itself may be a link.
+Paths below a ``root`` are opened without following links: see ``safe_files``.
 """
 
 from __future__ import annotations
@@ -25,16 +24,12 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+
+from torchx_kfp.safe_files import LIST, PASS, closing, open_at, open_folder, split_path
 
 #: The name of the folders that temporary files pass through.
 PRIVATE = ".torchx_kfp"
-
-#: Passing through a folder does not require the permission to read it. Only Linux has ``O_PATH``.
-_PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-#: Otherwise, opening a FIFO would block, and a terminal could become this process's controlling terminal.
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 #: How often a write is retried: other processes may remove a folder just after this one has created it.
 _ATTEMPTS = 100
@@ -54,10 +49,6 @@ _NO_UNNAMED_FILES = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.EPERM)
 #: The errors of a write if only the existing file may be changed: its folder does not accept new files, or the file is
 #: mounted.
 _NO_NEW_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
-
-
-class LinkError(OSError):
-    """A path has a symbolic link where links are not followed."""
 
 
 def write_file(
@@ -81,7 +72,7 @@ def write_file(
         LinkError: a folder between the root and the file is a symbolic link.
         OSError: the file could not be written; it is unchanged.
     """
-    root, folders, name = _split(path, root)
+    root, folders, name = split_path(path, root)
     fill = functools.partial(_fill, content=content, durable=durable, permissions=permissions)
     made: list[bytes] = []
     try:
@@ -104,7 +95,7 @@ def write_file(
     if durable:
         for place in reversed(made):
             # A user who may write to a folder may not be allowed to read it.
-            with contextlib.suppress(OSError), closing(os.open(os.path.dirname(place), _LIST)) as above:
+            with contextlib.suppress(OSError), closing(os.open(os.path.dirname(place), LIST)) as above:
                 _sync(above)
 
 
@@ -136,70 +127,6 @@ def write_output(path: str | os.PathLike[str], content: bytes) -> None:
         file.write(content)
 
 
-def open_file(path: bytes, root: bytes) -> int:
-    """Open a file below a root for reading, and return its descriptor. It may be a FIFO or a device: check its mode.
-
-    Raises:
-        LinkError: the file, or a folder between the root and the file, is a symbolic link.
-        OSError: it cannot be opened.
-    """
-    root, folders, name = _split(path, root)
-    folder = open_folder(root, folders)
-    try:
-        return _open_at(folder, name, _READ)
-    finally:
-        os.close(folder)
-
-
-def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, made: list[bytes] | None = None) -> int:
-    """Open a folder below a root without following links, and return its descriptor.
-
-    Args:
-        root: the folder to start from. It may be a link.
-        names: the names of the folders below the root, the outermost first.
-        readable: whether to open it for listing and locking. Otherwise, the descriptor can only be passed through.
-        made: a list; missing folders are created, and their paths are added to it. By default, they are an error.
-
-    Raises:
-        LinkError: one of the folders is a symbolic link.
-        OSError: the folder cannot be opened or created.
-    """
-    if made is not None:
-        _make_root(root, made)
-    names = [name for name in names if name]  # a name is empty between two slashes in a row
-    last = _LIST if readable else _PASS
-    descriptor = os.open(root, _PASS if names else last)
-    for number, name in enumerate(names, 1):
-        try:
-            if made is not None:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=descriptor)
-                    made.append(b"/".join([root, *names[:number]]))
-            below = _open_at(descriptor, name, _PASS if number < len(names) else last)
-        finally:
-            os.close(descriptor)
-        descriptor = below
-    return descriptor
-
-
-@contextlib.contextmanager
-def closing(descriptor: int) -> Iterator[int]:
-    """Close a descriptor at the end of a ``with`` block."""
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def special_kind(mode: int) -> str:
-    """Return the name of a kind that is neither file nor folder: opening or reading such a thing may never end."""
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return ""
-    if stat.S_ISLNK(mode):
-        return "symbolic link"
-    return "FIFO" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
-
-
 def remove_file(path: bytes, root: bytes) -> None:
     """Remove a file below a root; a missing file is not an error.
 
@@ -207,7 +134,7 @@ def remove_file(path: bytes, root: bytes) -> None:
         LinkError: a folder between the root and the file is a symbolic link.
         OSError: the file could not be removed.
     """
-    root, folders, name = _split(path, root)
+    root, folders, name = split_path(path, root)
     with contextlib.suppress(FileNotFoundError), closing(open_folder(root, folders)) as folder:
         os.unlink(name, dir_fd=folder)
 
@@ -222,7 +149,7 @@ def remove_unchanged(path: bytes, root: bytes, size: int, modified: float) -> bo
         LinkError: a folder between the root and the file is a symbolic link.
         OSError: the file could not be removed.
     """
-    root, folders, name = _split(path, root)
+    root, folders, name = split_path(path, root)
     try:
         descriptor = open_folder(root, folders, readable=True)
     except FileNotFoundError:
@@ -245,7 +172,7 @@ def remove_unchanged(path: bytes, root: bytes, size: int, modified: float) -> bo
 
 def remove_empty_folders(path: bytes, root: bytes) -> None:
     """Remove the folders between the root and a path that are empty, the innermost first."""
-    root, folders, _ = _split(path, root)
+    root, folders, _ = split_path(path, root)
     while folders:
         *folders, name = folders
         try:
@@ -253,42 +180,6 @@ def remove_empty_folders(path: bytes, root: bytes) -> None:
                 os.rmdir(name, dir_fd=above)
         except OSError:  # it is not empty, or another process was faster
             return
-
-
-def _split(path: bytes, root: bytes | None) -> tuple[bytes, list[bytes], bytes]:
-    """Return the root, the names of the folders below it, and the name of the file."""
-    if root is None:
-        folder, name = os.path.split(path)
-        return folder or b".", [], name
-    *folders, name = path[len(root.rstrip(b"/")) + 1 :].split(b"/")
-    return root, folders, name
-
-
-def _open_at(folder: int, name: bytes, flags: int) -> int:
-    try:
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-            raise
-        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise LinkError(errno.ELOOP, "It is a symbolic link", name) from None
-        raise
-
-
-def _make_root(root: bytes, made: list[bytes]) -> None:
-    missing = [root]
-    for _ in range(2 * root.count(b"/") + _ATTEMPTS):
-        if not missing:
-            return
-        try:
-            os.mkdir(missing[-1])
-            made.append(missing.pop())
-        except FileExistsError:  # opening it will tell whether it is a folder
-            missing.pop()
-        except FileNotFoundError:
-            missing.append(os.path.dirname(missing[-1]) or b".")
-    # Another process removes the folders as fast as they are created, or this place does not accept any, like /proc.
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), root)
 
 
 @contextlib.contextmanager
@@ -380,7 +271,7 @@ def _replace(folder: int, name: bytes, place: Callable[[int, bytes], None]) -> N
     try:
         for attempt in range(_ATTEMPTS):
             try:
-                with closing(_open_at(folder, PRIVATE.encode(), _PASS)) as private:
+                with closing(open_at(folder, PRIVATE.encode(), PASS)) as private:
                     try:
                         place(private, temporary)
                         os.replace(temporary, name, src_dir_fd=private, dst_dir_fd=folder)
@@ -426,7 +317,7 @@ def _tidy(folder: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             return
-        with contextlib.suppress(OSError), closing(_open_at(folder, PRIVATE.encode(), _LIST)) as private:
+        with contextlib.suppress(OSError), closing(open_at(folder, PRIVATE.encode(), LIST)) as private:
             for name in os.listdir(private)[:_SWEEP_ENTRIES]:
                 with contextlib.suppress(OSError):
                     _sweep(private, name)

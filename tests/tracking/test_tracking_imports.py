@@ -24,6 +24,7 @@ ALLOWED = {
     "torchx_kfp.errors",
     "torchx_kfp.extras",
     "torchx_kfp.files",
+    "torchx_kfp.safe_files",
     "torchx_kfp.named",
     "torchx_kfp.protocol",
     "torchx_kfp.text",

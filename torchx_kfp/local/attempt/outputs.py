@@ -1,7 +1,7 @@
 """The outputs of an attempt at a stage: its report, parameters, artifacts, and recorded results.
 
 A stage in a container may have left any kind of file. Its outputs are only read beneath the one folder that its
-container could write to (see ``beneath``), and its artifacts must be there or on other storage.
+container could write to (see ``safe_files``), and its artifacts must be there or on other storage.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp import safe_files
 from torchx_kfp.errors import explain
-from torchx_kfp.local.engines import beneath
 from torchx_kfp.pipeline.artifacts import Artifact, check_places, is_remote, read_report
 from torchx_kfp.pipeline.values import TYPE_NAMES, convert, from_output
 from torchx_kfp.publisher import missing, output_text
@@ -35,7 +35,7 @@ def read_run_id(attempt: AttemptPlan) -> str | None:
     if path is None or attempt.tracker_base is None:
         return None
     with contextlib.suppress(OSError, ValueError):
-        return beneath.read_text(path, attempt.root, limit=_LONGEST_OUTPUT) or None
+        return safe_files.read_text(path, attempt.root, limit=_LONGEST_OUTPUT) or None
     return None
 
 
@@ -53,7 +53,7 @@ def read_outputs(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifa
 
 def _read_report(attempt: AttemptPlan) -> tuple[dict[str, Any], dict[str, Artifact]]:
     try:
-        text = beneath.read_text(attempt.report, attempt.root, limit=_LONGEST_REPORT)
+        text = safe_files.read_text(attempt.report, attempt.root, limit=_LONGEST_REPORT)
     except FileNotFoundError:
         text = ""
     except (OSError, ValueError) as error:
@@ -71,7 +71,7 @@ def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[
         return convert(reported[name], type_)
     path = attempt.output_files[name]
     try:
-        text = beneath.read_text(path, attempt.root, limit=_LONGEST_OUTPUT)
+        text = safe_files.read_text(path, attempt.root, limit=_LONGEST_OUTPUT)
     except FileNotFoundError:
         if attempt.function:
             raise ValueError(
@@ -83,7 +83,7 @@ def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[
         ) from None
     except UnicodeDecodeError:
         raise ValueError(f"wrote its output {name!r} in an encoding other than UTF-8: {path}") from None
-    except (OSError, beneath.UnfitFileError) as error:
+    except (OSError, safe_files.UnfitFileError) as error:
         raise ValueError(f"left its output {name!r} unreadable: {error}") from None
     try:
         return from_output(text, type_)
@@ -102,10 +102,10 @@ def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
     try:
         if artifact.custom_path:
             _copy_custom(attempt, artifact.custom_path, stored.path)
-        beneath.verify_tree(stored.path, root)
+        safe_files.verify_tree(stored.path, root)
         if root is None and stored.path.startswith(os.path.join(attempt.made, "")):
-            beneath.verify_content(stored.path)
-    except (OSError, beneath.UnfitFileError) as error:
+            safe_files.verify_content(stored.path)
+    except (OSError, safe_files.UnfitFileError) as error:
         why = explain(error) if isinstance(error, OSError) else error
         raise ValueError(f"left the artifact {artifact.name!r} unusable: {why}") from None
     return stored
@@ -114,16 +114,16 @@ def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
 def _copy_custom(attempt: AttemptPlan, path: str, target: str) -> None:
     if attempt.container is None:
         with contextlib.suppress(FileNotFoundError):
-            beneath.copy(path, target)
+            safe_files.copy(path, target)
         return
     found = attempt.container.mount_of(path)
     if found is None:
-        raise beneath.UnfitFileError(
+        raise safe_files.UnfitFileError(
             f"{path} is gone with the container. Write to the artifact's own path, or to a folder that is mounted"
         )
     mount, source = found
     with contextlib.suppress(FileNotFoundError):
-        beneath.copy(source, target, source_root=mount.source, target_root=attempt.root)
+        safe_files.copy(source, target, source_root=mount.source, target_root=attempt.root)
 
 
 def registered_files(attempt: AttemptPlan, registered: Mapping[str, Registered]) -> tuple[str, ...]:

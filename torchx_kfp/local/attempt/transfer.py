@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.local.engines import beneath
+from torchx_kfp import safe_files
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList, artifacts_in, is_artifact
 
 
@@ -69,15 +69,15 @@ def copy_here(url: str, path: str, root: str, folder: str) -> None:
 
     name = f".{secrets.token_hex(8)}"
     try:
-        if beneath.exists(path, root):
+        if safe_files.exists(path, root):
             return
         store, source = fsspec.core.url_to_fs(url)
         temporary = os.path.join(folder, name)
         _download(store, source, temporary)
         try:
             beside = os.path.join(os.path.dirname(path), name)
-            beneath.copy(temporary, beside, target_root=root)
-            beneath.rename(beside, path, root)
+            safe_files.copy(temporary, beside, target_root=root)
+            safe_files.rename(beside, path, root)
         finally:
             _remove(temporary)
     except Exception as error:  # each file system has its own errors

@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchx_kfp.errors import ContainerEngineError
-from torchx_kfp.local.engines.beneath import make_folder
 from torchx_kfp.local.engines.engine import StartError
 from torchx_kfp.local.engines.mounts import share
+from torchx_kfp.safe_files import make_folder
 
 if TYPE_CHECKING:
     from docker import APIClient

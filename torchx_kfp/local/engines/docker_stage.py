@@ -9,10 +9,10 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from torchx_kfp.local.engines.beneath import UnfitFileError
 from torchx_kfp.local.engines.docker import Host, reason_of
 from torchx_kfp.local.engines.engine import RunningStage, StartError
 from torchx_kfp.runs.result import describe_exit
+from torchx_kfp.safe_files import UnfitFileError
 
 if TYPE_CHECKING:
     from torchx_kfp.local.engines.containers import ContainerPlan

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 from torchx_kfp import protocol
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.local.engines.beneath import make_folder
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in, is_remote
+from torchx_kfp.safe_files import make_folder
 
 _TRACKER_BASE = protocol.TRACKER_BASE_PARAMETER
 _MODES = {"ro": True, "rw": False}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.errors import ResultRefusedError
-from torchx_kfp.files import special_kind
+from torchx_kfp.safe_files import special_kind
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.statements.kinds import Kind
 from torchx_kfp.tracking.stores.store import Store

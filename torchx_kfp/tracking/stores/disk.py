@@ -9,16 +9,8 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, TrackerBaseError, TrackerError
-from torchx_kfp.files import (
-    LinkError,
-    open_file,
-    open_folder,
-    remove_empty_folders,
-    remove_file,
-    remove_unchanged,
-    special_kind,
-    write_file,
-)
+from torchx_kfp.files import remove_empty_folders, remove_file, remove_unchanged, write_file
+from torchx_kfp.safe_files import LinkError, open_file, open_folder, special_kind
 from torchx_kfp.text import shown
 from torchx_kfp.tracking.stores.calls import Concurrency, each, retried
 from torchx_kfp.tracking.stores.keys import PRIVATE, File

@@ -1,9 +1,13 @@
-"""Access to files that a stage may have planted: only beneath a given folder, without links, and only regular files.
+"""Files that other programs may have planted: opened without following links.
 
-A stage in a container writes into folders of this machine. It may put links, pipes or devices there, even while this
-process is looking. So the runner reads and writes in such a folder only through this module, which opens a path
-component by component and rejects one that is a link. A stage that is a process has the runner's own rights and may use
-links: for its files, ``root`` is None.
+A stage in a container writes into folders of this machine, other programs write into the folders of a tracker, and a
+run's folder may come from somebody else. They may contain links, pipes or devices, or get them even while this process
+is looking. So a path below a ``root`` is opened one component at a time, and a symbolic link among them is an error.
+The root itself may be a link.
+
+``open_folder`` and ``open_file`` raise LinkError for a link, and open anything else. The other functions raise
+UnfitFileError, whose message says what is in the way, for anything but regular files and folders. A stage that is a
+process has the runner's own rights and may use links: for its files, ``root`` is None.
 """
 
 from __future__ import annotations
@@ -12,15 +16,16 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from torchx_kfp.files import closing
+#: Passing through a folder does not require the permission to read it. Only Linux has ``O_PATH``.
+PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: Otherwise, opening a FIFO would block, and a terminal could become this process's controlling terminal.
+READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-# Otherwise, opening a pipe would block, and a terminal could become this process's controlling terminal.
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FOLDER = _ROOT | _FLAGS
+#: How often folders are created that other processes remove.
+_ATTEMPTS = 100
 _PERMISSIONS = 0o777
 _CHUNK = 1 << 20
 #: The levels of folders that an artifact may have.
@@ -35,8 +40,118 @@ _KINDS = {
 }
 
 
+class LinkError(OSError):
+    """A path has a symbolic link where links are not followed."""
+
+
 class UnfitFileError(ValueError):
     """A path does not lead to a file that may be read; the message says what it leads to."""
+
+
+# Descriptors
+
+
+def open_file(path: bytes, root: bytes) -> int:
+    """Open a file below a root for reading, and return its descriptor. It may be a FIFO or a device: check its mode.
+
+    Raises:
+        LinkError: the file, or a folder between the root and the file, is a symbolic link.
+        OSError: it cannot be opened.
+    """
+    root, folders, name = split_path(path, root)
+    folder = open_folder(root, folders)
+    try:
+        return open_at(folder, name, READ)
+    finally:
+        os.close(folder)
+
+
+def open_folder(root: bytes, names: Iterable[bytes], *, readable: bool = False, made: list[bytes] | None = None) -> int:
+    """Open a folder below a root without following links, and return its descriptor.
+
+    Args:
+        root: the folder to start from. It may be a link.
+        names: the names of the folders below the root, the outermost first.
+        readable: whether to open it for listing and locking. Otherwise, the descriptor can only be passed through.
+        made: a list; missing folders are created, and their paths are added to it. By default, they are an error.
+
+    Raises:
+        LinkError: one of the folders is a symbolic link.
+        OSError: the folder cannot be opened or created.
+    """
+    if made is not None:
+        _make_root(root, made)
+    names = [name for name in names if name]  # a name is empty between two slashes in a row
+    last = LIST if readable else PASS
+    descriptor = os.open(root, PASS if names else last)
+    for number, name in enumerate(names, 1):
+        try:
+            if made is not None:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=descriptor)
+                    made.append(b"/".join([root, *names[:number]]))
+            below = open_at(descriptor, name, PASS if number < len(names) else last)
+        finally:
+            os.close(descriptor)
+        descriptor = below
+    return descriptor
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close a descriptor at the end of a ``with`` block."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def special_kind(mode: int) -> str:
+    """Return the name of a kind that is neither file nor folder: opening or reading such a thing may never end."""
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return ""
+    if stat.S_ISLNK(mode):
+        return "symbolic link"
+    return "FIFO" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+
+
+def split_path(path: bytes, root: bytes | None) -> tuple[bytes, list[bytes], bytes]:
+    """Return the root, the names of the folders below it, and the name of the file."""
+    if root is None:
+        folder, name = os.path.split(path)
+        return folder or b".", [], name
+    *folders, name = path[len(root.rstrip(b"/")) + 1 :].split(b"/")
+    return root, folders, name
+
+
+def open_at(folder: int, name: bytes, flags: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise LinkError(errno.ELOOP, "It is a symbolic link", name) from None
+        raise
+
+
+def _make_root(root: bytes, made: list[bytes]) -> None:
+    missing = [root]
+    for _ in range(2 * root.count(b"/") + _ATTEMPTS):
+        if not missing:
+            return
+        try:
+            os.mkdir(missing[-1])
+            made.append(missing.pop())
+        except FileExistsError:  # opening it will tell whether it is a folder
+            missing.pop()
+        except FileNotFoundError:
+            missing.append(os.path.dirname(missing[-1]) or b".")
+    # Another process removes the folders as fast as they are created, or this place does not accept any, like /proc.
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), root)
+
+
+# Regular files
 
 
 def read_text(path: str, root: str | None = None, *, limit: int) -> str:
@@ -52,11 +167,16 @@ def read_text(path: str, root: str | None = None, *, limit: int) -> str:
         OSError: it cannot be read.
         UnicodeDecodeError: it is not UTF-8.
     """
-    with open(_open_file(path, root), "rb") as file:
+    return read_bytes(path, root, limit=limit).decode("utf-8")
+
+
+def read_bytes(path: str, root: str | None = None, *, limit: int) -> bytes:
+    """Return the content of a file. The arguments and errors are those of ``read_text``, except for the last."""
+    with open(open_regular(path, root), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise UnfitFileError(f"{path} is larger than {limit >> 20} MiB")
-    return data.decode("utf-8")
+    return data
 
 
 def verify_tree(path: str, root: str | None = None) -> None:
@@ -137,17 +257,19 @@ def make_folder(path: str, root: str) -> int:
     return _descend(root, _names(path, root), path, make=True)
 
 
-def _open_file(path: str, root: str | None) -> int:
-    if root is None:
-        try:
-            descriptor = os.open(path, _READ)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            raise _unfit(path, os.stat(path).st_mode) from None
-    else:
-        with _parent(path, root) as (folder, name):
-            descriptor = _open_at(folder, name, _READ | _FLAGS, path)
+def open_regular(path: str, root: str | None = None) -> int:
+    """Open a regular file for reading, and return its descriptor.
+
+    Args:
+        path: the file's absolute path.
+        root: the folder that must contain it; None if it may be anywhere, and links are followed.
+
+    Raises:
+        UnfitFileError: it is not a regular file, or leads out of the root.
+        OSError: it cannot be opened.
+    """
+    with _parent(path, root) as (folder, name):
+        descriptor = _open_in(folder, name, READ, path, follow=root is None)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -162,7 +284,7 @@ def _parent(path: str, root: str | None, *, make: bool = False) -> Iterator[tupl
         folder, name = os.path.split(os.path.normpath(path))
         if make:
             os.makedirs(folder, exist_ok=True)
-        descriptor = os.open(folder, _ROOT)
+        descriptor = os.open(folder or os.curdir, LIST)
     else:
         *above, name = _names(path, root)
         descriptor = _descend(root, above, path, make=make)
@@ -178,28 +300,29 @@ def _names(path: str, root: str) -> list[str]:
 
 
 def _descend(root: str, names: list[str], path: str, *, make: bool) -> int:
-    # The root itself is the runner's choice, and may be a link.
-    descriptor = os.open(root, _ROOT)
-    for name in names:
-        with closing(descriptor):
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=descriptor)
-            descriptor = _open_at(descriptor, name, _FOLDER, path)
-    return descriptor
-
-
-def _open_at(folder: int, name: str, flags: int, path: str) -> int:
     try:
-        return os.open(name, flags, dir_fd=folder)
+        made: list[bytes] | None = [] if make else None
+        return open_folder(os.fsencode(root), map(os.fsencode, names), readable=True, made=made)
+    except LinkError as error:
+        raise UnfitFileError(_link_in(path, os.fsdecode(error.filename))) from None
+
+
+def _open_in(folder: int, name: str, flags: int, path: str, *, follow: bool = False) -> int:
+    try:
+        return os.open(name, flags, dir_fd=folder) if follow else open_at(folder, os.fsencode(name), flags)
+    except LinkError:
+        raise UnfitFileError(_link_in(path, name)) from None
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+        if error.errno not in (errno.ENOTDIR, errno.ENXIO):
             raise
-        mode = os.lstat(name, dir_fd=folder).st_mode
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=follow).st_mode
         if stat.S_ISREG(mode):  # where a folder should be
             raise
-        shown = path if os.path.basename(path) == name else f"{name!r} in {path}"
-        raise _unfit(shown, mode) from None
+        raise _unfit(path, mode) from None
+
+
+def _link_in(path: str, name: str) -> str:
+    return f"{path if os.path.basename(path) == name else f'{name!r} in {path}'} is {_KINDS[stat.S_IFLNK]}"
 
 
 def _verify(folder: int, name: str, path: str, top: str, depth: int) -> None:
@@ -207,7 +330,7 @@ def _verify(folder: int, name: str, path: str, top: str, depth: int) -> None:
         raise UnfitFileError(f"{top} is more than {_DEEPEST} folders deep")
     mode = os.lstat(name, dir_fd=folder).st_mode
     if stat.S_ISDIR(mode):
-        with closing(_open_at(folder, name, _FOLDER, path)) as descriptor:
+        with closing(_open_in(folder, name, LIST, path)) as descriptor:
             for entry in os.listdir(descriptor):
                 _verify(descriptor, entry, os.path.join(path, entry), top, depth + 1)
     elif stat.S_ISLNK(mode) and path != top:
@@ -233,22 +356,20 @@ def _copy(from_folder: int, name: str, to_folder: int, to_name: str, shown: str,
     if stat.S_ISDIR(found.st_mode):
         with contextlib.suppress(FileExistsError):
             os.mkdir(to_name, dir_fd=to_folder)
-        flags = _ROOT if follow else _FOLDER
         with (
-            closing(_open_at(from_folder, name, flags, shown)) as inner,
-            closing(_open_at(to_folder, to_name, _FOLDER, to_name)) as made,
+            closing(_open_in(from_folder, name, LIST, shown, follow=follow)) as inner,
+            closing(_open_in(to_folder, to_name, LIST, to_name)) as made,
         ):
             for entry in os.listdir(inner):
                 _copy(inner, entry, made, entry, os.path.join(shown, entry), follow=follow)
             os.fchmod(made, permissions | stat.S_IRWXU)
     elif stat.S_ISREG(found.st_mode):
-        flags = _READ if follow else _READ | _FLAGS
-        with open(_open_at(from_folder, name, flags, shown), "rb") as source:
+        with open(_open_in(from_folder, name, READ, shown, follow=follow), "rb") as source:
             if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
                 raise _unfit(shown, os.fstat(source.fileno()).st_mode)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(to_name, dir_fd=to_folder)
-            made_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+            made_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with open(os.open(to_name, made_flags, 0o600, dir_fd=to_folder), "wb") as made_file:
                 while data := source.read(_CHUNK):
                     made_file.write(data)
