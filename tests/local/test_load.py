@@ -11,14 +11,19 @@ import pytest
 import yaml
 from kfp import compiler, dsl, kubernetes
 
+from tests.backend.answers_of_kfp import polls
 from tests.facts import says
 from tests.local.components import ir, write
+from torchx_kfp.backend.checks import check_submission
+from torchx_kfp.backend.observer import Observer
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.local.check import check_supported, find_not_applied
 from torchx_kfp.pipeline.arguments import complete_arguments
-from torchx_kfp.pipeline.load import pipeline_from_documents, reading
-from torchx_kfp.pipeline.walk import walk
+from torchx_kfp.pipeline.load import pipeline_from_documents
+from torchx_kfp.runs.events import encode
+from torchx_kfp.runs.state import RunState, outline
+from torchx_kfp.semantics.workflow import describe, measure
 
 #: The number of damaged pipelines: more of them find more errors.
 SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
@@ -54,8 +59,16 @@ SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
             "pipelineInfo: {name: x}\nroot: {executorLabel: e}\ndeploymentSpec: {executors: {e: {container: {}}}}",
             says("v2", "pipeline", "tasks", "Compile"),
         ),
-        ("pipelineInfo: {}\nroot: {dag: {}}", says("v2", "KeyError", "'name'", "Compile")),
-        ("pipelineInfo: 1\nroot: {dag: []}", r"damaged KFP v2 pipeline \(AttributeError: "),
+        ("pipelineInfo: {}\nroot: {dag: {}}", says("v2", "pipelineInfo.name is missing", "Compile")),
+        ("pipelineInfo: 1\nroot: {dag: []}", says("damaged KFP v2 pipeline", "pipelineInfo is 1", "an object")),
+        (
+            "pipelineInfo: {name: x}\nroot: {dag: {tasks: {train: {dependentTasks: prepare}}}}",
+            says("root.dag.tasks.train.dependentTasks is 'prepare', but must be a list"),
+        ),
+        ("pipelineInfo: {name: x}\nroot: {dag: {tasks: {a: }}}", says("root.dag.tasks.a is None", "an object")),
+        ("pipelineInfo: {name: x}\nroot: {dag: {tasks: {3: {}}}}", says("root.dag.tasks.3", "a key", "not text")),
+        ("pipelineInfo: {name: x}\nroot: {dag: {x: 1.0e+400}}", says("root.dag.x is inf", "finite")),
+        ("pipelineInfo: {name: x}\nroot: {dag: {x: 2026-01-01}}", says("root.dag.x is datetime.date", "not JSON")),
     ],
 )
 def test_files_that_are_no_pipelines(tmp_path, text, message):
@@ -71,6 +84,10 @@ def test_files_that_are_no_pipelines(tmp_path, text, message):
         ("task['componentRef']['name'] = 'gone'", "the task 'for-loop-2' names the component 'gone', which is missing"),
         ("task['dependentTasks'] = ['gone']", "the task 'for-loop-2' waits for 'gone', which is missing"),
         ("task['dependentTasks'] = ['for-loop-2']", "these tasks wait for each other: for-loop-2 -> for-loop-2"),
+        (
+            "task['parameterIterator']['items'] = {'raw': '{'}",
+            "root.dag.tasks.for-loop-2.parameterIterator.items.raw is '{', but must be a JSON list as text",
+        ),
         ("task['retryPolicy'] = {'maxRetryCount': 1, 'backoffDuration': '1h'}", "'1h' is not a duration in seconds"),
         (
             "spec['components']['comp-for-loop-2']['dag']['tasks']['write']['componentRef']['name'] = "
@@ -196,11 +213,16 @@ def test_pipelines_in_pipelines_are_counted(tmp_path):
     assert pipeline_from_documents([nested(10, 2)], "p.yaml").name == "pipeline"
 
 
-VALUES = [None, True, 0, -1, 1e400, float("nan"), "", "x", "a/../b", "{{$}}", [], {}, [[]], {"a": {}}, {1: 2}, [None]]
+#: Values that do not belong where they are put.
+VALUES: list[Any] = [
+    *[None, True, 0, -1, 10**400, 1e308, 1e400, float("nan"), [], {}, [[]], {"a": {}}, {1: 2}, [None], [{}]],
+    *["", "x", "a/../b", "\0", "\ud800", "{{$}}", "{{$.inputs.parameters['x']}}", "0" * 5000, "[" * 2000, "[x"],
+]
+KEYS: list[Any] = [7, "", "x", None, "..", "root"]
 
 
 def damage(documents: list[Any], random: Random) -> None:
-    """Change values somewhere in the documents to others that do not belong there."""
+    """Remove, rename, repeat, exchange or replace parts of the documents."""
     places: list[tuple[Any, Any]] = []
     stack: list[Any] = [documents]
     while stack:
@@ -209,33 +231,48 @@ def damage(documents: list[Any], random: Random) -> None:
             places.append((value, key))
             if isinstance(value[key], (dict, list)):
                 stack.append(value[key])
-    for _ in range(random.randint(1, 3)):
+    for _ in range(random.choice([1, 1, 1, 2, 3])):
         value, key = random.choice(places)
+        other, there = random.choice(places)
         with contextlib.suppress(KeyError, IndexError):
-            what = random.randrange(4)
+            what = random.randrange(5)
             if what == 0:
                 del value[key]
             elif what == 1 and isinstance(value, dict):
-                value[random.choice([7, "", "x", None, ".."])] = value.pop(key)
-            elif what == 2:
-                other, there = random.choice(places)
+                value[random.choice(KEYS)] = value.pop(key)
+            elif what == 2 and isinstance(value, list):
+                value.append(copy.deepcopy(value[key]))
+            elif what == 3:
                 value[key] = copy.deepcopy(other[there])
             else:
                 value[key] = copy.deepcopy(random.choice(VALUES))
+
+
+def whole(answer: dict[str, Any]) -> None:
+    """Follow a run whose host gives this answer."""
+    observer, state = Observer(), RunState()
+    for event in observer.observe(answer):
+        encode(event)
+        state.on_event(event)
+    assert observer.pipeline or "cannot be read" in observer.problem
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_damaged_pipelines_are_refused_with_a_message(seed):
     """Whatever the damage, a pipeline is loaded and checked, or rejected with an error of this project."""
     random = Random(seed)
+    answer = polls("succeeded")[-1]
     goldens = sorted(Path(__file__).parents[1].glob("pipelines/goldens/*.yaml"))
     for _ in range(20):
         documents = list(yaml.load_all(random.choice(goldens).read_text(), Loader=yaml.CSafeLoader))
         damage(documents, random)
+        spec = copy.deepcopy(answer["pipeline_spec"])
+        damage([spec], random)
+        whole({**answer, "pipeline_spec": spec})
         with contextlib.suppress(TorchxKfpError):
             pipeline = pipeline_from_documents(documents, "p.yaml")
-            list(walk(pipeline))
-            check_supported(pipeline)
+            outline(pipeline)
+            describe(measure(pipeline.text))
             find_not_applied(pipeline)
-            with reading("p.yaml"):
-                complete_arguments(pipeline, {})
+            check_submission(pipeline, complete_arguments(pipeline, {}))
+            check_supported(pipeline)

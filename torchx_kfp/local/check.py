@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -141,14 +140,7 @@ def _loop_problems(place: Place) -> Iterator[str]:
     assert loop is not None
     if place.component.dag is None:
         yield f"is a loop that does not contain a pipeline. {_ON_KFP}"
-    if loop.raw is not None:
-        try:
-            items = json.loads(loop.raw)
-        except ValueError:
-            items = None
-        if not isinstance(items, list):
-            yield f"loops over {loop.raw!r}, which is not a JSON list. Compile the pipeline again"
-    elif loop.from_input is None:
+    if loop.raw is None and loop.from_input is None:
         yield f"loops over items that come from neither a constant nor an input. {_ON_KFP}"
 
 

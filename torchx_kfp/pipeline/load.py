@@ -17,7 +17,8 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
-from torchx_kfp.pipeline.reader import MalformedError, read_pipeline
+from torchx_kfp.pipeline.reader import read_pipeline
+from torchx_kfp.pipeline.shape import MalformedError
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.sdk import quick_sdk
 from torchx_kfp.text import did_you_mean_path
@@ -226,8 +227,8 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
     with reading(f"The file {path!r}"):
         platforms: dict[str, Any] = {}
         for document in mappings:
-            platforms.update(document.get("platforms") or {})
-        pipeline = read_pipeline(specs[0], platforms.get("kubernetes") or {})
+            platforms.update(document.get("platforms", {}))
+        pipeline = read_pipeline(specs[0], platforms.get("kubernetes", {}))
     return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
 
 
@@ -250,7 +251,12 @@ def pipeline_from_text(text: str, name: str = "pipeline.yaml") -> Pipeline:
 
 def read_specs(pipeline: Pipeline) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the pipeline's documents as KFP's API takes them: the PipelineSpec and the platform spec, or ``{}``."""
-    documents = _documents(pipeline.text)
+    return specs_in(pipeline.text)
+
+
+def specs_in(text: str, *, is_compiled: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what ``read_specs`` does, from the text of a pipeline. If KFP has just compiled it, this is faster."""
+    documents = _documents(text, is_compiled=is_compiled)
     mappings = [part for document in documents if isinstance(document, dict) for part in _parts(document)]
     spec = next(document for document in mappings if "root" in document and "pipelineInfo" in document)
     platform: dict[str, Any] = {}

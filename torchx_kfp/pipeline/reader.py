@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from torchx_kfp.pipeline.shape import MalformedError, verify_platform, verify_spec
 from torchx_kfp.pipeline.spec import (
     ArtifactType,
     Component,
@@ -34,32 +35,32 @@ _MOST_TASKS = 100_000
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
-class MalformedError(Exception):
-    """A file does not have the structure of a PipelineSpec."""
-
-
 def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
     """Read the pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
 
     Raises:
         MalformedError: it does not have the structure of one.
-        KeyError, TypeError, AttributeError, ValueError: a part is missing, or has another type.
+        KeyError, ValueError: a part is missing, or has the wrong text.
     """
+    verify_spec(spec)
+    verify_platform(platform)
     return _Reader(spec, platform).pipeline()
 
 
 class _Reader:
     def __init__(self, spec: dict[str, Any], platform: dict[str, Any]) -> None:
         self.spec = spec
-        deployment = spec.get("deploymentSpec") or {}
-        self.executors: dict[str, Any] = deployment.get("executors") or {}
+        deployment = spec.get("deploymentSpec", {})
+        self.executors: dict[str, Any] = deployment.get("executors", {})
         self.platform = platform
-        self.platform_executors: dict[str, Any] = (platform.get("deploymentSpec") or {}).get("executors") or {}
+        self.platform_executors: dict[str, Any] = platform.get("deploymentSpec", {}).get("executors", {})
 
     def pipeline(self) -> Pipeline:
         components = {
-            name: self.component(name, component) for name, component in (self.spec.get("components") or {}).items()
+            name: self.component(name, component) for name, component in self.spec.get("components", {}).items()
         }
+        if "root" in components:
+            raise MalformedError("a component has the name 'root', which is that of the pipeline itself")
         root = self.component("root", self.spec["root"])
         if root.dag is None:
             raise MalformedError("its root has no tasks")
@@ -67,14 +68,14 @@ class _Reader:
             name=str(self.spec["pipelineInfo"]["name"]),
             root=root,
             components=components,
-            platform=self.platform.get("pipelineConfig") or self.spec.get("pipelineConfig") or {},
+            platform=self.platform.get("pipelineConfig") or self.spec.get("pipelineConfig", {}),
         )
         _verify(pipeline)
         return pipeline
 
     def component(self, name: str, spec: dict[str, Any]) -> Component:
-        inputs = spec.get("inputDefinitions") or {}
-        outputs = spec.get("outputDefinitions") or {}
+        inputs = spec.get("inputDefinitions", {})
+        outputs = spec.get("outputDefinitions", {})
         dag = container = importer = None
         platform: dict[str, Any] = {}
         if "dag" in spec:
@@ -93,25 +94,25 @@ class _Reader:
         return Component(
             name=name,
             kind=kind,
-            inputs={key: _parameter(key, value) for key, value in (inputs.get("parameters") or {}).items()},
-            outputs={key: value["parameterType"] for key, value in (outputs.get("parameters") or {}).items()},
-            artifact_inputs=tuple(inputs.get("artifacts") or ()),
+            inputs={key: _parameter(key, value) for key, value in inputs.get("parameters", {}).items()},
+            outputs={key: value["parameterType"] for key, value in outputs.get("parameters", {}).items()},
+            artifact_inputs=tuple(inputs.get("artifacts", ())),
             optional_artifacts=frozenset(
-                key for key, value in (inputs.get("artifacts") or {}).items() if value.get("isOptional")
+                key for key, value in inputs.get("artifacts", {}).items() if value.get("isOptional")
             ),
-            artifact_outputs={key: _artifact_type(value) for key, value in (outputs.get("artifacts") or {}).items()},
+            artifact_outputs={key: _artifact_type(value) for key, value in outputs.get("artifacts", {}).items()},
             dag=dag,
             container=container,
             importer=importer,
             handed_on=frozenset(
-                item["field"] for item in spec.get("taskConfigPassthroughs") or () if not item.get("applyToTask")
+                item["field"] for item in spec.get("taskConfigPassthroughs", ()) if not item.get("applyToTask")
             ),
             platform=platform,
         )
 
 
 def _artifact_type(spec: dict[str, Any]) -> ArtifactType:
-    return _schema(spec.get("artifactType") or {}, is_list=bool(spec.get("isArtifactList")))
+    return _schema(spec.get("artifactType", {}), is_list=bool(spec.get("isArtifactList")))
 
 
 def _schema(spec: dict[str, Any], *, is_list: bool = False) -> ArtifactType:
@@ -126,8 +127,8 @@ def _importer(spec: dict[str, Any]) -> Importer:
     uri = spec["artifactUri"]
     return Importer(
         uri=FromInput(uri["runtimeParameter"]) if "runtimeParameter" in uri else Constant(uri["constant"]),
-        type=_schema(spec.get("typeSchema") or {}),
-        metadata=spec.get("metadata") or {},
+        type=_schema(spec.get("typeSchema", {})),
+        metadata=spec.get("metadata", {}),
         to_workspace=bool(spec.get("downloadToWorkspace")),
     )
 
@@ -139,27 +140,27 @@ def _parameter(name: str, spec: dict[str, Any]) -> Parameter:
         optional=bool(spec.get("isOptional")),
         has_default="defaultValue" in spec,
         default=spec.get("defaultValue"),
-        literals=tuple(spec.get("literals") or ()),
+        literals=tuple(spec.get("literals", ())),
     )
 
 
 def _container(spec: dict[str, Any]) -> Container:
     return Container(
         image=str(spec.get("image", "")),
-        command=tuple(str(word) for word in spec.get("command") or ()),
-        args=tuple(str(word) for word in spec.get("args") or ()),
-        env=tuple((str(item["name"]), str(item.get("value", ""))) for item in spec.get("env") or ()),
-        resources=spec.get("resources") or {},
+        command=tuple(str(word) for word in spec.get("command", ())),
+        args=tuple(str(word) for word in spec.get("args", ())),
+        env=tuple((str(item["name"]), str(item.get("value", ""))) for item in spec.get("env", ())),
+        resources=spec.get("resources", {}),
         has_lifecycle=bool(spec.get("lifecycle")),
     )
 
 
 def _dag(spec: dict[str, Any]) -> Dag:
-    tasks = {name: _task(name, task) for name, task in (spec.get("tasks") or {}).items()}
-    outputs = spec.get("outputs") or {}
+    tasks = {name: _task(name, task) for name, task in spec.get("tasks", {}).items()}
+    outputs = spec.get("outputs", {})
     return Dag(
         tasks=tasks,
-        outputs={name: _selector(output) for name, output in (outputs.get("parameters") or {}).items()},
+        outputs={name: _selector(output) for name, output in outputs.get("parameters", {}).items()},
         artifacts={
             name: Selector(
                 tuple(
@@ -167,7 +168,7 @@ def _dag(spec: dict[str, Any]) -> Dag:
                     for selector in output["artifactSelectors"]
                 )
             )
-            for name, output in (outputs.get("artifacts") or {}).items()
+            for name, output in outputs.get("artifacts", {}).items()
         },
     )
 
@@ -181,36 +182,36 @@ def _selector(spec: dict[str, Any]) -> Selector:
 
 
 def _task(name: str, spec: dict[str, Any]) -> Task:
-    inputs = spec.get("inputs") or {}
-    sources = {key: _source(value) for key, value in (inputs.get("parameters") or {}).items()}
-    artifacts = {key: _artifact_source(value) for key, value in (inputs.get("artifacts") or {}).items()}
-    depends_on = list(spec.get("dependentTasks") or ())
+    inputs = spec.get("inputs", {})
+    sources = {key: _source(value) for key, value in inputs.get("parameters", {}).items()}
+    artifacts = {key: _artifact_source(value) for key, value in inputs.get("artifacts", {}).items()}
+    depends_on = list(spec.get("dependentTasks", ()))
     depends_on += [
         source.task
         for source in (*sources.values(), *artifacts.values())
         if isinstance(source, (FromTask, FinalStatus))
     ]
-    caching = spec.get("cachingOptions") or {}
-    trigger = spec.get("triggerPolicy") or {}
+    caching = spec.get("cachingOptions", {})
+    trigger = spec.get("triggerPolicy", {})
     return Task(
         name=name,
-        display_name=str((spec.get("taskInfo") or {}).get("name") or name),
+        display_name=str(spec.get("taskInfo", {}).get("name") or name),
         component=spec["componentRef"]["name"],
         inputs=sources,
         depends_on=tuple(dict.fromkeys(depends_on)),
-        condition=str(trigger.get("condition") or "") or None,
+        condition=trigger.get("condition", "") or None,
         runs_always=trigger.get("strategy") == _ALWAYS,
         loop=_loop(spec),
         retry=_retry(spec.get("retryPolicy")),
         artifacts=artifacts,
         caches=bool(caching.get("enableCache")),
-        cache_key=str(caching.get("cacheKey") or ""),
+        cache_key=caching.get("cacheKey", ""),
     )
 
 
 def _source(spec: dict[str, Any]) -> Origin:
     selector = spec.get("parameterExpressionSelector") or ""
-    if "constant" in (spec.get("runtimeValue") or {}):
+    if "constant" in spec.get("runtimeValue", {}):
         return Constant(spec["runtimeValue"]["constant"])
     if "componentInputParameter" in spec:
         return FromInput(spec["componentInputParameter"], selector)
@@ -240,7 +241,7 @@ def _loop(spec: dict[str, Any]) -> Loop | None:
         item_input=iterator["itemInput"],
         raw=items.get("raw"),
         from_input=items.get("inputParameter") or items.get("inputArtifact"),
-        parallelism=int((spec.get("iteratorPolicy") or {}).get("parallelismLimit") or 0),
+        parallelism=int(spec.get("iteratorPolicy", {}).get("parallelismLimit") or 0),
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
+from torchx_kfp.pipeline.load import specs_in
 
 #: The bytes that Argo accepts for a workflow, with its state compressed.
 LIMIT = 1024 * 1024
@@ -81,13 +81,9 @@ def describe(size: Size) -> list[str]:
 
 def measure(compiled: str) -> Size:
     """Measure the workflow that KFP creates from a compiled pipeline, given as the text of a YAML file."""
-    documents = [document for document in yaml.load_all(compiled, _LOADER) if document]
-    spec = documents[0]
-    platform = (documents[1] if len(documents) > 1 else {}).get("platforms", {}).get("kubernetes", {})
-    return _Workflow(spec, platform.get("deploymentSpec", {}).get("executors", {})).size()
-
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    spec, platform = specs_in(compiled, is_compiled=True)
+    kubernetes = platform.get("platforms", {}).get("kubernetes", {})
+    return _Workflow(spec, kubernetes.get("deploymentSpec", {}).get("executors", {})).size()
 
 
 class _Workflow:
@@ -124,7 +120,7 @@ class _Workflow:
         if dag is None:
             return 1, STATE
         stages, state = 0, _DAG_STATE
-        for task in dag["tasks"].values():
+        for task in dag.get("tasks", {}).values():
             raw = task.get("parameterIterator", {}).get("items", {}).get("raw")
             times = len(json.loads(raw)) if raw else 1
             inner = self._runs(task["componentRef"]["name"])
@@ -138,7 +134,7 @@ class _Workflow:
         component = self._components[name]
         text = _json(component)
         self._parameters[f"components-{name}"] = text
-        tasks = component["dag"]["tasks"]
+        tasks = component["dag"].get("tasks", {})
         self._levels.append((len(text.encode()), len(tasks)))
         made = [argo for key, task in tasks.items() for argo in self._tasks(key, task)]
         inputs = {"parameters": [{"name": "parent-dag-id"}]}
