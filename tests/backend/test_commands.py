@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import pytest
 from tests.backend.calling import ended, get, wait_until
 from tests.backend.commands import Done, Program, rows, write_pipelines
 from tests.backend.host import KfpHost
+from tests.backend.host.faults import Fault
 from tests.cli.ready import Ready
 from tests.facts import says
 
@@ -234,6 +237,46 @@ def test_the_exit_code_of_a_run_that_is_canceled(kfp_host: KfpHost, program: Pro
         assert f"Error: The run {run_id} was canceled.\n" in said
         assert rows(table)[0][:2] == ["script", "canceled"]
     assert "signal" not in said, "a second signal does nothing there"
+
+
+@pytest.mark.parametrize(
+    ("name", "through"),
+    [("SIGINT", "command"), ("SIGTERM", "command"), ("SIGHUP", "command"), ("SIGTERM", "python")],
+)
+def test_a_signal_while_the_host_creates_a_run_says_how_to_find_it(
+    kfp_host: KfpHost, program: Program, name: str, through: str
+) -> None:
+    fault = kfp_host.add(Fault(path="/runs", method="POST", seconds=0.5))
+    code = f"from torchx_kfp.backend import submit; submit('plain.yaml', name='mine', host={kfp_host.url!r})"
+    words = ("submit", "plain.yaml", "--host", kfp_host.url, "--name", "mine", "--watch")
+    python = Ready(program.ready.path, sys.executable)
+    environ = program.environ()
+    with (
+        program.start(*words)
+        if through == "command"
+        else python.start(("-c", code), program.folder, environ) as process
+    ):
+        wait_until(lambda: not fault.times)
+        process.send_signal(signal.Signals[name])
+        out, said = process.communicate()
+    assert out == ""
+    assert process.returncode == 128 + signal.Signals[name]
+    assert re.search(says("may have accepted the run 'mine'", f"torchx-kfp runs --host {kfp_host.url}\n"), said)
+    assert "Traceback" not in said
+    wait_until(lambda: kfp_host.runs)
+    [run_id] = kfp_host.runs
+    found = program("runs", "--host", kfp_host.url)
+    assert rows(found.stdout)[0][:2] == [run_id, "mine"]
+
+
+@pytest.mark.parametrize("trouble", [{"status": 500}, {"status": 503}, {"cut": 0.5}, {"status": 200, "body": "<html>"}])
+def test_a_run_whose_answer_is_lost(kfp_host: KfpHost, program: Program, trouble: dict[str, Any]) -> None:
+    kfp_host.add(Fault(path="/runs", method="POST", **trouble))
+    done = program("submit", "plain.yaml", "--host", kfp_host.url, "--name", "it's mine")
+    assert (done.returncode, done.stdout) == (1, "")
+    facts = says("may have accepted the run", "it's mine", "Before you submit it again", f"runs --host {kfp_host.url}")
+    assert re.search(facts, done.stderr)
+    assert "later" not in done.stderr
 
 
 # Watch a run that is over

@@ -18,7 +18,14 @@ from torchx_kfp.backend.connection import Connection
 from torchx_kfp.backend.host import Host, without_cache
 from torchx_kfp.backend.settings import Settings
 from torchx_kfp.backend.submission import Submission
-from torchx_kfp.errors import ArgumentError, HostError, HostRefusedError, HostUnreachableError, UnknownRunError
+from torchx_kfp.errors import (
+    ArgumentError,
+    HostAnswerLostError,
+    HostError,
+    HostRefusedError,
+    HostUnreachableError,
+    UnknownRunError,
+)
 from torchx_kfp.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.runs.vocabulary import State
@@ -64,6 +71,10 @@ def _get(kfp_host: KfpHost, run_id: str) -> Mapping[str, Any]:
     return Connection(Settings(host=kfp_host.url)).get(f"/apis/v2beta1/runs/{run_id}")
 
 
+def uuid(number: int) -> str:
+    return f"{number:08}-0000-0000-0000-000000000000"
+
+
 # Submit
 
 
@@ -98,7 +109,7 @@ def test_a_body_is_that_of_kfp_client(options: dict[str, Any], tmp_path: Path) -
         if request.path.startswith("/apis/v2beta1/experiments"):
             found = {"experiment_id": "1", "display_name": options.get("experiment", "Default")}
             return Reply({"experiments": [found]} if request.method == "GET" else found)
-        return Reply({"run_id": "2", "multi_user": False})
+        return Reply({"run_id": uuid(2), "multi_user": False})
 
     with scripted(answer) as server:
         with warnings.catch_warnings():
@@ -107,7 +118,7 @@ def test_a_body_is_that_of_kfp_client(options: dict[str, Any], tmp_path: Path) -
             client.create_run_from_pipeline_package(file, arguments=arguments, **theirs_options)
         theirs = server.requests[-1]
         submission = Submission(**options)
-        assert Host(Connection(Settings(host=server.url))).submit(load_pipeline(file), arguments, submission) == "2"
+        assert Host(Connection(Settings(host=server.url))).submit(load_pipeline(file), arguments, submission) == uuid(2)
         ours = server.requests[-1]
     assert (ours.method, ours.path) == (theirs.method, theirs.path) == ("POST", "/apis/v2beta1/runs")
     assert numbers(simple(ours.body, options)) == numbers(simple(theirs.body, options))
@@ -179,7 +190,7 @@ def test_an_experiment_is_created_once(kfp_host: KfpHost, host: Host) -> None:
 
 def experiments_of(settings: Settings, environ: dict[str, str], experiment: str = "") -> tuple[list[Any], Any]:
     """Submit to a host without experiments, and return the bodies of the requests that create them."""
-    with scripted(lambda request: Reply({"experiment_id": "1", "run_id": "2"})) as server:
+    with scripted(lambda request: Reply({"experiment_id": "1", "run_id": uuid(2)})) as server:
         connection = Connection(Settings(host=server.url, namespace=settings.namespace, experiment=settings.experiment))
         Host(connection).submit(load_pipeline(small), submission=Submission(experiment=experiment), environ=environ)
         created = [request.body for request in server.requests if request.method == "POST"][:-1]
@@ -209,10 +220,10 @@ def test_an_experiment_that_another_process_creates_first() -> None:
                 found.append({"experiment_id": "7", "display_name": "Default"})
                 return status(6, "Experiment Default already exists", 409)
             return Reply({"experiments": found})
-        return Reply({"run_id": "2"})
+        return Reply({"run_id": uuid(2)})
 
     with scripted(answer) as server:
-        assert Host(Connection(Settings(host=server.url))).submit(load_pipeline(small)) == "2"
+        assert Host(Connection(Settings(host=server.url))).submit(load_pipeline(small)) == uuid(2)
         assert server.requests[-1].body["experiment_id"] == "7"
 
 
@@ -225,7 +236,7 @@ def test_a_pipeline_that_the_host_refuses(kfp_host: KfpHost, host: Host) -> None
 def test_a_host_of_something_else_that_accepts_everything() -> None:
     with (
         scripted(lambda request: Reply({})) as server,
-        pytest.raises(HostUnreachableError, match=says(server.url, "without returning its id")),
+        pytest.raises(HostUnreachableError, match=says(server.url, "without a run id")),
     ):
         Host(Connection(Settings(host=server.url))).submit(load_pipeline(small))
 
@@ -240,9 +251,28 @@ def test_a_run_whose_answer_is_lost_is_not_submitted_again(kfp_host: KfpHost, ho
     from tests.backend.host.faults import Fault
 
     kfp_host.add(Fault(path="/runs", method="POST", cut=0.5))
-    with pytest.raises(HostUnreachableError, match="may have accepted it"):
-        host.submit(load_pipeline(small))
+    facts = says(
+        "may have accepted the run 'mine'", "Before you submit it again", f"torchx-kfp runs --host {kfp_host.url}"
+    )
+    with pytest.raises(HostAnswerLostError, match=facts):
+        host.submit(load_pipeline(small), submission=Submission("mine"))
     assert len(kfp_host.runs) == 1
+
+
+@pytest.mark.parametrize("wrong", ["2", "../../x", [], "a" * 100_000, uuid(1).upper() + "/", 7])
+def test_a_run_id_that_is_none(wrong: Any) -> None:
+    answer = {"run_id": wrong, "runs": [{"run_id": wrong}]}
+    with scripted(lambda request: Reply(answer)) as server:
+        host = Host(Connection(Settings(host=server.url, namespace="alice")))
+        facts = says(
+            "/apis/v2beta1/runs", "run id", "may have accepted the run 'small", f"--host {server.url} -n alice"
+        )
+        with pytest.raises(HostAnswerLostError, match=facts) as caught:
+            host.submit(load_pipeline(small))
+        assert len(str(caught.value)) < 1000
+        if wrong:
+            with pytest.raises(HostError, match=says("run id", "UUIDs")):
+                list(host.list())
 
 
 # Find
@@ -286,7 +316,7 @@ def test_lists_that_are_none(wrong: Any) -> None:
     with scripted(lambda request: Reply({"runs": wrong, "experiments": wrong, "experiment_id": "new"})) as server:
         host = Host(Connection(Settings(host=server.url)))
         assert list(host.list(limit=1)) == []
-        with pytest.raises(HostUnreachableError, match="without returning its id"):
+        with pytest.raises(HostUnreachableError, match="without a run id"):
             host.submit(load_pipeline(small))
 
 
@@ -320,7 +350,7 @@ def test_a_host_that_cannot_filter(host: Host, submitted: list[str], kfp_host: K
 
 
 def run_json(number: int, **more: Any) -> dict[str, Any]:
-    return {"run_id": f"{number:08}-0000-0000-0000-000000000000", "display_name": f"run-{number}", **more}
+    return {"run_id": uuid(number), "display_name": f"run-{number}", **more}
 
 
 def pages(count: int, size: int) -> Any:
@@ -359,16 +389,16 @@ def test_only_some_hundred_runs_are_looked_at_for_a_name() -> None:
 def test_runs_with_missing_fields_and_archived_ones() -> None:
     runs = [
         {"display_name": "no id"},
-        {"run_id": "a"},
-        {"run_id": "b", "storage_state": "ARCHIVED", "state": "FAILED", "state_history": [{"state": "CANCELING"}]},
-        {"run_id": "c", "state": "NEW", "pipeline_spec": 1, "created_at": "soon", "state_history": 3},
+        {"run_id": uuid(1)},
+        {"run_id": uuid(2), "storage_state": "ARCHIVED", "state": "FAILED", "state_history": [{"state": "CANCELING"}]},
+        {"run_id": uuid(3), "state": "NEW", "pipeline_spec": 1, "created_at": "soon", "state_history": 3},
         7,
     ]
     with scripted(lambda request: Reply({"runs": runs})) as server:
         host = Host(Connection(Settings(host=server.url)))
-        assert [run.run_id for run in host.list()] == ["a", "c"]
+        assert [run.run_id for run in host.list()] == [uuid(1), uuid(3)]
         archived = [run for run in host.list(archived=True) if run.is_archived]
-        assert [(run.run_id, run.state) for run in archived] == [("b", State.CANCELED)]
+        assert [(run.run_id, run.state) for run in archived] == [(uuid(2), State.CANCELED)]
 
 
 # Terminate

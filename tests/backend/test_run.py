@@ -1,6 +1,7 @@
 """A run on a host is read like one in a folder: its events, logs and results, also when the host is in trouble."""
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -523,3 +524,19 @@ def test_the_specs_of_a_recorded_run_can_be_submitted_again(uploaded: Scripted) 
     run = HostRun(Connection(Settings(host=uploaded.url)), polls("succeeded")[0]["run_id"])
     spec, platform = read_specs(run.read().load())
     assert polls("succeeded")[0]["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
+
+
+def test_a_run_that_was_not_asked_for_is_refused() -> None:
+    answer, other = polls("succeeded")[-1], "00000000-0000-0000-0000-000000000000"
+    with scripted(lambda request: Reply(answer)) as server:
+        run = HostRun(Connection(Settings(host=server.url)), other)
+        with pytest.raises(HostError, match=says(answer["run_id"], f"in place of {other}")):
+            run.read()
+
+    def mixed(request: Request) -> Reply:
+        return Reply(manifest("failed") if "v1beta1" in request.path else answer)
+
+    with scripted(mixed) as server:
+        record = HostRun(Connection(Settings(host=server.url)), answer["run_id"]).read()
+        assert re.search(says(manifest("failed")["run"]["id"], f"in place of {answer['run_id']}"), record.corrupt[0])
+        assert not any(result.pod_name for result in record.run.ends.values())

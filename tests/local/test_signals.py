@@ -21,7 +21,7 @@ from tests.local.test_failures import alive
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import LocalRunError
 from torchx_kfp.local import Watch, run
-from torchx_kfp.local.signals import ending_signals
+from torchx_kfp.runs.signals import ending_signals
 
 #: Seconds after which a runner counts as hanging. It takes one, or ten on a machine with ten processes for each CPU.
 HANGS = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from torchx_kfp.errors import (
     HostRefusedError,
     HostUnreachableError,
 )
-from torchx_kfp.text import printable, shorten
+from torchx_kfp.text import printable, shorten, shown
 
 #: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
 _LONGEST = 600
@@ -28,6 +29,8 @@ _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.co
 _DEEPEST, _MOST_VALUES = 100, 5_000_000
 #: The most digits of a whole number: others are not even a double.
 _MOST_DIGITS = 300
+#: The id of a run.
+UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: What to do after a POST whose answer is lost.
 MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
 #: What may stand before the message of a layer.
@@ -57,6 +60,15 @@ def read_json(text: str | bytes) -> Any:
         if not level:
             return found
     raise ValueError("nested too deep")
+
+
+def refuse_run_id(found: object, request: str, wanted: str = "") -> None:
+    """Raise HostError if an answer has another run id than the one that was asked for, or one that is not KFP's."""
+    if isinstance(found, str) and UUID.fullmatch(found) and wanted in ("", found):
+        return
+    what = f"with the run id {shown(found)}" if found else "without a run id"
+    instead = f"in place of {wanted}" if wanted else "but KFP's are UUIDs"
+    raise HostError(f"{request} was answered {what}, {instead}. Is this a KFP host?")
 
 
 def _refuse(word: str) -> Any:

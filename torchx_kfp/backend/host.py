@@ -7,21 +7,26 @@ import itertools
 import json
 import os
 import re
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from torchx_kfp.backend.answers import UUID, refuse_run_id
 from torchx_kfp.backend.connection import V2BETA1, Connection
 from torchx_kfp.backend.states import run_state, seconds
 from torchx_kfp.backend.submission import Submission
-from torchx_kfp.errors import HostError, HostNotFoundError, HostUnreachableError, UnknownRunError
+from torchx_kfp.errors import HostAnswerLostError, HostError, HostNotFoundError, HostUnreachableError, UnknownRunError
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.load import read_specs
 from torchx_kfp.pipeline.names import LATEST
 from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.runs.signals import ending_signals, raise_for_signal
 from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.runs.watch import Terminal
 from torchx_kfp.text import did_you_mean, listed, moment, printable
 
 #: The variable of kfp.Client that puts all runs into one experiment, whichever they name.
@@ -30,13 +35,14 @@ OVERRIDE_EXPERIMENT = "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"
 DEFAULT_EXPERIMENT = "Default"
 
 _RUNS, _EXPERIMENTS = f"{V2BETA1}/runs", f"{V2BETA1}/experiments"
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: The URL of a run's page, and TorchX's handle of an app. The name of another run may mention a run id, too.
-_URL_OF_RUN = re.compile(rf"[a-z]+://.*/({_UUID.pattern})(?:[/?&#].*)?")
+_URL_OF_RUN = re.compile(rf"[a-z]+://.*/({UUID.pattern})(?:[/?&#].*)?")
 #: The beginning of a run id that is long enough to be meant as one.
 _BEGINNING = re.compile(r"[0-9a-f]{4,8}(?:-[0-9a-f-]*)?")
 #: How many runs are looked at for a name, and how many the host sends at once: each comes with its whole pipeline.
 _LOOKED_AT, _PAGE = 300, 50
+#: How many pages of runs are asked for at most.
+_MOST_PAGES = 1000
 _NEWEST_FIRST = "created_at desc"
 #: A run of which nothing is said.
 DEFAULT = Submission()
@@ -76,6 +82,9 @@ class Host:
     ) -> str:
         """Start a run and return its id.
 
+        A signal that ends this process while the host creates the run is answered with a sentence on stderr about how
+        to find the run, and then with KeyboardInterrupt or SystemExit.
+
         Args:
             pipeline: the pipeline; its ``text`` is submitted.
             arguments: values of its parameters. The host fills in defaults.
@@ -84,6 +93,7 @@ class Host:
 
         Raises:
             ArgumentError: the arguments do not fit the parameters.
+            HostAnswerLostError: the host may have accepted the run, but has not said so.
             HostError: the host does not answer or refuses the run.
         """
         given = dict(arguments or {})
@@ -101,13 +111,36 @@ class Host:
             body["runtime_config"]["pipeline_root"] = submission.pipeline_root
         if submission.service_account:
             body["service_account"] = submission.service_account
-        run_id = self.connection.post(_RUNS, body).get("run_id")
-        if not run_id:
-            raise HostUnreachableError(
-                f"{self.connection.name} has accepted the run without returning its id: it is not a KFP host of "
-                "version 2. Look in its UI."
-            )
+        return self._create(body)
+
+    def _create(self, body: Mapping[str, Any]) -> str:
+        words = shlex.join(self._words)
+        if_lost = (
+            f"The host may have accepted the run {printable(body['display_name'])!r}. Before you submit it again, look "
+            f"for this name: torchx-kfp runs {words}"
+        )
+
+        def end(number: int) -> None:
+            Terminal(sys.stderr).write_lines([if_lost])
+            raise_for_signal(number)
+
+        with ending_signals(end):
+            run_id = self.connection.post(_RUNS, body, if_lost=if_lost).get("run_id")
+        try:
+            refuse_run_id(run_id, f"POST {self.connection.name}{_RUNS}")
+        except HostError as error:
+            raise HostAnswerLostError(f"{error} {if_lost}") from None
         return str(run_id)
+
+    @property
+    def _words(self) -> list[str]:
+        """The options with which torchx-kfp's commands find this host."""
+        settings = self.connection.settings
+        if settings.kube_context and not settings.host:
+            host = ["--kube-context", settings.kube_context]
+        else:
+            host = ["--host", self.connection.name]
+        return [*host, *(["-n", settings.namespace] if settings.namespace else [])]
 
     def find(self, name: str) -> str:
         """Return the id of a run.
@@ -121,7 +154,7 @@ class Host:
             HostError: the host does not answer.
         """
         wanted = name.strip()
-        if _UUID.fullmatch(wanted.lower()):
+        if UUID.fullmatch(wanted.lower()):
             return wanted.lower()
         if found := _URL_OF_RUN.fullmatch(wanted.lower()):
             return found[1]
@@ -179,7 +212,7 @@ class Host:
     def _pages(self, limit: int | None, query: str) -> Iterator[RunSummary]:
         size = _PAGE if limit is None else min(limit, _PAGE)
         token = ""
-        while True:
+        for _ in range(_MOST_PAGES):
             page = self.connection.get(
                 _RUNS,
                 page_token=token,
@@ -188,15 +221,15 @@ class Host:
                 filter=query,
                 namespace=self.connection.namespace,
             )
-            for run in _objects(page, "runs"):
-                if run.get("run_id"):
-                    yield self._summary(run)
+            runs = [run for run in _objects(page, "runs") if run.get("run_id")]
+            yield from map(self._summary, runs)
             token, before = str(page.get("next_page_token") or ""), token
-            if not token or token == before:
+            if token in ("", before) or not runs:
                 return
 
     def _summary(self, run: Mapping[str, Any]) -> RunSummary:
         run_id = str(run["run_id"])
+        refuse_run_id(run_id, f"GET {self.connection.name}{_RUNS}")
         return RunSummary(
             run_id=run_id,
             name=str(run.get("display_name") or ""),
@@ -231,10 +264,8 @@ class Host:
             body["namespace"] = namespace
         try:
             return str(self.connection.post(_EXPERIMENTS, body).get("experiment_id") or "")
-        except HostUnreachableError:
-            raise
         except HostError:
-            # Another process may have created it in between.
+            # Another process may have created it in between, or this one, if the answer was lost.
             if found := self._find_experiment(name):
                 return found
             raise

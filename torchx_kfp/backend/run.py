@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from torchx_kfp.backend.answers import refuse_run_id
 from torchx_kfp.backend.connection import V1BETA1, V2BETA1, Connection
 from torchx_kfp.backend.host import Host
 from torchx_kfp.backend.logs import PodLog
@@ -24,6 +25,7 @@ from torchx_kfp.backend.observer import Observer
 from torchx_kfp.backend.pace import DEFAULT_PACE, Pace, Waits
 from torchx_kfp.backend.results import ResultReader
 from torchx_kfp.backend.states import run_state, seconds
+from torchx_kfp.backend.values import mapping
 from torchx_kfp.errors import (
     HostCredentialsError,
     HostError,
@@ -236,8 +238,9 @@ class HostRun:
     # What the host says
 
     def _ask(self) -> dict[str, Any]:
+        path = f"{V2BETA1}/runs/{quote(self.run_id, safe='')}"
         try:
-            return self._connection.get(f"{V2BETA1}/runs/{quote(self.run_id, safe='')}")
+            answer = self._connection.get(path)
         except HostNotFoundError as error:
             if self._last is None:
                 raise UnknownRunError(
@@ -246,6 +249,8 @@ class HostRun:
             raise HostNotFoundError(
                 f"The run {self.run_id} has been deleted on {self._connection.name} in the meantime. ({error})"
             ) from None
+        refuse_run_id(answer.get("run_id"), f"GET {self._connection.name}{path}", self.run_id)
+        return answer
 
     def _with_pipeline(self, run: dict[str, Any]) -> dict[str, Any]:
         """Return the run with its pipeline, even if it only refers to one that was uploaded."""
@@ -271,8 +276,10 @@ class HostRun:
         """Return v1beta1's answer; None if the host does not serve it, or fails to."""
         if not self._serves_v1beta1:
             return None
+        path = f"{V1BETA1}/runs/{quote(self.run_id, safe='')}"
         try:
-            answer = self._connection.get(f"{V1BETA1}/runs/{quote(self.run_id, safe='')}")
+            answer = self._connection.get(path)
+            refuse_run_id(mapping(answer.get("run")).get("id"), f"GET {self._connection.name}{path}", self.run_id)
         except HostUnreachableError:
             # What is told without it is not told again: the next poll tries once more.
             raise

@@ -49,7 +49,7 @@ def show(source: Source, words: Sequence[str], *, quiet: bool, verbose: bool, as
         f"To watch it again: {this_command('watch', source.run_id, *words)}",
         f"To end it: {this_command('cancel', source.run_id, *words)}",
     ]
-    from torchx_kfp.local.signals import ending_signals
+    from torchx_kfp.runs.signals import ending_signals
 
     try:
         with ending_signals(_detach):

@@ -29,7 +29,6 @@ from torchx_kfp.local.options import ResumeKeywords, RunKeywords, RunOptions
 from torchx_kfp.local.platform.secrets import Given, GivenKeys, verify_given
 from torchx_kfp.local.platform.settings import has_workspace
 from torchx_kfp.local.scheduler import Interrupted, Scheduler
-from torchx_kfp.local.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.pipeline.arguments import complete_arguments
 from torchx_kfp.pipeline.artifacts import is_artifact
 from torchx_kfp.pipeline.findings import Finding
@@ -42,6 +41,7 @@ from torchx_kfp.runs.history import read_run
 from torchx_kfp.runs.journal import Journal
 from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.result import RunResult
+from torchx_kfp.runs.signals import awaitable_processes, ending_signals, raise_for_signal
 from torchx_kfp.runs.state import RunState, outline
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.runs.watch import Lines, Watch

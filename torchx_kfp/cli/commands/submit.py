@@ -52,6 +52,7 @@ def submit_command(
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
     from torchx_kfp.backend.checks import check_submission, refuse_submission
+    from torchx_kfp.backend.run import HostRun
     from torchx_kfp.backend.submission import Submission
     from torchx_kfp.cli.pipeline_files import load_target, split_words
     from torchx_kfp.pipeline.arguments import complete_arguments, parse_arguments
@@ -83,8 +84,6 @@ def submit_command(
             if not quiet:
                 print_message(f"{link}\nTo watch it: {this_command('watch', run_id, *host_words(flags))}".strip())
         return
-    from torchx_kfp.backend.run import HostRun
-
     if not as_json:
         print_text(run_id)
     show(HostRun(host.connection, run_id), host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
