@@ -1,15 +1,15 @@
-"""The size of the Argo workflow that KFP's backend creates from a compiled pipeline.
+"""The size of the Argo workflow that KFP's backend creates from a compiled pipeline, and the limits that it meets.
 
-Argo accepts 1 MiB for a whole run: the pipeline, which KFP compiles into one workflow, and the state of its nodes,
-which grows while it runs. A larger pipeline is rejected when it starts, or fails half way. This module builds the same
-parts as the backend (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) and counts their bytes:
+Argo accepts 1 MiB for a whole run: the pipeline, which KFP compiles into one workflow, and the state of its nodes
+(``nodes``), which grows while it runs. A larger pipeline is rejected when it starts, or fails half way. And a level
+(the tasks of one pipeline, loop or branch) has to fit into a variable of its driver. This module builds the same parts
+as the backend (kubeflow/pipelines, ``backend/src/v2/compiler/argocompiler``) and counts their bytes:
 
 - each distinct container, and the component of the first task that has it, as JSON in the JSON of a parameter;
 - the Kubernetes configuration of each component, and each DAG with all of its tasks, likewise;
 - two Argo tasks for each task: a driver and the task that it drives. One of them contains KFP's task once more.
 
-The sizes of parameters and DAGs equal those of recorded workflows of KFP 2.17 to the byte. The size of the state is an
-estimate.
+The sizes of parameters and DAGs equal those of recorded workflows of KFP 2.17 to the byte.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchx_kfp.pipeline.findings import Finding, Kind
 from torchx_kfp.pipeline.load import specs_in
+from torchx_kfp.semantics.nodes import Dag, Stage, go_json, state
 
 #: The bytes that Argo accepts for a workflow, with its state compressed.
 LIMIT = 1024 * 1024
-#: The bytes that one argument of a process may have. A DAG with all of its tasks is an argument of its driver, and
-#: Argo accepts longer ones only since 2026 (argoproj/argo-workflows 15265, with kubeflow/pipelines 12737).
+#: The bytes of the variable in which Argo gives a level's driver its template, with the level's component as JSON in
+#: JSON. A longer template goes into a ConfigMap, for which the role of Argo in KFP's manifests has no right. Recorded:
+#: 200 stages with 118,353 bytes in a level ran, 225 with 133,428 did not.
 LEVEL_LIMIT = 128 * 1024
-#: The compressed bytes of a stage's state: six nodes. In a recorded run, repeated two hundred times, each stage has
-#: 1,550 to 1,700 bytes; in small runs, up to 2,000.
-STATE = 1_650
-#: The same for a DAG: an iteration of a loop, a branch, or a nested pipeline.
-_DAG_STATE = 1_000
+#: The bytes of that template without the component.
+_DRIVER = 2_500
 #: The bytes of the parts that every workflow has: metadata, templates of drivers and of the executor, the entry point.
 _FIXED = 9_470
 #: The bytes of one pod label in these templates, for each number of labels that tasks have.
@@ -42,8 +42,9 @@ _LABEL = 428
 class Size:
     """The size of a pipeline: the number of its stages, and sizes in bytes.
 
-    ``workflow`` is the size at the start, and ``state`` is added until the end. ``level`` is the description of the
-    largest DAG, which has ``tasks`` tasks. A loop whose items are known only at run time counts as one iteration.
+    ``workflow`` is the size at the start, and ``state`` is added until the end. ``level`` is the template of the driver
+    of the largest DAG, which has ``tasks`` tasks. A loop whose items are known only at run time counts as one
+    iteration.
     """
 
     stages: int
@@ -58,25 +59,35 @@ class Size:
         return (self.workflow + self.state) / LIMIT
 
 
-def describe(size: Size) -> list[str]:
-    """Describe a pipeline's size if it takes half of the limit or more; otherwise return nothing."""
-    said = []
-    stages = f"{size.stages} stage{'s' if size.stages > 1 else ''}"
+def check_size(size: Size) -> Iterator[Finding]:
+    """Yield the limits of Argo that the pipeline exceeds."""
     if size.share > 1:
-        end = "KFP rejects it" if size.workflow > LIMIT else "the run fails before its end"
-        said.append(
-            f"Warning: {stages} need about {size.share:.2g} times the 1 MiB that Argo accepts for a run: {end}. "
-            "Split it into several pipelines; a stage reads the results of another run by its run id, "
-            "reads={'train': run_id}."
+        end = "is rejected" if size.workflow > LIMIT else "fails before its end"
+        yield Finding(
+            Kind.MAY_FAIL,
+            "the pipeline",
+            f"needs about {size.share:.2f} times the 1 MiB that Argo accepts for a run and its state, so it {end}; "
+            f"about {int(size.stages / size.share)} of its {size.stages} stages fit. Split it into several pipelines "
+            "(a stage reads the results of another run by its run id, reads={'train': run_id}), or use an image with "
+            "torchx-kfp and inline=False. An administrator can set nodeStatusOffLoad in Argo's configuration, which "
+            "keeps the state elsewhere. Nested pipelines do not help",
         )
-    elif size.share >= 0.5:
-        said.append(f"{stages}, about {size.share:.1f} of the 1 MiB that Argo accepts for a run.")
-    if size.level >= LEVEL_LIMIT:
-        said.append(
-            f"Warning: one level has {size.tasks} tasks, which take {size.level} bytes. Argo before 2026 passes them "
-            f"in one argument, which may have {LEVEL_LIMIT} bytes: put some of them into a nested pipeline."
+    if size.level > LEVEL_LIMIT:
+        yield Finding(
+            Kind.MAY_FAIL,
+            "the pipeline",
+            f"has a level with {size.tasks} tasks, which takes {size.level:,} bytes. Above {LEVEL_LIMIT:,}, Argo needs "
+            "a right that KFP's manifests do not grant, and the run ends with 'No more retries left'. Put some of the "
+            "tasks into a nested pipeline, or let an administrator allow Argo's service account to create ConfigMaps",
         )
-    return said
+
+
+def describe(size: Size) -> list[str]:
+    """Describe a pipeline's size if it takes half of the limit or more and fits; otherwise return nothing."""
+    if not 0.5 <= size.share <= 1:
+        return []
+    stages = f"{size.stages} stage{'s' if size.stages > 1 else ''}"
+    return [f"{stages}, about {size.share:.1f} of the 1 MiB that Argo accepts for a run."]
 
 
 def measure(compiled: str) -> Size:
@@ -91,6 +102,11 @@ class _Workflow:
 
     def __init__(self, spec: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         self._components: Mapping[str, Any] = {**spec.get("components", {}), "root": spec["root"]}
+        for component in self._components.values():
+            for task in component.get("dag", {}).get("tasks", {}).values():
+                # The backend writes no values that are false.
+                if not task.get("cachingOptions", {}).get("enableCache", True):
+                    task["cachingOptions"] = {}
         self._executors = spec.get("deploymentSpec", {}).get("executors", {})
         self._settings = settings
         self._parameters: dict[str, str] = {}
@@ -98,44 +114,53 @@ class _Workflow:
         self._labels: set[int] = set()
         self._levels: list[tuple[int, int]] = []
         self._visit("root")
-        self._stages, self._state = self._runs("root")
-        defaults = {
+        self._defaults = {
             name: parameter["defaultValue"]
             for name, parameter in spec["root"].get("inputDefinitions", {}).get("parameters", {}).items()
             if "defaultValue" in parameter
         }
-        self._arguments = _json({"parameterValues": defaults})
 
     def size(self) -> Size:
         parameters = [{"name": name, "value": value} for name, value in self._parameters.items()]
-        made = [_json(parameters), *map(_json, self._templates), _json(self._arguments)]
+        arguments = go_json({"parameterValues": self._defaults})
+        made = [go_json(parameters), *map(go_json, self._templates), go_json(arguments)]
         labels = sum(self._labels) * _LABEL
         level, tasks = max(self._levels)
         workflow = _FIXED + labels + sum(len(text.encode()) + 1 for text in made)
-        return Size(self._stages, workflow, self._state, level, tasks)
+        stages, dags = self._runs("root", 1)
+        root = Dag("root", None, self._components["root"])
+        nodes = state(root, stages, dags, self._defaults)
+        return Size(sum(times for _, times in stages), workflow, nodes, level, tasks)
 
-    def _runs(self, name: str) -> tuple[int, int]:
-        """Return how many stages of the component run, and the bytes of their state."""
-        dag = self._components[name].get("dag")
-        if dag is None:
-            return 1, STATE
-        stages, state = 0, _DAG_STATE
-        for task in dag.get("tasks", {}).values():
+    def _runs(self, name: str, often: int) -> tuple[list[tuple[Stage, int]], list[tuple[Dag, int]]]:
+        """Return the stages and DAGs below a DAG that runs so often, each with the number of times that it runs."""
+        stages, dags = [], []
+        for key, task in self._components[name]["dag"].get("tasks", {}).items():
+            of = task["componentRef"]["name"]
+            component = self._components[of]
             raw = task.get("parameterIterator", {}).get("items", {}).get("raw")
-            times = len(json.loads(raw)) if raw else 1
-            inner = self._runs(task["componentRef"]["name"])
-            stages, state = stages + times * inner[0], state + times * inner[1]
-        return stages, state
+            times = often * (len(json.loads(raw)) if raw else 1)
+            if "dag" in component:
+                below = self._runs(of, times)
+                stages += below[0]
+                # A loop has a driver that counts, besides that of each iteration.
+                dags += [(Dag(key, task, component), times + (often if "parameterIterator" in task else 0)), *below[1]]
+            else:
+                label = component["executorLabel"]
+                executor = self._executors[label]
+                settings = self._settings.get(label)
+                stages.append((Stage(key, task, component, executor.get("container", executor), settings), times))
+        return stages, dags
 
     def _visit(self, name: str) -> None:
         """Add the DAG with this name, and everything that it uses."""
         if f"components-{name}" in self._parameters:
             return
         component = self._components[name]
-        text = _json(component)
+        text = go_json(component)
         self._parameters[f"components-{name}"] = text
         tasks = component["dag"].get("tasks", {})
-        self._levels.append((len(text.encode()), len(tasks)))
+        self._levels.append((_DRIVER + len(go_json(text).encode()), len(tasks)))
         made = [argo for key, task in tasks.items() for argo in self._tasks(key, task)]
         inputs = {"parameters": [{"name": "parent-dag-id"}]}
         self._templates.append(_template(name, inputs, made))
@@ -156,20 +181,20 @@ class _Workflow:
     ) -> Iterator[dict[str, Any]]:
         label, of = component["executorLabel"], task["componentRef"]["name"]
         container = self._executors[label].get("container", self._executors[label])
-        text = _json(container)
+        text = go_json(container)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        self._parameters.setdefault(f"components-{digest}", _json(component))
+        self._parameters.setdefault(f"components-{digest}", go_json(component))
         self._parameters.setdefault(f"implementations-{digest}", text)
         arguments = {
             "component": f"{{{{workflow.parameters.components-{digest}}}}}",
-            "task": _json(task),
+            "task": go_json(task),
             "container": f"{{{{workflow.parameters.implementations-{digest}}}}}",
             "task-name": name,
             "parent-dag-id": "{{inputs.parameters.parent-dag-id}}",
         }
         settings = self._settings.get(label)
         if settings:
-            self._parameters[f"kubernetes-{of}"] = _json(settings)
+            self._parameters[f"kubernetes-{of}"] = go_json(settings)
             arguments["kubernetes-config"] = f"{{{{workflow.parameters.kubernetes-{of}}}}}"
         yield _argo_task(f"{name}-driver", "system-container-driver", arguments, _depends(task))
         driver = f"{{{{tasks.{name}-driver.outputs.parameters"
@@ -200,7 +225,7 @@ def _dag_tasks(name: str, task: Mapping[str, Any], task_name: str) -> Iterator[d
     arguments = {
         "component": f"{{{{workflow.parameters.components-{of}}}}}",
         "parent-dag-id": "{{inputs.parameters.parent-dag-id}}",
-        "task": _json(task),
+        "task": go_json(task),
         "task-name": task_name,
     }
     yield _argo_task(f"{name}-driver", "system-dag-driver", arguments, _depends(task))
@@ -231,9 +256,3 @@ def _template(name: str, inputs: Mapping[str, Any], tasks: list[dict[str, Any]])
 
 def _depends(task: Mapping[str, Any]) -> str:
     return " && ".join(f"{name}.Succeeded" for name in task.get("dependentTasks", ()))
-
-
-def _json(value: object) -> str:
-    """Return JSON as Go writes it."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")

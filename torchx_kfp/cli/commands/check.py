@@ -25,10 +25,12 @@ def check_command(ctx: click.Context, target: str, words: tuple[str, ...], stric
     from torchx_kfp.local import parse_arguments
     from torchx_kfp.local.check import check_arguments, check_pipeline, check_replicas, defaults_of
     from torchx_kfp.pipeline.findings import REFUSED, Kind
+    from torchx_kfp.semantics.workflow import check_size, measure
 
     pipeline = load_target(target)
     arguments = {**defaults_of(pipeline), **parse_arguments(pipeline, split_words(words))}
     findings = [*check_pipeline(pipeline), *check_arguments(arguments), *check_replicas(pipeline, arguments)]
+    findings += check_size(measure(pipeline.text))
     in_order = list(Kind)
     for finding in sorted(findings, key=lambda finding: in_order.index(finding.kind)):
         print_text(f"{finding.kind.value}: {finding}")

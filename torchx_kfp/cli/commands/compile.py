@@ -22,22 +22,24 @@ def compile_command(target: str, output: str, strict: bool) -> None:
     `torchx-kfp run`. NAME selects one of several pipelines in the file.
 
     Like `torchx-kfp check`, the command warns about everything that fails or differs on KFP's backend. For a large
-    pipeline, it says how close a run comes to Argo's limit of 1 MiB.
+    pipeline, it says how close a run comes to Argo's limits.
     """
     from torchx_kfp.cli.pipeline_files import load_pipeline_function
     from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of
     from torchx_kfp.pipeline.findings import about_backends, refuse
     from torchx_kfp.pipeline.load import compile_function
+    from torchx_kfp.semantics.workflow import check_size, describe, measure
 
     pipeline = compile_function(load_pipeline_function(target), target)
-    findings = about_backends([*check_pipeline(pipeline), *check_arguments(defaults_of(pipeline))])
+    size = measure(pipeline.text)
+    problems = [*check_pipeline(pipeline), *check_arguments(defaults_of(pipeline)), *check_size(size)]
+    findings = about_backends(problems)
     if strict:
         refuse(pipeline.name, findings, "nothing was written")
-    for finding in findings:
-        print_message(f"Warning: {finding.kind.value}: {finding}")
+    for remark in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
+        print_message(remark)
     if output == "-":
         print_text(pipeline.text)
-        _say_size(pipeline.text)
         return
     try:
         write_output(output, pipeline.text.encode())
@@ -46,11 +48,3 @@ def compile_command(target: str, output: str, strict: bool) -> None:
             f"{output!r} cannot be written: {error.strerror}. Name another file with -o."
         ) from error
     print_message(f"Compiled {target} to {output}.")
-    _say_size(pipeline.text)
-
-
-def _say_size(text: str) -> None:
-    from torchx_kfp.semantics.workflow import describe, measure
-
-    for remark in describe(measure(text)):
-        print_message(remark)

@@ -56,7 +56,7 @@ def submit_command(
     from torchx_kfp.backend.submission import Submission
     from torchx_kfp.cli.pipeline_files import load_target, split_words
     from torchx_kfp.pipeline.arguments import complete_arguments, parse_arguments
-    from torchx_kfp.semantics.workflow import describe, measure
+    from torchx_kfp.semantics.workflow import check_size, describe, measure
 
     if quiet and verbose:
         raise ArgumentError("--quiet and --verbose contradict each other. Give only one of them.")
@@ -69,9 +69,10 @@ def submit_command(
     if tracker_base is not None:
         arguments[TRACKER_BASE] = tracker_base
     values = complete_arguments(pipeline, arguments)
-    findings = check_submission(pipeline, values)
+    size = measure(pipeline.text)
+    findings = [*check_submission(pipeline, values), *check_size(size)]
     refuse_submission(pipeline, findings)
-    for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(measure(pipeline.text))):
+    for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
     submission = Submission(name, experiment, service_account, pipeline_root, cache=not no_cache)
     run_id = host.submit(pipeline, arguments, submission)
