@@ -320,6 +320,7 @@ REFUSED = {
         2,
         "Error: There is no file 'none.yaml'. Give a compiled pipeline (FILE.yaml) or a Python file: FILE.py, or ",
     ),
+    ("run", "dist.ddp"): (2, "task_from_app(dist.ddp(...)), or component_from_function(dist.ddp)"),
     ("run", "pipelin.py:two"): (2, "Error: There is no file 'pipelin.py'. Did you mean 'pipelines.py'?\n"),
     ("run", "sub/compild.yaml"): (2, "There is no file 'sub/compild.yaml'. Did you mean 'sub/compiled.yaml'?\n"),
     ("run", "pipelines"): (2, "Error: There is no file 'pipelines'. Did you mean 'pipelines.py'?\n"),

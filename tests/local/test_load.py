@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from kfp import compiler, dsl, kubernetes
+from torchx.components import utils
 
 from tests.backend.answers_of_kfp import polls
 from tests.facts import says
@@ -83,7 +84,6 @@ def test_files_that_are_no_pipelines(tmp_path, text, message):
     [
         ("task['componentRef']['name'] = 'gone'", "the task 'for-loop-2' names the component 'gone', which is missing"),
         ("task['dependentTasks'] = ['gone']", "the task 'for-loop-2' waits for 'gone', which is missing"),
-        ("task['dependentTasks'] = ['for-loop-2']", "these tasks wait for each other: for-loop-2 -> for-loop-2"),
         (
             "task['parameterIterator']['items'] = {'raw': '{'}",
             "root.dag.tasks.for-loop-2.parameterIterator.items.raw is '{', but must be a JSON list as text",
@@ -110,6 +110,23 @@ def test_damaged_pipelines(tmp_path, change, message):
     assert str(error.value) == (
         f"The file 'p.yaml' is a damaged KFP v2 pipeline ({message}). Compile it again instead of editing it."
     )
+
+
+def test_tasks_that_wait_for_each_other_are_named():
+    @dsl.pipeline(name="circle")
+    def pipeline():
+        first, second = write(x="a"), write(x="b")
+        first.after(second)
+        second.after(first)
+
+    with pytest.raises(PipelineFileError, match=says("'circle'", "write -> write-2 -> write", ".after()")) as error:
+        load_pipeline(pipeline)
+    assert "0x" not in str(error.value)
+
+
+def test_a_torchx_component_is_not_a_pipeline():
+    with pytest.raises(PipelineFileError, match=says("'echo'", "task_from_app(echo(", "component_from_function(echo)")):
+        load_pipeline(utils.echo)
 
 
 def test_files_that_cannot_be_read(tmp_path):

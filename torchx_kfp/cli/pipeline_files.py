@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Collection
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torchx_kfp.cli.display.printing import this_command
 from torchx_kfp.cli.import_errors import explain_import_error
 from torchx_kfp.errors import ArgumentError, PipelineFileError
+from torchx_kfp.pipeline.load import SUFFIXES, in_a_pipeline, is_torchx_component
 from torchx_kfp.sdk import import_kfp, quick_sdk
 from torchx_kfp.text import did_you_mean, did_you_mean_path
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _PYTHON = ".py"
 _TRACEBACK = "--traceback"
+#: A component as TorchX's command line names it: utils.echo.
+_COMPONENT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def load_pipeline_function(target: str) -> Any:
@@ -40,7 +44,12 @@ def load_pipeline_function(target: str) -> Any:
         raise _missing(file, "Give a Python file: FILE.py, or FILE.py:NAME.", (_PYTHON,))
     if path.suffix != _PYTHON:
         raise PipelineFileError(f"{file!r} is not a Python file (*.py), so it does not define a pipeline function.")
-    pipelines = _pipelines(_import(path.resolve()))
+    module = _import(path.resolve())
+    pipelines = _pipelines(module)
+    components = [key for key, value in vars(module).items() if is_torchx_component(value)]
+    if name in components or (components and not pipelines and name is None):
+        name = name or components[0]
+        raise PipelineFileError(f"{name!r} in {file!r} is a TorchX component, not a pipeline. {in_a_pipeline(name)}")
     return _choose(pipelines, name, file)
 
 
@@ -51,7 +60,6 @@ def load_target(target: str) -> Pipeline:
         PipelineFileError: the file or the pipeline does not exist, or the file does not contain a pipeline.
     """
     from torchx_kfp.local import load_pipeline
-    from torchx_kfp.pipeline.load import SUFFIXES
 
     file, _ = _split(target)
     path = Path(file)
@@ -82,6 +90,8 @@ def split_words(words: tuple[str, ...]) -> dict[str, str]:
 
 def _missing(file: str, way_out: str, suffixes: Collection[str]) -> PipelineFileError:
     """Return the error for a file that does not exist; the suffixes are those of files to suggest."""
+    if _COMPONENT.fullmatch(file) and Path(file).suffix not in suffixes:
+        way_out = f"{way_out} {in_a_pipeline(file)}"
     what = f"{file!r} is not a file" if os.path.exists(file) else f"There is no file {file!r}"
     return PipelineFileError(f"{what}.{did_you_mean_path(file, suffixes) or f' {way_out}'}")
 

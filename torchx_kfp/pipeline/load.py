@@ -17,7 +17,7 @@ from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
 from torchx_kfp.errors import PipelineFileError, TorchxKfpError
-from torchx_kfp.pipeline.reader import read_pipeline
+from torchx_kfp.pipeline.reader import TaskCycleError, read_pipeline
 from torchx_kfp.pipeline.shape import MalformedError
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.sdk import quick_sdk
@@ -63,9 +63,26 @@ def _compile(function: Callable[..., Any]) -> Pipeline:
                 f"{function!r} is not a pipeline: pass the path of a compiled pipeline, or a function decorated with "
                 "kfp.dsl.pipeline."
             )
+        if is_torchx_component(function):
+            name = function.__name__
+            raise PipelineFileError(f"{name!r} is a TorchX component, not a pipeline. {in_a_pipeline(name)}")
         with quick_sdk():
             function = dsl.pipeline(function)
     return compile_function(function)
+
+
+def is_torchx_component(function: object) -> bool:
+    """Tell whether a function says that it returns an AppDef."""
+    returns = getattr(function, "__annotations__", {}).get("return")
+    return callable(function) and str(getattr(returns, "__name__", returns)).rpartition(".")[2] == "AppDef"
+
+
+def in_a_pipeline(component: str) -> str:
+    """Say how to run a TorchX component."""
+    return (
+        f"A TorchX component runs as a stage of a pipeline: write a function with @kfp.dsl.pipeline, and in it "
+        f"task_from_app({component}(...)), or component_from_function({component}) for arguments that are channels."
+    )
 
 
 def compile_function(function: Any, name: str = "") -> Pipeline:
@@ -91,7 +108,7 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
             f"KFP compiles {name or function.name} to a file that is not valid YAML. It writes parameters' defaults "
             f"and descriptions into comments, which a line break would end: remove line breaks from them. ({error})"
         ) from None
-    return pipeline_from_documents(documents, name or repr(function), text)
+    return pipeline_from_documents(documents, name or function.name, text, kind="pipeline")
 
 
 def _load_file(path: Path) -> Pipeline:
@@ -209,13 +226,16 @@ else:
             _Limited.__init__(self)
 
 
-def pipeline_from_documents(documents: list[Any], path: str, text: str | None = None) -> Pipeline:
+def pipeline_from_documents(
+    documents: list[Any], path: str, text: str | None = None, *, kind: str = "file"
+) -> Pipeline:
     """Return the pipeline in these YAML documents: the PipelineSpec, and the platform spec, if any.
 
     Args:
         documents: the file's documents.
         path: the file's path, for messages.
         text: the file's text, if there is a file.
+        kind: what has that path, or that name, for messages.
 
     Raises:
         PipelineFileError: they are not a compiled KFP v2 pipeline.
@@ -223,8 +243,8 @@ def pipeline_from_documents(documents: list[Any], path: str, text: str | None = 
     mappings = [part for document in documents if isinstance(document, dict) for part in _parts(document)]
     specs = [document for document in mappings if "root" in document and "pipelineInfo" in document]
     if len(specs) != 1:
-        raise PipelineFileError(f"The file {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
-    with reading(f"The file {path!r}"):
+        raise PipelineFileError(f"The {kind} {path!r} is not a compiled KFP v2 pipeline: {_what_it_is(mappings)}")
+    with reading(f"The {kind} {path!r}"):
         platforms: dict[str, Any] = {}
         for document in mappings:
             platforms.update(document.get("platforms", {}))
@@ -273,6 +293,11 @@ def reading(what: str) -> Iterator[None]:
         yield
     except TorchxKfpError:
         raise
+    except TaskCycleError as error:
+        raise PipelineFileError(
+            f"{what} cannot run: {error}. Remove one of the dependencies: an .after(), a stage in reads, or an output "
+            "that is passed on."
+        ) from None
     except (MalformedError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, MalformedError) else f"{type(error).__name__}: {error}"
         raise PipelineFileError(

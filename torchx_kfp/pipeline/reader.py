@@ -35,6 +35,10 @@ _MOST_TASKS = 100_000
 _ALWAYS = "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
+class TaskCycleError(MalformedError):
+    """Tasks wait for each other, as KFP's SDK lets them."""
+
+
 def read_pipeline(spec: dict[str, Any], platform: dict[str, Any]) -> Pipeline:
     """Read the pipeline in a PipelineSpec and the Kubernetes part of its platform spec.
 
@@ -307,4 +311,5 @@ def _refuse_circle(graph: Mapping[str, Any], what: str) -> None:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        raise MalformedError(f"these {what} wait for each other: {' -> '.join(reversed(error.args[1]))}") from None
+        kind = TaskCycleError if what == "tasks" else MalformedError
+        raise kind(f"these {what} wait for each other: {' -> '.join(reversed(error.args[1]))}") from None
