@@ -125,6 +125,13 @@ def test_a_signal_is_named(execute_failing):
             "into PATH, or run the stage in its image (--docker)",
         ),
         (
+            "sh train.sh --lr 0.1",
+            127,
+            "could not be started: there is no command 'sh train.sh --lr 0.1' on this machine. If 'sh train.sh --lr "
+            "0.1' is an entrypoint, that is one program: its arguments belong in args, entrypoint='sh', args=["
+            "'train.sh', '--lr', '0.1']",
+        ),
+        (
             "/no/such/file",
             127,
             "could not be started: there is no file '/no/such/file' on this machine, or its interpreter is missing",
@@ -156,6 +163,28 @@ def test_a_command_that_a_tracked_stage_does_not_find(execute_failing, tmp_path)
         "ended with exit code 127: this machine lacks a command that it calls. Install it, put its folder into PATH, "
         "or run the stage in its image (--docker)"
     )
+
+
+def test_an_entrypoint_with_arguments_in_a_tracked_stage(execute_failing, tmp_path):
+    @dsl.pipeline
+    def pipeline(tracker_base: str):
+        role = Role("app", image="image", entrypoint="sh -c true")
+        with pytest.warns(UserWarning, match=says("'sh -c true'", "entrypoint='sh'", "args=['-c', 'true']")) as caught:
+            task_from_app(AppDef("app", [role]), tracker_base=tracker_base)
+        assert caught[0].filename == __file__
+
+    stage = execute_failing(pipeline, {"tracker_base": str(tmp_path / "results")}).stages[0]
+    assert re.search(says("127", "'sh -c true'", "args=['-c', 'true']"), stage.reason)
+
+
+@pytest.mark.parametrize("words", [["-c", "import no_such.module"], ["-m", "no_such"]])
+def test_a_python_module_that_is_missing(execute_failing, words):
+    @dsl.pipeline
+    def pipeline():
+        task_from_app(AppDef("app", [Role("app", image="image", entrypoint="python", args=words)]))
+
+    stage = execute_failing(pipeline).stages[0]
+    assert re.search(says("exit code 1", "'no_such'", "--docker", "--directory"), stage.reason)
 
 
 def test_arguments_that_no_process_can_have(execute_failing):

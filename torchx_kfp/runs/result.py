@@ -97,13 +97,7 @@ class StageResult:
 
     def last_lines(self, count: int = LAST_LINES) -> list[str]:
         """Return the last lines of the stage's log, without control characters."""
-        if self.log_file is None or not self.log_file.exists():
-            return []
-        with self.log_file.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().removesuffix(b"\n").split(b"\n")
-        return [clean_line(line) for line in lines if lines != [b""]][-count:]
+        return last_lines(self.log_file, count) if self.log_file is not None else []
 
 
 @dataclass(frozen=True)
@@ -166,6 +160,17 @@ class RunResult:
         """Raise StageFailedError if the run failed; its message has the failed stages, why, and their last lines."""
         if self.state is State.FAILED:
             raise StageFailedError(describe_failure(self))
+
+
+def last_lines(log_file: Path, count: int) -> list[str]:
+    """Return the last lines of a log, without control characters; none if there is no log."""
+    if not log_file.exists():
+        return []
+    with log_file.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        lines = file.read().removesuffix(b"\n").split(b"\n")
+    return [clean_line(line) for line in lines if lines != [b""]][-count:]
 
 
 def describe_exit(code: int) -> str:

@@ -21,6 +21,7 @@ from torchx_kfp.local.engines.engine import AttemptPlan, Engine, RunningStage, S
 from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.pipeline.distributed import replicas_in
+from torchx_kfp.runs.result import last_lines
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, UNDELIVERED
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
@@ -216,4 +217,4 @@ class Execution:
                 log.closed.wait()
         if limit.is_over:
             return code, f"was ended: its time limit of {attempt.time_limit:g} s is over"
-        return code, "" if code == 0 else running.describe(code)
+        return code, "" if code == 0 else running.describe(code, "".join(last_lines(attempt.log_file, 1)))

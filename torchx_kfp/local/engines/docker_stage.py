@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp.local.engines.docker import Host, reason_of
-from torchx_kfp.local.engines.engine import RunningStage, StartError
+from torchx_kfp.local.engines.engine import RunningStage, StartError, missing_module
 from torchx_kfp.runs.result import describe_exit
 from torchx_kfp.safe_files import UnfitFileError
 
@@ -84,8 +84,8 @@ class ContainerStage:
         """Kill the container, or prevent its start."""
         self._end("SIGKILL")
 
-    def describe(self, code: int) -> str:
-        """Describe how a container with this exit code ended."""
+    def describe(self, code: int, last_line: str) -> str:
+        """Describe how a container with this exit code, and this last line of its log, ended."""
         limit = self._plan.limits.memory
         limited = f" (its limit is {limit / _MEGABYTE:.0f} MB)" if limit else ""
         if code == _NOT_FOUND:
@@ -95,6 +95,8 @@ class ContainerStage:
         if code == -signal.SIGKILL and limit and not self._stopped:
             # Podman does not always notice.
             return f"{describe_exit(code)}: perhaps it was out of memory{limited}"
+        if module := missing_module(last_line):
+            return f"{describe_exit(code)}: its image has no Python module {module!r}"
         return describe_exit(code)
 
     def say(self, line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 from torchx_kfp import protocol
 from torchx_kfp.local.engines.containers import MADE, ContainerPlan
 from torchx_kfp.pipeline.artifacts import Artifact
+
+_NO_MODULE = re.compile(r"\bNo module named '?([\w.]+)'?\)?$")
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,14 @@ class RunningStage(Protocol):
     def kill(self) -> None:
         """Kill it, and return at once."""
 
-    def describe(self, code: int) -> str:
-        """Describe how an attempt with this exit code ended."""
+    def describe(self, code: int, last_line: str) -> str:
+        """Describe how an attempt with this exit code, and this last line of its log, ended."""
+
+
+def missing_module(last_line: str) -> str | None:
+    """Return the Python module that a program did not find, if the last line of its log says so."""
+    found = _NO_MODULE.search(last_line)
+    return found[1] if found else None
 
 
 class TimeLimit:

@@ -19,6 +19,7 @@ import itertools
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import threading
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from torchx_kfp.local.engines.engine import AttemptPlan, RunningStage, StartError
+from torchx_kfp.local.engines.engine import AttemptPlan, RunningStage, StartError, missing_module
 from torchx_kfp.local.engines.environment import RUN_MARK
 from torchx_kfp.pipeline.commands import fill_in
 from torchx_kfp.pipeline.conditions import starting
@@ -43,6 +44,8 @@ _NOT_FOUND = 127
 _INSTALL = "Install it, put its folder into PATH, or run the stage in its image (--docker)"
 #: The shell program of ``dist.ddp``, and its script.
 _TORCHRUN = re.compile(r"torchrun .*? (?!-)([^\s'\"]+\.py)(?: |$)")
+#: A command line without anything that a shell would treat specially.
+_PLAIN = re.compile(r"[\w./@%+=:,-]+( [\w./@%+=:,-]+)+")
 _PYTHON = re.compile(r"python[\d.]*")
 # Python's options without a value.
 _OPTION = re.compile(r"-[bBdEiIOPqsSuvx]+")
@@ -111,10 +114,16 @@ class StageProcess:
         self._stop_at = time.monotonic()
         self._signal(signal.SIGKILL)
 
-    def describe(self, code: int) -> str:
-        """Describe how a process with this exit code ended."""
+    def describe(self, code: int, last_line: str) -> str:
+        """Describe how a process with this exit code, and this last line of its log, ended."""
         if code == _NOT_FOUND:
-            return f"{describe_exit(code)}: this machine lacks a command that it calls. {_INSTALL}"
+            way_out = next(filter(None, map(_split_entrypoint, fill_in(self._command))), _INSTALL)
+            return f"{describe_exit(code)}: this machine lacks a command that it calls. {way_out}"
+        if module := missing_module(last_line):
+            return (
+                f"{describe_exit(code)}: there is no Python module {module!r} here. Install it, start the run where it "
+                "is (--directory), or run the stage in its image (--docker)"
+            )
         script = _missing_script(self._command, self._directory, torchrun=code != _USAGE)
         if script is None:
             return describe_exit(code)
@@ -128,6 +137,17 @@ class StageProcess:
             if self._process.returncode is None:
                 for pid in (self._process.pid, *_session(self._process.pid)):
                     _send(pid, number)
+
+
+def _split_entrypoint(word: str) -> str:
+    """Say how to write an entrypoint that is a whole command line; empty if the word does not look like one."""
+    program, *args = word.split(" ")
+    if not args or not _PLAIN.fullmatch(word) or shutil.which(program) is None:
+        return ""
+    return (
+        f"If {word!r} is an entrypoint, that is one program: its arguments belong in args, "
+        f"entrypoint={program!r}, args={args!r}"
+    )
 
 
 def _missing_script(command: Sequence[str], directory: Path, *, torchrun: bool = False) -> str | None:
@@ -272,8 +292,9 @@ def _start_error(command: Sequence[str], error: Exception) -> StartError:
     if isinstance(error, ValueError):
         return StartError("could not be started: a word of its command contains a NUL character")
     number = error.errno if isinstance(error, OSError) else None
-    if number == errno.ENOENT and os.sep not in word:
-        return StartError(f"could not be started: there is no command {word!r} on this machine. {_INSTALL}", _NOT_FOUND)
+    if number == errno.ENOENT and (os.sep not in word or _split_entrypoint(word)):
+        way_out = _split_entrypoint(word) or _INSTALL
+        return StartError(f"could not be started: there is no command {word!r} on this machine. {way_out}", _NOT_FOUND)
     if number == errno.ENOENT:
         return StartError(
             f"could not be started: there is no file {word!r} on this machine, or its interpreter is missing",
