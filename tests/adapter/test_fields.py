@@ -113,6 +113,11 @@ def test_enough_memory_for_kfps_launcher() -> None:
         component_from_app(make_app(resource=Resource(cpu=1, gpu=0, memMB=memory)))
 
 
+def test_a_function_is_not_an_appdef() -> None:
+    with pytest.raises(AppDefError, match=says("'make_app'", "make_app(...)", "component_from_function(make_app)")):
+        component_from_app(make_app)  # type: ignore[arg-type]
+
+
 def test_retries() -> None:
     task, _, _ = compile_app(make_app(max_retries=3))
     assert task["retryPolicy"]["maxRetryCount"] == 3

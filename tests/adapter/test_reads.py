@@ -79,8 +79,10 @@ def test_a_fan_in_over_a_loop() -> None:
             trial = stage(make_app("trial"))
         stage(make_app("select"), reads={"trials": dsl.Collected(trial.outputs["run_id"])})
         stage(make_app("select-2"), reads=[dsl.Collected(trial.outputs["run_id"])])
+        stage(make_app("select-3"), reads=dsl.Collected(trial))
 
     compiled = compile_pipeline(pipeline)
+    assert list(parents(compiled, "select-3")) == ["trial"]
     assert parents(compiled, "select") == {"trials": "{{$.inputs.parameters['trials']}}"}
     assert list(parents(compiled, "select-2")) == ["trial"]
     spec, _ = load(compiled)
@@ -332,6 +334,24 @@ def hostile_base() -> None:
 )
 def test_refused(pipeline: Callable[..., Any], text: str) -> None:
     with pytest.raises(ReadsError, match=text):
+        compile_pipeline(pipeline)
+
+
+def test_only_stages_are_collected_as_tasks() -> None:
+    def pipeline() -> None:
+        with dsl.ParallelFor([1, 2]):
+            made = foreign()
+        stage(make_app("select"), reads={"x": dsl.Collected(made)})
+
+    with pytest.raises(ReadsError, match=says("'foreign'", "dsl.Collected(task.outputs", "'accuracy'")):
+        compile_pipeline(pipeline)
+
+
+def test_a_component_without_tracked_has_no_tracker_base() -> None:
+    def pipeline() -> None:
+        component_from_app(make_app())(tracker_base=BASE)
+
+    with pytest.raises(ReadsError, match=says("'train'", "'tracker_base'", "tracked=True")):
         compile_pipeline(pipeline)
 
 

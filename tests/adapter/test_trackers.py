@@ -132,6 +132,14 @@ def test_what_is_refused(trackers: Any, message: str) -> None:
         component_from_app(make_app(), tracked=True, trackers=trackers)
 
 
+def test_a_misspelled_tracker_is_suspicious() -> None:
+    with pytest.warns(UserWarning, match=says("'mlfow'", "torchx.tracker", "'mlflow'")) as caught:
+        component_from_app(make_app(), tracked=True, trackers={"mlfow": "http://mlflow:5000"})
+    assert [warning.filename for warning in caught] == [__file__]
+    # The image may have a tracker that is not installed here.
+    component_from_app(make_app(), tracked=True, trackers={"neptune": None, "mlflow_x:create": None})
+
+
 def test_channels_are_refused_where_they_have_no_value() -> None:
     def name(uri: str) -> None:
         task_from_app(make_app(), tracker_base="/tmp", trackers={f"{uri}": None})

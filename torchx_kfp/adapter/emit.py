@@ -16,7 +16,7 @@ from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.stage.plan import StagePlan
 from torchx_kfp.adapter.stage.reads import Stage, TrackerBase, remember_stage
 from torchx_kfp.adapter.values.names import output_name
-from torchx_kfp.errors import UnknownOutputError
+from torchx_kfp.errors import ReadsError, UnknownOutputError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.sdk import quick_sdk
 from torchx_kfp.text import did_you_mean
@@ -39,6 +39,11 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
         return _pipeline_of(self._plan)
 
     def __call__(self, *args: Any, **inputs: Any) -> dsl.PipelineTask:
+        if TRACKER_BASE_PARAMETER in inputs and TRACKER_BASE_PARAMETER not in self._plan.inputs:
+            raise ReadsError(
+                f"The component {self.name!r} is not tracked, so it has no input {TRACKER_BASE_PARAMETER!r}. Make it "
+                "with tracked=True: component_from_function(fn, tracked=True)."
+            )
         # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
         task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
         return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))

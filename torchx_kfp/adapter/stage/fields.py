@@ -166,7 +166,13 @@ def check_app(app: specs.AppDef) -> None:
         ChannelError: a pipeline channel is in a field whose value must be known when the pipeline is compiled.
     """
     if not isinstance(app, specs.AppDef):
-        raise AppDefError(f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one.")
+        name = getattr(app, "__name__", None)
+        way_out = f"Call it, {name}(...), or make a component of it: component_from_function({name})."
+        raise AppDefError(
+            f"An AppDef is needed, got the function {name!r}. {way_out}"
+            if callable(app) and name
+            else f"An AppDef is needed, got {app!r} ({type(app).__name__}). A component function returns one."
+        )
     check_name(app.name, "AppDef.name")
     check_types(app, f"AppDef {app.name!r}", APPDEF_TYPES)
     if contains_channel(app.metadata):
@@ -210,7 +216,7 @@ def _read_resources(role: specs.Role) -> Resources:
     resource, where = role.resource, f"role {role.name!r}"
     memory = number(resource.memMB, f"resource.memMB of {where}")
     if 0 < memory < LAUNCHER_MB:
-        _warn(
+        warn_caller(
             f"resource.memMB of {where} is {memory}, but KFP's launcher runs within the stage's limit. It needs about "
             f"{LAUNCHER_MB} MB, or Kubernetes kills the stage before it starts (OOMKilled). Add "
             f"{LAUNCHER_MB} to what the application needs, or leave memMB at -1, which sets no limit."
@@ -321,6 +327,12 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
             f"The entrypoint of {where} is {role.entrypoint!r}, which looks like an option. Set it to a program, and "
             "put options into Role.args."
         )
+    program, *args = entrypoint.split()
+    if args and "{{" not in program:
+        warn_caller(
+            f"The entrypoint of {where} is {role.entrypoint!r}, a program with spaces in its name. Arguments belong in "
+            f"args: entrypoint={program!r}, args={args!r}."
+        )
     if image in ("", specs.MISSING):
         raise AppDefError(f"{where} has no image. Set Role.image to a container image.")
     if getattr(role, "base_image", None):
@@ -337,7 +349,7 @@ def _refuse_fields(role: specs.Role, where: str) -> None:
         raise AppDefError(f"The image of {where} is {role.image!r}, which is not the name of an image.")
 
 
-def _warn(message: str) -> None:
+def warn_caller(message: str) -> None:
     """Warn, at the line that calls this package."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith("torchx_kfp."):

@@ -52,6 +52,25 @@ class FanIn:
 
 Source = Reference | FanIn | str
 
+_collect = dsl.Collected.__init__
+
+
+def _collect_output_or_run_id(self: dsl.Collected, output: object) -> None:
+    """Let ``dsl.Collected(task)`` collect the run ids of a stage."""
+    if isinstance(output, dsl.PipelineTask):
+        if RUN_ID not in output.outputs:
+            names = ", ".join(map(repr, output.outputs)) or "none"
+            raise ReadsError(
+                f"dsl.Collected is given the task {output.name!r}, which is not tracked and has no run ids. Name one "
+                f"of its outputs: dsl.Collected(task.outputs['...']). Its outputs: {names}."
+            )
+        output = output.outputs[RUN_ID]
+    _collect(self, output)
+
+
+# KFP would fail with an AttributeError before any function here gets the object.
+dsl.Collected.__init__ = _collect_output_or_run_id
+
 
 def remember_stage(task: dsl.PipelineTask, stage: Stage) -> None:
     """Remember which stage the task is. The stage's name is its default alias when it is read."""
@@ -212,7 +231,8 @@ def _source(what: object, where: str) -> Source:
         if RUN_ID not in what.outputs:
             raise ReadsError(
                 f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}, because it is not tracked. Pass a "
-                "tracker_base to its task_from_app. If it is a task of another component, use its outputs as channels."
+                "tracker_base to its task_from_app, or tracked=True to its component_from_function. If it is a task of "
+                "another component, use its outputs as channels."
             )
         return _source(what.outputs[RUN_ID], where)
     if isinstance(what, pipeline_channel.PipelineChannel):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 
 from torchx_kfp import protocol
+from torchx_kfp.adapter.stage.fields import warn_caller
 from torchx_kfp.adapter.values.channels import contains_channel, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Channel, Parts
 from torchx_kfp.errors import AppDefError
+from torchx_kfp.text import did_you_mean
 
 #: {tracker: its configuration}. A tracker is the name of an entry point ``torchx.tracker``, or ``module:function``.
 Trackers = Mapping[str, str | Channel | None]
@@ -74,3 +78,15 @@ def _check_name(name: object) -> None:
         raise AppDefError(
             f"trackers has the name {name!r}, the tracker of torchx-kfp, which every tracked stage has. Remove it."
         )
+    # The image may have trackers that are not installed here, so only a misspelled one is suspicious.
+    known = _installed_trackers()
+    if ":" not in name and name not in known and (hint := did_you_mean(name, known)):
+        warn_caller(
+            f"trackers has the name {name!r}, which is not an entry point torchx.tracker of this environment.{hint} A "
+            "stage whose image does not have it records nothing there."
+        )
+
+
+@functools.cache
+def _installed_trackers() -> frozenset[str]:
+    return frozenset(point.name for point in entry_points(group="torchx.tracker")) - {protocol.TRACKER_NAME}
