@@ -102,7 +102,8 @@ class Engine:
         launcher_image: the image of the launcher. It needs python3 (3.8 or newer); with results or artifacts, also
             fsspec. The default is the first role's image.
         logs: whose output the stage's log has: ``"all"`` replicas', the ``"first"`` one's, or ``"none"``'s.
-        ttl: the seconds for which the object is kept after it has succeeded, at least 900.
+        ttl: the seconds for which the object is kept after it has succeeded, at least 900. A failed one is deleted when
+            its logs have been read.
         shared_memory: the largest size of ``/dev/shm`` in each replica, such as ``"8Gi"``. The default is as much as
             the replica's memory.
         labels: further labels of the object and its pods.
