@@ -4,7 +4,8 @@
 
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kfp import compiler, dsl, kubernetes
@@ -99,11 +100,13 @@ class Program:
 
     ready: Ready
     folder: Path
+    #: Variables of all commands.
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def environ(self, **more: str) -> dict[str, str]:
         """Return the environment of the program."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_HOSTS)}
-        return {**kept, "HOME": str(self.folder / "home"), **more}
+        return {**kept, "HOME": str(self.folder / "home"), **self.variables, **more}
 
     def __call__(self, *words: str, **environ: str) -> Done:
         """Run a command to its end."""

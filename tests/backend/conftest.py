@@ -19,5 +19,7 @@ def kfp_host(tmp_path: Path) -> Iterator[KfpHost]:
 
 
 @pytest.fixture
-def connection(kfp_host: KfpHost) -> Connection:
-    return Connection(Settings(host=kfp_host.url), Patience(connect=5, read=20, wait=0.001, longest_wait=0.01))
+def connection(kfp_host: KfpHost, tmp_path: Path) -> Connection:
+    """The connection of a user who has named the tracker base ``tmp_path / "results"``."""
+    settings = Settings(host=kfp_host.url, tracker_base=str(tmp_path / "results"))
+    return Connection(settings, Patience(connect=5, read=20, wait=0.001, longest_wait=0.01))

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
+from tests.backend.answers_of_kfp import manifest, pods, polls
 from tests.backend.calling import ended, get, wait_until
 from tests.backend.commands import Done, Program, rows, write_pipelines
 from tests.backend.host import KfpHost
 from tests.backend.host.faults import Fault
+from tests.backend.scripted import Reply, Request, scripted
 from tests.cli.ready import Ready
 from tests.facts import says
 
@@ -80,10 +82,10 @@ def there(pipelines: Path, tmp_path_factory: pytest.TempPathFactory, ready_progr
 
 @pytest.fixture
 def program(ready_program: Ready, pipelines: Path, tmp_path: Path) -> Program:
-    """The command line in a folder of its own, with the compiled pipelines."""
+    """The command line in a folder of its own, with the compiled pipelines, of a user who names their base."""
     for file in pipelines.glob("*.*"):
         shutil.copy(file, tmp_path)
-    return Program(ready_program, tmp_path)
+    return Program(ready_program, tmp_path, {"TORCHX_KFP_TRACKER_BASE": str(pipelines / "base")})
 
 
 def events_of(done: Done) -> list[dict[str, Any]]:
@@ -154,7 +156,7 @@ def test_a_run_as_json(kfp_host: KfpHost, program: Program) -> None:
 def test_what_would_fail_is_not_submitted(
     kfp_host: KfpHost, program: Program, words: list[str], code: int, facts: list[str]
 ) -> None:
-    done = program("submit", *words, "--host", kfp_host.url)
+    done = program("submit", *words, "--host", kfp_host.url, TORCHX_KFP_TRACKER_BASE="")
     assert (done.returncode, done.stdout) == (code, "")
     assert re.search(says(*facts), done.stderr)
     assert not kfp_host.requests
@@ -647,20 +649,69 @@ def test_two_runs_are_compared(kfp_host: KfpHost, program: Program, pipelines: P
     assert program("compare", two, here.name, "--format", "json", TORCHX_KFP_HOST=kfp_host.url).stdout == done.stdout
 
 
-def test_a_base_that_cannot_be_read_here(kfp_host: KfpHost, program: Program) -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_base_that_cannot_be_read_here(kfp_host: KfpHost, program: Program, is_named: bool) -> None:
     base = program.folder / "pods"
     base.mkdir()
     write_pipelines(program.folder, base)
     words = ("submit", "good.yaml", "--host", kfp_host.url, "--tracker-base", str(base), "-q")
     run_id = program(*words).stdout.strip()
     assert ended(kfp_host, run_id)["state"] == "SUCCEEDED"
-    base.rename(program.folder / "elsewhere")
-    done = program("watch", run_id, "--host", kfp_host.url)
+    if is_named:
+        base.rename(program.folder / "elsewhere")
+        environ, fact = {"TORCHX_KFP_TRACKER_BASE": str(base)}, "no such directory"
+    else:
+        environ, fact = {}, "only the run names it. Use s3://bucket/results or, if this machine has"
+    done = program("watch", run_id, "--host", kfp_host.url, **environ)
     assert done.returncode == 0
     assert {row[1] for row in rows(done.stdout)} == {"succeeded", "skipped"}
     [why] = [line for line in done.stderr.splitlines() if "Results are missing" in line]
-    assert re.search(says(f"'{base}'", "directory of the pods", "s3://bucket/results"), why)
+    assert re.search(says(f"'{base}'", fact, "s3://bucket/results"), why)
     assert "could not be read" not in done.stderr
+    assert "loss" not in done.stdout
     for words in (("results", run_id), ("show", f"{run_id}/train"), ("compare", run_id, run_id)):
-        done = program(*words, "--host", kfp_host.url)
+        done = program(*words, "--host", kfp_host.url, **environ)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"Error: {why}\n")
+    if not is_named:
+        for words in (("results", str(base), run_id), ("watch", run_id)):
+            done = program(*words, "--host", kfp_host.url, TORCHX_KFP_TRACKER_BASE=f"{base}/" * (words[0] == "watch"))
+            assert (done.returncode, "loss" in done.stdout) == (0, True)
+
+
+def test_a_run_that_is_submitted_here_has_its_results(kfp_host: KfpHost, program: Program) -> None:
+    base = program.folder / "pods"
+    base.mkdir()
+    write_pipelines(program.folder, base)
+    done = program("submit", "good.yaml", "--host", kfp_host.url, "--tracker-base", str(base), "--watch")
+    assert (done.returncode, "loss" in done.stdout, "Results are missing" in done.stderr) == (0, True, False)
+
+
+def test_a_host_that_names_files_of_the_user(program: Program) -> None:
+    """It answers with a run whose results would be the user's own file, and whose pod leads there."""
+    secrets = program.folder / "home" / ".config" / "gcloud"
+    secrets.mkdir(parents=True)
+    (secrets / "credentials.json").write_text('{"refresh_token": "s3cr3t"}')
+    answer, old = json.dumps(polls("succeeded")[-1]), manifest("succeeded")
+    base = polls("succeeded")[-1]["runtime_config"]["parameters"]["tracker_base"]
+    names = pods("succeeded")
+    for places, pod in (({base: str(secrets.parent)}, "gcloud/credentials.json"), ({base: str(secrets)}, "../x")):
+        hostile = answer
+        for one, other in places.items():
+            hostile = hostile.replace(one, other)
+
+        def script(request: Request, hostile: str = hostile, pod: str = pod) -> Reply:
+            if "v1beta1" not in request.path:
+                return Reply(json.loads(hostile))
+            text = json.dumps(old)
+            for name in filter(None, names.values()):
+                text = text.replace(name, pod)
+            return Reply(json.loads(text))
+
+        with scripted(script) as server:
+            run_id = json.loads(hostile)["run_id"]
+            for words in (("watch",), ("watch", "--json"), ("results",), ("report", "-o", "-")):
+                done = program(words[0], run_id, *words[1:], "--host", server.url, TORCHX_KFP_TRACKER_BASE="")
+                assert "s3cr3t" not in done.stdout + done.stderr
+                assert "Traceback" not in done.stderr
+                if words[0] != "report":
+                    assert "only the run names it" in done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from torchx_kfp.backend.results import ResultReader
+from tests.facts import says
+from torchx_kfp.backend.results import ResultReader, why_not_read
 from torchx_kfp.tracking import FsspecResultTracker
 
 KEY = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4/train/pod-1"
@@ -19,7 +21,7 @@ KEY = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4/train/pod-1"
 def test_results_are_read(tmp_path: Path) -> None:
     FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
     for base in (str(tmp_path), f"file://{tmp_path}"):
-        reader = ResultReader()
+        reader = ResultReader([str(tmp_path)])
         assert reader.read(base, [KEY, "run/other/pod"]) == {KEY: {"loss": 0.5}, "run/other/pod": {}}
         assert reader.problems == ()
 
@@ -27,7 +29,7 @@ def test_results_are_read(tmp_path: Path) -> None:
 def test_a_file_that_is_damaged_does_not_hide_others(tmp_path: Path) -> None:
     FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
     (tmp_path / "broken").write_text("{")
-    reader = ResultReader()
+    reader = ResultReader([f"file://{tmp_path}/"])
     assert reader.read(str(tmp_path), ["broken", KEY]) == {KEY: {"loss": 0.5}}
     [problem] = reader.problems
     assert str(tmp_path / "broken") in problem
@@ -36,20 +38,55 @@ def test_a_file_that_is_damaged_does_not_hide_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "facts"),
     [
-        ("/nowhere/results", ("directory of the pods", "s3://")),
-        ("file:///nowhere/results", ("directory of the pods",)),
+        ("/nowhere/results", ("no such directory", "s3://")),
+        ("file:///nowhere/results", ("no such directory",)),
         ("results", ("relative",)),
         ("memory://x", ("memory",)),
+        ("simplecache::file:///", ("relative",)),
         ("nothing://x", ("nothing",)),
     ],
 )
 def test_a_base_that_is_not_here(base: str, facts: tuple[str, ...]) -> None:
-    reader = ResultReader()
+    reader = ResultReader([base])
     assert reader.read(base, [KEY]) == {}
     [problem] = reader.problems
     for fact in (repr(base), *facts):
         assert fact in problem
     assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        "{folder}",
+        "file://{folder}",
+        "local://{folder}",
+        "{folder}/../{name}",
+        "silent://x",
+        "http://127.0.0.1:1/x",
+        "s3://bucket::silent://x",
+        "s3://silent:1@host/x",
+        "abfs://container@evil.example.com/x",
+        "abfs://container@account.dfs.core.windows.net.example.com/x",
+        "s3a://buc ket/x",
+    ],
+)
+def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str, base: str) -> None:
+    FsspecResultTracker(tmp_path).put(KEY, secret=1)
+    base = base.format(folder=tmp_path, name=tmp_path.name)
+    reader = ResultReader(["", "/", str(tmp_path.parent), f"{tmp_path}x", "s3://bucket"], deadline=5)
+    assert reader.read(base, [KEY]) == {}
+    [problem] = reader.problems
+    assert re.search(says(base, "only the run names it", "TORCHX_KFP_TRACKER_BASE", "s3://bucket/results"), problem)
+    assert Silent.asked == 0
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["s3://b/x", "s3a://b.c-d/x", "gs://b", "gcs://b/x/y", "az://c/x", "abfs://c@account.dfs.core.windows.net/x"],
+)
+def test_object_stores_are_read(base: str) -> None:
+    assert why_not_read(base, ()) == ""
 
 
 class Silent(MemoryFileSystem):
@@ -76,7 +113,7 @@ def silent() -> object:
 
 def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
     now = 0.0
-    reader = ResultReader(deadline=0.1, again=60, clock=lambda: now)
+    reader = ResultReader([silent], deadline=0.1, again=60, clock=lambda: now)
     begun = time.monotonic()
     for _ in range(5):
         assert reader.read(silent, [KEY]) == {}
@@ -91,8 +128,8 @@ def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
 
 def test_a_base_that_can_be_read_later_has_no_problem_then(tmp_path: Path) -> None:
     now = 0.0
-    reader = ResultReader(clock=lambda: now)
     base = tmp_path / "results"
+    reader = ResultReader([str(base)], clock=lambda: now)
     assert reader.read(str(base), [KEY]) == {}
     assert reader.problems
     FsspecResultTracker(base).put(KEY, loss=0.5)

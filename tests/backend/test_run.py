@@ -324,7 +324,7 @@ def test_a_host_without_older_versions_of_the_api(
 
 def test_kfp_2_14(tmp_path: Path) -> None:
     with KfpHost(tmp_path / "host", version="2.14") as host:
-        connection = Connection(Settings(host=host.url))
+        connection = Connection(Settings(host=host.url, tracker_base=str(tmp_path / "results")))
         run_id = Host(connection).submit(load_pipeline(tracked), {"tracker_base": str(tmp_path / "results")})
         *_, last = HostRun(connection, run_id, pace=QUICK).follow()
     assert last.state is State.SUCCEEDED

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from torchx_kfp.backend.checks import check_submission, refuse_submission
+from torchx_kfp.backend.checks import bases_of, check_submission, refuse_submission
 from torchx_kfp.backend.connection import Connection
 from torchx_kfp.backend.host import Host
 from torchx_kfp.backend.run import HostRun
@@ -72,9 +72,10 @@ def submit(
     """
     submission = Submission(name, experiment, service_account, pipeline_root, cache)
     loaded = load_pipeline(pipeline)
-    refuse_submission(loaded, check_submission(loaded, complete_arguments(loaded, arguments or {})))
+    values = complete_arguments(loaded, arguments or {})
+    refuse_submission(loaded, check_submission(loaded, values))
     host = _connect(settings)
-    return HostRun(host.connection, host.submit(loaded, arguments, submission))
+    return HostRun(host.connection, host.submit(loaded, arguments, submission), named=bases_of(loaded, values))
 
 
 def attach(run: str, **settings: Unpack[HostKeywords]) -> HostRun:

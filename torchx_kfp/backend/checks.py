@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -59,6 +59,11 @@ def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
     """Raise UnsupportedPipelineError if there are findings with which the run would surely fail."""
     failing = [finding for finding in findings if finding.kind is Kind.FAILS]
     refuse(pipeline.name, failing, "nothing was submitted")
+
+
+def bases_of(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Collection[str]:
+    """Return the tracker bases of a run; ``arguments`` has the values of all parameters."""
+    return known_values(pipeline, arguments, protocol.TRACKER_BASE)
 
 
 def _of_bases(pipeline: Pipeline, arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from torchx_kfp.backend.answers import refuse_run_id
@@ -33,6 +33,7 @@ from torchx_kfp.errors import (
     HostRefusedError,
     HostSettingsError,
     HostUnreachableError,
+    KeyRefusedError,
     PipelineFileError,
     UnknownRunError,
 )
@@ -44,6 +45,10 @@ from torchx_kfp.runs.result import RunResult
 from torchx_kfp.runs.source import attend
 from torchx_kfp.runs.state import RunState, outline
 from torchx_kfp.runs.watch import Lines, Terminal, Watch
+from torchx_kfp.tracking.stores.keys import key_text, run_id_parts
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 #: How many logs are asked for at once.
 _LOGS_AT_ONCE = 8
@@ -62,6 +67,7 @@ class HostRun:
         pace: Pace = DEFAULT_PACE,
         say: Callable[[str], object] | None = None,
         results: ResultReader | None = None,
+        named: Collection[str] = (),
         raw_logs: bool = False,
     ) -> None:
         """Name the run. Nothing is asked yet.
@@ -73,6 +79,7 @@ class HostRun:
             say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
                 are written to stderr.
             results: reads the results of stages.
+            named: the tracker bases that the user has named for this run, beside the setting: see ``results``.
             raw_logs: whether logs keep the lines that KFP's launcher prints.
         """
         self.run_id = run_id
@@ -80,7 +87,8 @@ class HostRun:
         self._connection = connection
         self._pace = pace
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
-        self._results = results if results is not None else ResultReader()
+        bases = {connection.settings.tracker_base, *named}
+        self._results = results if results is not None else ResultReader(bases)
         self._raw_logs = raw_logs
         self._observer = Observer(self.link)
         self._events: list[Event] = []
@@ -305,20 +313,32 @@ class HostRun:
         found: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         wanted: dict[str, list[str]] = {}
         for event in events:
-            if isinstance(event, StageFinished) and event.result.run_id and event.result.tracker_base:
+            if isinstance(event, StageFinished) and self._is_key(event.result.run_id) and event.result.tracker_base:
                 wanted.setdefault(event.result.tracker_base, []).append(event.result.run_id)
         for base, run_ids in wanted.items():
             found[base] = self._results.read(base, run_ids)
         return [self._completed_one(event, found) for event in events]
+
+    def _is_key(self, run_id: str | None) -> TypeGuard[str]:
+        """Tell whether the run id of a stage is one of this run: the host names the pod in it."""
+        parts = run_id_parts(run_id) if run_id else None
+        if run_id is None or parts is None or parts[0] != self.run_id:
+            return False
+        try:
+            return bool(key_text(run_id))
+        except KeyRefusedError:
+            return False
 
     def _completed_one(self, event: Event, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Event:
         if isinstance(event, StageStarted) and event.pod_name:
             return dataclasses.replace(event, log_file=self._log_file(event.name, event.attempt))
         if isinstance(event, StageFinished) and event.result.pod_name:
             result = event.result
-            results = found.get(result.tracker_base or "", {}).get(result.run_id or "", result.results)
+            run_id = result.run_id if self._is_key(result.run_id) else None
+            results = found.get(result.tracker_base or "", {}).get(run_id or "", result.results)
             log_file = self._log_file(result.name, result.attempts)
-            return dataclasses.replace(event, result=dataclasses.replace(result, log_file=log_file, results=results))
+            result = dataclasses.replace(result, log_file=log_file, results=results, run_id=run_id)
+            return dataclasses.replace(event, result=result)
         return event
 
     def _fold(self, events: list[Event]) -> None:

@@ -72,7 +72,8 @@ class Settings:
         kube_context: the context of the kubeconfig whose API server is the way to KFP, if there is no host.
         proxy: the URL of an HTTP proxy on the way to the host.
         experiment: the experiment of runs that are submitted without one.
-        tracker_base: the tracker base of runs that are submitted without one, in place of the pipeline's default.
+        tracker_base: the tracker base of runs that are submitted without one, in place of the pipeline's default. If it
+            is not in an object store, naming it here also lets this machine read the results of other runs there.
     """
 
     host: str = ""

@@ -179,17 +179,18 @@ def is_run(word: str, flags: Flags) -> bool:
     return bool(_UUID.search(word.lower())) or is_host_known()
 
 
-def locate(run: str, output_dir: str, flags: Flags) -> Located:
+def locate(run: str, output_dir: str, flags: Flags, given: str = "") -> Located:
     """Find a run, on the host or on this machine, and the tracker base that it was given.
 
     The arguments and errors are those of ``find_source``. The whole id of a run on this machine means that run, even if
-    the flags name a host.
+    the flags name a host. ``given`` is the tracker base that the user has given in place of the run's.
 
     Raises:
         ArgumentError: the run has no tracker base.
-        TrackerBaseError: only pods have this tracker base.
+        TrackerBaseError: only pods have this tracker base, or only the run names it.
     """
-    from torchx_kfp.backend.results import missing, why_not_here
+    from torchx_kfp.backend.results import missing, why_not_read
+    from torchx_kfp.backend.settings import read_settings
 
     is_here = names_host(flags) and run in _here(output_dir)
     try:
@@ -198,13 +199,13 @@ def locate(run: str, output_dir: str, flags: Flags) -> Located:
         if names_host(flags):
             raise
         raise UnknownRunError(f"There is no directory {run!r}. {error}") from None
-    base = record.arguments.get(TRACKER_BASE)
+    base = given or record.arguments.get(TRACKER_BASE)
     if not isinstance(base, str) or not base:
         raise ArgumentError(
             f"The run {record.run_id} has no argument {TRACKER_BASE!r}, so it is not known where its results are. Give "
             "their tracker base before the run."
         )
-    if record.folder is None and (why := why_not_here(base)):
+    if record.folder is None and (why := why_not_read(base, [given, read_settings(flags).tracker_base])):
         raise TrackerBaseError(missing(base, why))
     return Located(base, record.run_id, record.arguments)
 
@@ -220,8 +221,8 @@ def _here(output_dir: str) -> set[str]:
 
 
 def _on_host(run: str, flags: Flags, *, results: bool) -> HostRun:
-    from torchx_kfp.backend.results import NoResults, ResultReader
+    from torchx_kfp.backend.results import NoResults
     from torchx_kfp.backend.run import HostRun
 
     host = connect(flags)
-    return HostRun(host.connection, host.find(run), results=ResultReader() if results else NoResults())
+    return HostRun(host.connection, host.find(run), results=None if results else NoResults())

@@ -95,8 +95,8 @@ def results_command(
     if tracker_base is None:
         raise click.UsageError(f"Missing argument '{'RUN' if names_host(flags) else 'TRACKER_BASE'}'.")
     if names_host(flags) or (run is None and is_run(tracker_base, flags)):
-        located = locate(run or tracker_base, output_dir, flags)
-        tracker_base, run = tracker_base if run else located.base, located.run_id
+        located = locate(run or tracker_base, output_dir, flags, tracker_base if run else "")
+        tracker_base, run = located.base, located.run_id
     tracker = open_tracker(tracker_base)
     chosen = _chosen(tracker, run, output_dir)
     keys = list(chosen.keys)

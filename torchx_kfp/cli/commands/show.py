@@ -50,8 +50,8 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
         raise click.UsageError(f"Missing argument '{'RUN' if names_host(flags) else 'TRACKER_BASE'}'.")
     if names_host(flags) or (run is None and is_run(tracker_base, flags)):
         name, slash, stage = (run or tracker_base).partition("/")
-        located = locate(name, output_dir, flags)
-        tracker_base, run = tracker_base if run else located.base, f"{located.run_id}{slash}{stage}"
+        located = locate(name, output_dir, flags, tracker_base if run else "")
+        tracker_base, run = located.base, f"{located.run_id}{slash}{stage}"
     elif run is None:
         raise click.UsageError("Missing argument 'RUN'.")
     tracker = open_tracker(tracker_base)

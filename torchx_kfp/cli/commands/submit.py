@@ -51,7 +51,7 @@ def submit_command(
 
     The host can also be set up once: in TORCHX_KFP_HOST or in the file ~/.config/torchx-kfp/config.ini.
     """
-    from torchx_kfp.backend.checks import check_submission, refuse_submission
+    from torchx_kfp.backend.checks import bases_of, check_submission, refuse_submission
     from torchx_kfp.backend.run import HostRun
     from torchx_kfp.backend.submission import Submission
     from torchx_kfp.cli.pipeline_files import load_target, split_words
@@ -87,4 +87,5 @@ def submit_command(
         return
     if not as_json:
         print_text(run_id)
-    show(HostRun(host.connection, run_id), host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
+    run = HostRun(host.connection, run_id, named=bases_of(pipeline, values))
+    show(run, host_words(flags), quiet=quiet, verbose=verbose, as_json=as_json)
