@@ -26,7 +26,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "sdk": _FOUNDATION,
     "tracking": {*_FOUNDATION, "protocol"},
     "pipeline": {*_FOUNDATION, "sdk"},
-    "semantics": {*_FOUNDATION, "pipeline"},
+    "semantics": {*_FOUNDATION, "launcher", "pipeline"},
     "engines": _FOUNDATION,
     "adapter": {*_FOUNDATION, "protocol", "sdk", "tracking", "pipeline", "semantics", "engines"},
     "runs": {*_FOUNDATION, "protocol", "tracking", "pipeline", "semantics"},

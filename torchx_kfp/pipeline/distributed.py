@@ -61,7 +61,7 @@ def replica_roles(words: Sequence[str]) -> list[ReplicaRole]:
     Args:
         words: a command as it was compiled, with its placeholders.
     """
-    for spec, following in _specifications(words):
+    for spec, following in specifications(words):
         # Another program's argument may look like it.
         with contextlib.suppress(LookupError, TypeError, AttributeError):
             return _roles(spec, following)
@@ -74,7 +74,7 @@ def engine_options(words: Sequence[str]) -> list[str]:
     Args:
         words: see ``replica_roles``.
     """
-    for spec, _ in _specifications(words):
+    for spec, _ in specifications(words):
         with contextlib.suppress(LookupError, TypeError, AttributeError):
             manifest = spec["object"]
             is_set = {
@@ -86,7 +86,7 @@ def engine_options(words: Sequence[str]) -> list[str]:
     return []
 
 
-def _specifications(words: Sequence[str]) -> Iterator[tuple[Any, Sequence[str]]]:
+def specifications(words: Sequence[str]) -> Iterator[tuple[Any, Sequence[str]]]:
     """Yield what may be a launcher's specification, with the words after it."""
     for place, (word, following) in enumerate(itertools.pairwise(words)):
         # The program that publishes results is called in the same way.

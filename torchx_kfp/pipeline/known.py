@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.pipeline.placeholders import Facts, resolve_text, resolve_value
@@ -48,8 +48,13 @@ def variables_set(component: Component) -> Iterator[tuple[str, str]]:
     if container is None:
         return
     yield from container.env
+    yield from assignments((*container.command, *container.args))
+
+
+def assignments(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that ``env`` sets in a command."""
     after_env = False
-    for word in (*container.command, *container.args):
+    for word in words:
         found = _ASSIGNMENT.match(word) if after_env else None
         if found:
             yield found[1], word[found.end() :]

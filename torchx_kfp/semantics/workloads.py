@@ -1,0 +1,114 @@
+"""The objects that the launchers of distributed stages create on a cluster, as far as they are known before a run.
+
+The launcher itself makes them here, from the compiled command. What only a run knows is named in angle brackets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from torchx_kfp import launcher
+from torchx_kfp.pipeline.commands import fill_in
+from torchx_kfp.pipeline.distributed import EXECUTOR_INPUT, specifications
+from torchx_kfp.pipeline.known import assignments, known_inputs
+from torchx_kfp.pipeline.placeholders import Facts, resolve_text
+from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.semantics.distributed import takes_config
+
+_PLACEHOLDER = re.compile(r"\{\{\$\.(?:inputs|outputs)\.(?:parameters|artifacts)\[(['\"])(.+?)\1\].*?\}\}")
+_WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "<workflow>", "uid": "<workflow-uid>"}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The objects of a distributed stage.
+
+    Attributes:
+        stage: the path of its task.
+        notes: sentences about what the objects do not show.
+        objects: the manifests, the one that runs the replicas first.
+    """
+
+    stage: str
+    notes: Sequence[str]
+    objects: Sequence[Mapping[str, Any]]
+
+    def __str__(self) -> str:
+        comments = "".join(f"# {note}\n" for note in (f"The stage {self.stage!r} creates:", *self.notes))
+        return comments + "---\n".join(
+            yaml.safe_dump(it, sort_keys=False, allow_unicode=True, width=120) for it in self.objects
+        )
+
+
+def workloads(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Workload]:
+    """Yield the objects of each distributed stage of the pipeline.
+
+    Args:
+        pipeline: the pipeline.
+        arguments: the values of its parameters, as far as they are known.
+    """
+    for place, known in known_inputs(pipeline, arguments):
+        container = place.component.container
+        if container is None:
+            continue
+        facts = Facts(parameters=known)
+        command = (*container.command, *container.args)
+        words = fill_in([word if word == EXECUTOR_INPUT else resolve_text(word, facts) for word in command])
+        for spec, following in specifications(words):
+            variables = {name: _shown(value) for name, value in assignments(words)}
+            run_id = "<run-id>" if "run_id" in place.component.outputs else ""
+            notes, objects = _objects(spec, [_shown(word) for word in following], variables, run_id)
+            if takes_config(place.component):
+                notes.append("What is set on the task (resources, tolerations, volumes, ...) is added to the pods.")
+            yield Workload(place.path, notes, objects)
+
+
+def _objects(spec: Any, words: Sequence[str], environ: Mapping[str, str], run_id: str) -> tuple[list[str], list[Any]]:
+    """Return the sentences and the manifests; ``environ`` has the launcher's variables."""
+    notes, counts = ["<...> is known only when the stage runs."], []
+    for role in spec["roles"]:
+        try:
+            counts.append(launcher.count(role, words))
+        except launcher.Failure:
+            counts.append(role["most"])
+            notes.append(
+                f"The role {role['name']!r} has {words[role['count']]} replicas, from {role.get('least', 1)} to "
+                f"{role['most']}. Shown are {role['most']}."
+            )
+    stage = SimpleNamespace(
+        spec=spec,
+        words=words,
+        counts=counts,
+        config={},
+        name=f"{spec['stage']}-<hash>",
+        account="<service-account>",
+        run_id=run_id,
+        digest="<hash>",
+        pod="<pod>",
+    )
+    around = dict(os.environ)
+    try:
+        # The launcher hands on what it has in its own environment.
+        for name in spec["protocol"]:
+            os.environ.pop(name, None)
+        os.environ.update(environ)
+        made = launcher.Stage.manifest(stage, [_WORKFLOW])  # type: ignore[arg-type]
+    finally:
+        os.environ.clear()
+        os.environ.update(around)
+    owner = {"apiVersion": made["apiVersion"], "kind": made["kind"], "name": stage.name, "uid": "<uid>"}
+    companions = [one for _, _, one in stage.companions]
+    for one in companions:
+        one["metadata"]["ownerReferences"] = [owner]
+    return notes, [made, *companions]
+
+
+def _shown(text: str) -> str:
+    return _PLACEHOLDER.sub(r"<\2>", text)
