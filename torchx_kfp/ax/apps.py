@@ -25,7 +25,7 @@ _REASON = 500
 
 @dataclass(frozen=True)
 class Metadata:
-    """What Ax keeps of a trial, to find its app and results again.
+    """The data that Ax stores about a trial, to find its app and results again.
 
     Attributes:
         handle: the handle of the app.

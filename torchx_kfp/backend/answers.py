@@ -1,4 +1,4 @@
-"""What a KFP host answers: JSON, a ``google.rpc.Status``, or something that is not from KFP at all."""
+"""The answers of a KFP host: JSON, a ``google.rpc.Status``, or a page that is not KFP's."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Connection:
         return self._request("GET", path, {}, is_text=True).body
 
     def link(self, run_id: str) -> str:
-        """Return the page of a run in KFP's UI; empty if its address is not known, as inside of a cluster."""
+        """Return the page of a run in KFP's UI; empty if its address is not known, as inside a cluster."""
         base = self.settings.ui_host or self.settings.host
         return f"{base}/#/runs/details/{quote(run_id, safe='')}" if base else ""
 
@@ -235,7 +235,7 @@ class Connection:
         return min(2, self._patience.retries)
 
     def _base(self, client: Any) -> str:
-        """Return the client's host; inside of a cluster, it has no scheme."""
+        """Return the client's host; inside a cluster, it has no scheme."""
         host = str(client._run_api.api_client.configuration.host).rstrip("/")
         return host if "://" in host else f"http://{host}"
 

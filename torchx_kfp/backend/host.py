@@ -88,7 +88,7 @@ class Host:
         Args:
             pipeline: the pipeline; its ``text`` is submitted.
             arguments: values of its parameters. The host fills in defaults.
-            submission: what is said of the run beside them.
+            submission: the other options of the run.
             environ: the environment.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What is known about the pipeline of a run on KFP before anything of it has run."""
+"""The facts about the pipeline of a run on KFP that are known before it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchx_kfp.pipeline.spec import Component, Pipeline, Task
 
 @dataclass
 class Plan:
-    """What is known about a run's pipeline from the beginning.
+    """The facts about a run's pipeline that are known from the beginning.
 
     ``tracked`` has the tracked stages by their names without indices, and ``items`` the numbers of items of loops, as
     far as the pipeline and its arguments tell them, likewise.

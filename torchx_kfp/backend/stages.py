@@ -1,4 +1,4 @@
-"""What the nodes of a run tell about its stages: the events that a local run of the same pipeline would have.
+"""Derive stage events from the nodes of a KFP run: those that a local run of the same pipeline would have.
 
 Stages have the same names, states and reasons as in a local run. A stage without nodes has not begun, or never will: it
 is decided by the tasks before it, as the local runner does, and at the end of the run or of the pipeline around it.

@@ -1,4 +1,4 @@
-"""What the API's states and times mean."""
+"""Translate the states and times of KFP's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is submitted: what the request says beside the pipeline and its arguments."""
+"""The options of a submission, besides the pipeline and its arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Submission:
-    """What is said of a run when it is submitted. Empty texts leave a thing to the host.
+    """The options with which a run is submitted. The host decides those that are empty.
 
     Attributes:
         name: the run's name in KFP's UI; by default, that of the pipeline with the date.

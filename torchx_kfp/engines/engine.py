@@ -1,4 +1,4 @@
-"""What all engines have in common: their options, the roles that they run, and what the launcher learns of them."""
+"""The common part of all engines: options, the roles that they run, and the data for the launcher."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _LONGEST_TEXT = 1024
 
 @dataclass(frozen=True)
 class Plan:
-    """What the stages of a search have in common.
+    """The options that the stages of a search share.
 
     Attributes:
         name: the search's name.

@@ -1,4 +1,4 @@
-"""What commands read a run from: its folder on this machine (``history.RunReader``) or a KFP host."""
+"""The source of a run's data: its folder on this machine (``history.RunReader``) or a KFP host."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ PARENT = "parent"
 
 @dataclass(frozen=True)
 class RunnerVariables:
-    """What TorchX's runner has put into the roles of an app: trackers with their configurations, and a parent run."""
+    """The settings that TorchX's runner puts into roles: trackers with their configurations, and a parent run."""
 
     trackers: Mapping[str, str | None] = field(default_factory=dict)
     parent: str = ""
@@ -39,7 +39,7 @@ class RunnerVariables:
 
 @dataclass(frozen=True)
 class Request:
-    """What is submitted to a KFP host. ``pipeline`` is the compiled pipeline, ``torchx run --dryrun`` shows all."""
+    """A request to a KFP host. ``pipeline`` is the compiled pipeline, ``torchx run --dryrun`` shows all."""
 
     pipeline: str
     arguments: Mapping[str, Any]

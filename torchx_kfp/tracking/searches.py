@@ -1,4 +1,4 @@
-"""What follows from the statements of searches: which of them count, the values of trials, and the best trials.
+"""Evaluate the statements of searches: which of them count, the values of trials, and the best trials.
 
 Each stage of a search states all that is known by then (``statements.search``), so only the latest statement counts.
 """

@@ -1,4 +1,4 @@
-"""What a stage's command runs: the application, or the launcher of a distributed stage's replicas."""
+"""The payload of a stage's command: the application, or the launcher of a distributed stage's replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search has done so far: its definition, the trials with their results, and what it asks for next.
+"""The progress of a search: its definition, the trials with their results, and what it asks for next.
 
 Each stage of a search between its trials makes one statement (``torchx_kfp.hpo.ask``), and so does the last one::
 
@@ -48,7 +48,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search has done so far.
+    """The progress of a search.
 
     Attributes:
         name: the name of the search.
