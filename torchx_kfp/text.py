@@ -22,6 +22,8 @@ from pathlib import Path
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 #: The number of names that a message lists.
 LISTED = 5
+#: Matches a UUID in lower case, such as the id of a run on KFP.
+UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 #: The number of names with which a misspelled one is compared.
 _COMPARED = 2000

@@ -473,15 +473,29 @@ def test_a_run_on_this_machine_comes_first(there: There, program: Program) -> No
     assert re.search(says("local_outputs", folder.name, there.host.url, "'a long run'"), unknown.stderr)
     # A watch shows both kinds.
     assert rows(program("watch", folder.name, **environ).stdout)[0][:2] == ["script", "succeeded"]
-    here = program("runs", **environ)
-    assert [row[0] for row in rows(here.stdout)] == [folder.name]
-    assert re.fullmatch(rf"To list those on KFP: \S*torchx-kfp runs --host {there.host.url}\n", here.stderr)
+    # So does the list of runs, unless one kind is asked for.
+    both = program("runs", **environ)
+    here, _, on_host = both.stdout.partition(f"\nOn {there.host.url}\n")
+    assert [line.split()[0] for line in here.splitlines()[3:]] == [folder.name]
+    assert both.stderr == ""
+    assert program("runs", "--host", there.host.url, **environ).stdout == on_host
+    assert {run["run"] for run in json.loads(program("runs", "--format", "json", **environ).stdout)} == {
+        folder.name,
+        *there.runs.values(),
+    }
+    alone = program("runs", "--output-dir", "local_outputs", **environ)
+    assert [row[0] for row in rows(alone.stdout)] == [folder.name]
+    lost = program("runs", TORCHX_KFP_HOST="http://127.0.0.1:1")
+    assert (lost.returncode, lost.stdout) == (0, alone.stdout)
+    assert re.search(says("missing", "http://127.0.0.1:1"), lost.stderr)
 
 
 def test_without_runs_on_this_machine(there: There, program: Program) -> None:
     known = program("runs", TORCHX_KFP_HOST=there.host.url)
-    assert (known.returncode, known.stdout) == (2, "")
-    assert re.search(says("'local_outputs'", f"runs --host {there.host.url}"), known.stderr)
+    assert known.stdout == program("runs", "--host", there.host.url).stdout
+    given = program("runs", "--output-dir", "elsewhere", TORCHX_KFP_HOST=there.host.url)
+    assert (given.returncode, given.stdout) == (2, "")
+    assert "'elsewhere'" in given.stderr
     assert "host" not in program("runs").stderr
     unknown = program("watch", "latest")
     assert unknown.returncode == 2
@@ -609,7 +623,7 @@ def test_everything_about_a_stage(there: There, program: Program) -> None:
         (("compare", "latest", "a bad run"), ["no argument 'tracker_base'"]),
         (("results",), ["Missing argument 'RUN'"]),
         (("show",), ["Missing argument 'RUN'"]),
-        (("compare",), ["Missing argument 'RUN RUN ...'"]),
+        (("compare",), ["Missing argument 'RUN RUN'"]),
         (("compare", "latest"), ["two or more runs"]),
     ],
 )
@@ -647,6 +661,13 @@ def test_two_runs_are_compared(kfp_host: KfpHost, program: Program, pipelines: P
     assert compared[("", "parameter", "lr")] == {two: [0.75], here.name: [0.25]}
     assert compared[("train", "result", "loss")] == {two: [0.75], here.name: [0.25]}
     assert program("compare", two, here.name, "--format", "json", TORCHX_KFP_HOST=kfp_host.url).stdout == done.stdout
+    # People see names, and programs ids.
+    named = program(*words, "--name", "a third", "-p", 'names=["a"]').stdout.strip()
+    assert ended(kfp_host, named)["state"] == "SUCCEEDED"
+    heading = program("compare", named, here.name, "--host", kfp_host.url).stdout.splitlines()[0]
+    assert re.split(r" {2,}", heading) == ["stage", "name", "a third", here.name, "difference"]
+    assert program("results", "a third", "--host", kfp_host.url).stdout.startswith(f"Run a third ({named})\n")
+    assert program("show", "a third/train", "--host", kfp_host.url).stdout.startswith("Run a third/train (")
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -351,13 +351,13 @@ REFUSED = {
     ),
     ("results", "nowhere"): (
         2,
-        "Error: There is no directory 'nowhere'. A tracker base is a directory, or a URL such as",
+        "Error: There is no directory 'nowhere'. Nor is there such a run: There are no runs in 'local_outputs'",
     ),
     ("results", "some", "run-2"): (
         2,
         "Error: Nothing is recorded for 'run-2' under 'some'. Did you mean 'run-1'? Runs there: run-1.\n",
     ),
-    ("results", "soem"): (2, "Error: There is no directory 'soem'. Did you mean 'some'?\n"),
+    ("results", "soem"): (2, "Error: There is no directory 'soem'. Did you mean 'some'? Nor is there such a run: "),
     ("results", "s4://bucket"): (2, "Error: The tracker base 's4://bucket' cannot be used: "),
     ("runs", "--output-dir", "soem"): (2, "in 'soem': No such file or directory. Did you mean 'some'?\n"),
     ("import", "soem", "results"): (2, "Error: There is no directory 'soem'. Did you mean 'some'?\n"),

@@ -166,7 +166,7 @@ def test_numbers_that_have_no_difference(inside: Call, project: Path) -> None:
 
 
 REFUSED = {
-    ("base",): (2, "Missing argument 'RUN RUN ...'"),
+    ("base",): (2, "Missing argument 'RUN RUN'"),
     ("base", ONE): (2, "Error: Give two or more runs to compare; `torchx-kfp results` shows one.\n"),
     ("base", ONE, ONE): (2, f"Error: The run '{ONE}' is given twice. Name different runs.\n"),
     ("base", ONE, "digits-20260101"): (2, f"Error: The run '{ONE}' is given twice. Name different runs.\n"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from torchx_kfp.errors import (
     HostRefusedError,
     HostUnreachableError,
 )
-from torchx_kfp.text import printable, shorten, shown
+from torchx_kfp.text import UUID, printable, shorten, shown
 
 #: How many characters of a message are shown: those of KFP repeat it for each layer of the server.
 _LONGEST = 600
@@ -29,8 +28,6 @@ _SIGN_IN = ("/dex/", "oauth", "/login", "signin", "sign_in", "accounts.google.co
 _DEEPEST, _MOST_VALUES = 100, 5_000_000
 #: The most digits of a whole number: others are not even a double.
 _MOST_DIGITS = 300
-#: The id of a run.
-UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 #: What to do after a POST whose answer is lost.
 MAYBE_ACCEPTED = "The host may have accepted it: look there before you try again."
 #: What may stand before the message of a layer.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from torchx_kfp.backend.answers import UUID, refuse_run_id
+from torchx_kfp.backend.answers import refuse_run_id
 from torchx_kfp.backend.connection import V2BETA1, Connection
 from torchx_kfp.backend.states import run_state, seconds
 from torchx_kfp.backend.submission import Submission
@@ -27,7 +27,7 @@ from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.runs.signals import ending_signals, raise_for_signal
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.runs.watch import Terminal
-from torchx_kfp.text import did_you_mean, listed, moment, printable
+from torchx_kfp.text import UUID, did_you_mean, listed, moment, printable
 
 #: The variable of kfp.Client that puts all runs into one experiment, whichever they name.
 OVERRIDE_EXPERIMENT = "KF_PIPELINES_OVERRIDE_EXPERIMENT_NAME"

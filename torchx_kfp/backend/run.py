@@ -361,6 +361,7 @@ class HostRun:
             is_running=is_running,
             load=self._load,
             link=self.link,
+            name=str(run.get("display_name") or ""),
             arguments=first.arguments if first else {},
             corrupt=problems,
         )

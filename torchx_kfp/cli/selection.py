@@ -1,7 +1,7 @@
-"""Find the runs that a command line names: under a tracker base, by their name, its beginning or its end.
+"""Choose the run ids under a tracker base that a word means.
 
-Runs are looked up under a tracker base, and among the runs on this machine that have used it. A run whose stages were
-cached has not recorded anything itself: its folder tells whose results it was given.
+Runs are looked up under the base, and among the runs on this machine that have used it. A run whose stages were cached
+has not recorded anything itself: its folder tells whose results it was given.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torchx_kfp.errors import (
 from torchx_kfp.text import LISTED, counted, did_you_mean_path, listed, most_similar, nearest, printable
 
 if TYPE_CHECKING:
+    from torchx_kfp.cli.resolver import Located
     from torchx_kfp.tracking import FsspecResultTracker, Result
     from torchx_kfp.tracking.stores.store import Store
 
@@ -162,6 +163,25 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
     return Chosen(done[:-1], tuple(dict.fromkeys(found[key] for key in sorted(found))), cached)
 
 
+def recorded(tracker: FsspecResultTracker) -> set[str]:
+    """Return the run ids that have recorded anything."""
+    from torchx_kfp.tracking.statements.kinds import run_ids
+
+    return {*tracker.keys(), *run_ids(tracker.store)}
+
+
+def choose_located(located: Located, known: Collection[str], tracker: FsspecResultTracker) -> Chosen:
+    """Find the run ids of a run among those that are known, as ``choose`` does."""
+    if not known:
+        raise nothing(located.base, located.run)
+    return choose(located.run or "", sorted(known), tracker, located.output_dir)
+
+
+def titled(name: str, run_id: str) -> str:
+    """Return a run id for people, after the name that the run has on its host."""
+    return printable(f"{name} ({run_id})" if name else run_id)
+
+
 def say_cached(chosen: Chosen) -> None:
     """Say on stderr which stages of the run were cached, and which runs their results come from."""
     origins: dict[str, list[str]] = {}
@@ -208,7 +228,11 @@ class RunsHere:
         for stage in record.run.ends.values():
             run_id = stage.run_id or ""
             run, _, rest = run_id.partition("/")
-            if run == record.run_id or run_id not in self._known or _place(stage.tracker_base or "") != self._place:
+            if (
+                run == record.run_id
+                or run_id not in self._known
+                or _place(record.absolute_base(stage.tracker_base or "")) != self._place
+            ):
                 continue
             # An execution of this run, or of a second earlier run, may have the same name.
             key = f"{record.run_id}/{rest}"

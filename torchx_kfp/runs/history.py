@@ -57,7 +57,7 @@ class RunReader:
     def __init__(self, folder: str | os.PathLike[str], stages: Mapping[str, bool] | None = None) -> None:
         """Open the folder. The arguments and errors are those of ``read_run``."""
         self.folder = folder = Path(folder)
-        if not _is_run(folder):
+        if not is_run(folder):
             raise ArgumentError(f"{str(folder)!r} is not the folder of a run: the file {EVENTS_FILE} is missing.")
         self._corrupt: list[str] = []
         self._recorded: set[Path] = set()
@@ -170,7 +170,7 @@ def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
         ArgumentError: ``output_dir`` is not a folder.
     """
     try:
-        folders = [path for path in Path(output_dir).iterdir() if _is_run(path)]
+        folders = [path for path in Path(output_dir).iterdir() if is_run(path)]
     except OSError as error:
         raise ArgumentError(
             f"There are no runs in {str(output_dir)!r}: {error.strerror}."
@@ -190,7 +190,7 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
     Raises:
         UnknownRunError: no run has this name, or several do.
     """
-    if os.sep in name and _is_run(Path(name)):
+    if os.sep in name and is_run(Path(name)):
         return Path(name)
     folders = {folder.name: folder for folder in find_runs(output_dir)}
     if not folders:
@@ -212,8 +212,9 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
     )
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / EVENTS_FILE).is_file() or (folder / REQUEST_FILE).is_file()
+def is_run(folder: Path) -> bool:
+    """Return whether this is the folder of a run on this machine."""
+    return os.path.isfile(folder / EVENTS_FILE) or os.path.isfile(folder / REQUEST_FILE)
 
 
 def _read_request(folder: Path, corrupt: list[str]) -> dict[str, Any]:

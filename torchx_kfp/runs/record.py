@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from torchx_kfp.runs.vocabulary import State
 class RunRecord:
     """A run as it is recorded now.
 
-    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``created`` is in
-    seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``.
+    A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI and a ``name``.
+    ``created`` is in seconds since the epoch; ``options`` are those of ``torchx_kfp.local.run``.
     """
 
     run_id: str
@@ -34,6 +35,7 @@ class RunRecord:
     load: Callable[[], Pipeline] = field(repr=False, compare=False)
     folder: Path | None = None
     link: str = ""
+    name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     #: Sentences about parts of the record that could not be read.
@@ -43,6 +45,11 @@ class RunRecord:
     def state(self) -> State:
         """The run's state: running, succeeded, failed, canceled, or interrupted if its process was killed."""
         return self.run.state
+
+    def absolute_base(self, base: str) -> str:
+        """Return a tracker base of the run for other directories: a relative one is relative to that of its stages."""
+        directory = self.options.get("directory")
+        return os.path.join(directory, base) if isinstance(directory, str) and "://" not in base else base
 
     @property
     def duration(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -15,6 +14,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 
 from torchx_kfp.errors import HostNotFoundError, TorchxKfpError, UnknownRunError
 from torchx_kfp.scheduler.options import NAME, OF_CONNECTION, read_options, run_options
+from torchx_kfp.text import UUID
 
 if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
     from torchx_kfp.backend.run import HostRun
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # TorchX constructs all schedulers to show their options
 
 _logger = logging.getLogger(__name__)
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 #: How many runs are listed at most.
 _LISTED = 200
 
@@ -96,7 +95,7 @@ class KfpScheduler(Scheduler[Any]):  # type: ignore[misc]
         from torchx_kfp.scheduler.apps import open_app, roles_of
         from torchx_kfp.scheduler.status import app_state, error_message, restarts, role_statuses
 
-        if not _UUID.fullmatch(app_id):
+        if not UUID.fullmatch(app_id.lower()):
             return None
         # The thread that shows logs asks, too.
         with self._lock:

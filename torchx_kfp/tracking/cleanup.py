@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torchx_kfp.errors import TrackerError
+from torchx_kfp.text import UUID
 from torchx_kfp.tracking.statements.kinds import FOLDERS, folder_name, run_id_of
 from torchx_kfp.tracking.statements.sources import SOURCES, Source
 from torchx_kfp.tracking.stores.keys import PRIVATE, File, run_id_parts
@@ -27,7 +28,7 @@ _FILES, _PART = 2000, 8
 #: The name of a temporary file that a killed writer left in a folder ``.torchx_kfp`` (``files``).
 _TEMPORARY = re.compile(r"[0-9a-f]{16}")
 #: The names of pipeline runs: UUIDs from KFP (and from stages that are not told a name), and names of local runs.
-_MADE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|.+-\d{8}-\d{6}-[0-9a-f]{6}")
+_MADE = re.compile(rf"{UUID.pattern}|.+-\d{{8}}-\d{{6}}-[0-9a-f]{{6}}")
 #: A file name extension, which executions do not have.
 _EXTENSION = re.compile(r"\.[A-Za-z]\w{0,9}$")
 

@@ -13,7 +13,8 @@ import click
 
 from torchx_kfp.cli.display.printing import print_message, this_command
 from torchx_kfp.cli.flags import output_dir_option
-from torchx_kfp.cli.hosts import Flags, find_source, host_options, host_words, names_host
+from torchx_kfp.cli.hosts import Flags, host_options, host_words, names_host
+from torchx_kfp.cli.resolver import find_source
 from torchx_kfp.errors import ArgumentError, LocalRunError
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import listed

@@ -20,8 +20,9 @@ from torchx_kfp.cli.display.printing import (
     sparkline,
 )
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.hosts import Flags, host_options, is_run, locate, names_host
-from torchx_kfp.cli.selection import Chosen, choose, nothing, open_tracker, parts, read, say_cached
+from torchx_kfp.cli.hosts import Flags, host_options
+from torchx_kfp.cli.resolver import locate, records_argument
+from torchx_kfp.cli.selection import Chosen, choose_located, open_tracker, parts, read, recorded, say_cached, titled
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
@@ -64,27 +65,23 @@ class Row:
 
 
 @click.command("compare", short_help="Show runs side by side.")
-@click.argument("tracker_base", required=False)
-@click.argument("runs", nargs=-1, metavar="RUN RUN ...")
+@records_argument("RUN RUN ...")
 @click.option("--changed", is_flag=True, help="Show only what differs between the runs.")
 @output_dir_option
 @format_option("table", "json", "csv")
 @host_options
-def compare_command(
-    tracker_base: str | None, runs: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags
-) -> None:
-    """Compare what runs recorded under TRACKER_BASE: results, metrics logged by step, and metadata.
+def compare_command(words: tuple[str, ...], changed: bool, output_dir: str, form: str, flags: Flags) -> None:
+    """Compare runs: their parameters, results, metrics logged by step, and metadata.
 
-    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest". Cached
-    stages of a run on this machine count with the results that they took from the cache.
+    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
+    these: a run on this machine, or on the KFP host. Each run knows its tracker base. With TRACKER_BASE, each RUN is
+    any run that has recorded anything there, and parameters are not compared. Cached stages of a run on this machine
+    count with the results that they took from the cache.
 
     \b
+    torchx-kfp compare digits-20260101-120000 latest --changed
     torchx-kfp compare s3://bucket/results \\
-        digits-20260101-120000 digits-20260102-120000 --changed
-
-    With --host, each RUN is a run on this machine or on that host, TRACKER_BASE is left out, and the parameters of the
-    runs are compared, too: what each has recorded is read from the tracker base that it was given. If a host is set up,
-    TRACKER_BASE can be left out without --host, too.
+        digits-20260101-120000 digits-20260102-120000
 
     A stage that ran several times, such as one in a loop, is shown as minimum, maximum and count. For two runs, the
     last column is the second run's number minus the first run's. A metric that was logged by step is shown as its
@@ -92,27 +89,13 @@ def compare_command(
     best trial, and its number of trials.
     """
     from torchx_kfp.tracking.statements.artifacts import METADATA
-    from torchx_kfp.tracking.statements.kinds import run_ids
     from torchx_kfp.tracking.statements.search import SEARCH
     from torchx_kfp.tracking.statements.steps import STEPS
 
-    if tracker_base is None:
-        raise click.UsageError(f"Missing argument '{'RUN RUN ...' if names_host(flags) else 'TRACKER_BASE'}'.")
-    if not runs and not names_host(flags):
-        raise click.UsageError("Missing argument 'RUN RUN ...'.")
-    has_base = not is_run(tracker_base, flags)
-    if not has_base:
-        runs = tracker_base, *runs
-    if len(runs) < 2:
-        raise click.UsageError("Give two or more runs to compare; `torchx-kfp results` shows one.")
-    located = [] if has_base else [locate(run, output_dir, flags) for run in runs]
-    pairs = [(it.base, it.run_id) for it in located] or [(tracker_base, run) for run in runs]
-    trackers = {base: open_tracker(base) for base, _ in pairs}
-    known = {base: sorted({*it.keys(), *run_ids(it.store)}) for base, it in trackers.items()}
-    for base, run in pairs:
-        if not known[base]:
-            raise nothing(base, run)
-    chosen = [choose(run, known[base], trackers[base], output_dir) for base, run in pairs]
+    located = locate(words, output_dir, flags, least=2, most=None)
+    trackers = {it.base: open_tracker(it.base) for it in located}
+    known = {base: recorded(tracker) for base, tracker in trackers.items()}
+    chosen = [choose_located(it, known[it.base], trackers[it.base]) for it in located]
     labels = [one.name for one in chosen]
     again = next((label for label in labels if labels.count(label) > 1), None)
     if again is not None:
@@ -124,7 +107,7 @@ def compare_command(
     stated: dict[str, Search | None] = {}
     for base, tracker in trackers.items():
         wanted = list(
-            dict.fromkeys(key for found, (of, _) in zip(keys, pairs, strict=True) if of == base for key in found)
+            dict.fromkeys(key for found, it in zip(keys, located, strict=True) if it.base == base for key in found)
         )
         results.update(read(tracker, wanted))
         metadata.update(METADATA.read_many(tracker.store, wanted))
@@ -148,6 +131,11 @@ def compare_command(
         print_message("The runs do not differ." if changed else "The runs have recorded nothing.")
     for one in chosen:
         say_cached(one)
+    if form == "table":
+        names = [it.name or run for it, run in zip(located, labels, strict=True)]
+        labels = [
+            name if names.count(name) == 1 else titled(name, run) for name, run in zip(names, labels, strict=True)
+        ]
     {"json": _print_json, "csv": _print_csv, "table": _print_table}[form](labels, rows)
 
 

@@ -9,7 +9,9 @@ import click
 
 from torchx_kfp.cli.display.printing import print_json, print_message, print_text
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.selection import choose, nothing, open_tracker, read, say_cached
+from torchx_kfp.cli.hosts import Flags, host_options
+from torchx_kfp.cli.resolver import locate, records_argument
+from torchx_kfp.cli.selection import choose_located, open_tracker, read, recorded, say_cached
 
 if TYPE_CHECKING:
     from torchx_kfp.cli.display.lineage import Results
@@ -18,19 +20,22 @@ if TYPE_CHECKING:
 
 
 @click.command("lineage", short_help="Show what a run was made from, and what was made from it.")
-@click.argument("tracker_base")
-@click.argument("run")
+@records_argument("RUN")
 @output_dir_option
 @format_option(
     "tree", "mermaid", "dot", "json", text="The format of the output; mermaid and dot (Graphviz) are graphs."
 )
-def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> None:
-    """Show what RUN was made from and what was made from it, across all pipelines that use TRACKER_BASE.
+@host_options
+def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
+    """Show what RUN was made from and what was made from it, across all pipelines that use its tracker base.
 
-    RUN is the id of one stage's run or of a pipeline run (all of its stages), the beginning or end of such an id, or
-    "latest". For a run on this machine, the results that its cached stages took from the cache count too.
+    RUN is the id of one stage's run or of a pipeline run (all of its stages), the beginning or end of such an id,
+    "latest", or a part of these, such as "latest/evaluate": a run on this machine, or on the KFP host. The run knows
+    its tracker base. With TRACKER_BASE, RUN is any run there. For a run on this machine, the results that its cached
+    stages took from the cache count too.
 
     \b
+    torchx-kfp lineage latest/evaluate
     torchx-kfp lineage s3://bucket/results digits-20260101-120000/evaluate
 
     Runs are shown with their results and artifacts: in brackets the artifacts that were used, in parentheses all
@@ -40,28 +45,24 @@ def lineage_command(tracker_base: str, run: str, output_dir: str, form: str) -> 
     from torchx_kfp.cli.display.lineage import dot, mermaid, print_trees, runs_of
     from torchx_kfp.tracking.lineage import trace
     from torchx_kfp.tracking.statements.artifacts import ARTIFACTS
-    from torchx_kfp.tracking.statements.kinds import run_ids as runs_with_entries
     from torchx_kfp.tracking.statements.sources import SOURCES, read_starts
 
-    tracker = open_tracker(tracker_base)
+    [located] = locate(words, output_dir, flags)
+    tracker = open_tracker(located.base)
     sources = SOURCES.read_many(tracker.store, corrupt=lambda error: print_message(f"Left out: {error}"))
-    recorded = tracker.keys()
-    named = (source.run_id for found in sources.values() for source in found)
-    known = sorted({*recorded, *runs_with_entries(tracker.store), *named})
-    if not known:
-        raise nothing(tracker_base, run)
-    chosen = choose(run, known, tracker, output_dir)
+    named = {source.run_id for found in sources.values() for source in found}
+    chosen = choose_located(located, recorded(tracker) | named, tracker)
     say_cached(chosen)
     lineage = trace(chosen.keys, sources, lambda wanted: ARTIFACTS.read_many(tracker.store, wanted))
     if not lineage.links:
         print_message(
-            f"Nothing is known about what {run!r} was made from, or what was made from it. "
+            f"Nothing is known about what {located.run!r} was made from, or what was made from it. "
             "Stages record it if they call current_run() or torchx.tracker.AppRun.run_from_env()."
         )
     results: Results = {}
     starts: Mapping[str, Start] = {}
     if form in ("tree", "json"):
-        results = read(tracker, sorted({*recorded} & {*runs_of(lineage)}))
+        results = read(tracker, sorted({*tracker.keys()} & {*runs_of(lineage)}))
         # A tree shows only the starts of the requested runs.
         starts = read_starts(tracker.store, runs_of(lineage) if form == "json" else lineage.run_ids)
     if form == "json":

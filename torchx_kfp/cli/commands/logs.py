@@ -14,7 +14,8 @@ import click
 
 from torchx_kfp.cli.display.printing import is_read, print_bytes, print_message, print_text
 from torchx_kfp.cli.flags import output_dir_option
-from torchx_kfp.cli.hosts import Flags, find_source, host_options
+from torchx_kfp.cli.hosts import Flags, host_options
+from torchx_kfp.cli.resolver import find_source
 from torchx_kfp.errors import ArgumentError, PipelineFileError
 from torchx_kfp.text import clean_line, did_you_mean, listed
 

@@ -8,7 +8,8 @@ import click
 
 from torchx_kfp.cli.display.printing import print_bytes, print_text
 from torchx_kfp.cli.flags import output_dir_option
-from torchx_kfp.cli.hosts import Flags, find_source, host_options
+from torchx_kfp.cli.hosts import Flags, host_options
+from torchx_kfp.cli.resolver import find_source
 from torchx_kfp.runs.vocabulary import State
 
 #: The longest part of a file's name that is made of the pipeline's.

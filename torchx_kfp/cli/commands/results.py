@@ -21,7 +21,8 @@ from torchx_kfp.cli.display.printing import (
     without_run,
 )
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.hosts import Flags, host_options, is_run, locate, names_host
+from torchx_kfp.cli.hosts import Flags, host_options
+from torchx_kfp.cli.resolver import Located, locate, records_argument
 from torchx_kfp.cli.selection import (
     Chosen,
     RunsHere,
@@ -32,6 +33,7 @@ from torchx_kfp.cli.selection import (
     read,
     say_cached,
     say_if_misplaced,
+    titled,
 )
 from torchx_kfp.cli.where import OWN, matching, unknown_name
 from torchx_kfp.errors import KeyRefusedError, MissingResultsError
@@ -44,8 +46,7 @@ if TYPE_CHECKING:
 
 
 @click.command("results", short_help="Show results of runs: filtered, sorted, as JSON or CSV.")
-@click.argument("tracker_base", required=False)
-@click.argument("run", required=False)
+@records_argument("[RUN]")
 @click.option(
     "--stage", "stages", metavar="STAGE", multiple=True, help="Show only this stage. May be given several times."
 )
@@ -63,8 +64,7 @@ if TYPE_CHECKING:
 @format_option("table", "json", "csv")
 @host_options
 def results_command(
-    tracker_base: str | None,
-    run: str | None,
+    words: tuple[str, ...],
     stages: tuple[str, ...],
     sorts: tuple[str, ...],
     expressions: tuple[str, ...],
@@ -72,16 +72,16 @@ def results_command(
     form: str,
     flags: Flags,
 ) -> None:
-    """Show the results that stages have recorded under TRACKER_BASE, an fsspec URL or a directory.
+    """Show the results that the stages of RUN have recorded.
 
-    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, or "latest". Without RUN
-    and options, the command lists the runs that have results. Cached stages of a run on this machine are shown with the
-    results that they took from the cache.
-
-    With --host, RUN is a run of that host, and TRACKER_BASE can be left out: it is the one that the run was given. If
-    a host is set up, TRACKER_BASE can also be left out before a run on this machine or on that host.
+    RUN is the id of a pipeline run or of one stage's run, the beginning or end of such an id, "latest", or a part of
+    these, such as "latest/train": a run on this machine, or on the KFP host. The run knows its tracker base, an fsspec
+    URL or a directory. With TRACKER_BASE, RUN is any run that has recorded results there; without RUN and options, the
+    command lists these runs. Cached stages of a run on this machine are shown with the results that they took from the
+    cache.
 
     \b
+    torchx-kfp results latest
     torchx-kfp results s3://bucket/results --stage train \\
         --where 'accuracy > 0.9' --sort -accuracy
 
@@ -92,17 +92,13 @@ def results_command(
 
     JSON maps run ids to results. CSV has the columns run_id, run, stage and execution, then one for each result.
     """
-    if tracker_base is None:
-        raise click.UsageError(f"Missing argument '{'RUN' if names_host(flags) else 'TRACKER_BASE'}'.")
-    if names_host(flags) or (run is None and is_run(tracker_base, flags)):
-        located = locate(run or tracker_base, output_dir, flags, tracker_base if run else "")
-        tracker_base, run = located.base, located.run_id
-    tracker = open_tracker(tracker_base)
-    chosen = _chosen(tracker, run, output_dir)
+    [located] = locate(words, output_dir, flags, least=0)
+    tracker = open_tracker(located.base)
+    chosen = _chosen(tracker, located)
     keys = list(chosen.keys)
-    if run is None and form == "table" and not (stages or sorts or expressions):
-        _list_runs(keys, RunsHere(output_dir, tracker_base, frozenset(keys)))
-        say_if_misplaced(tracker_base, keys)
+    if located.run is None and form == "table" and not (stages or sorts or expressions):
+        _list_runs(keys, RunsHere(output_dir, located.base, frozenset(keys)))
+        say_if_misplaced(located.base, keys)
         return
     found: Results = read(tracker, _of_stages(keys, stages))
     for expression in expressions:
@@ -115,12 +111,13 @@ def results_command(
         print_message(f"None of {counted(len(keys), 'run id')} matches.")
     say_cached(chosen)
     if form == "table":
-        _print_table(found, chosen.cached)
+        _print_table(found, chosen.cached, located.name.partition("/")[0])
     else:
         {"json": print_json, "csv": _print_csv}[form](found)
 
 
-def _chosen(tracker: FsspecResultTracker, run: str | None, output_dir: str) -> Chosen:
+def _chosen(tracker: FsspecResultTracker, located: Located) -> Chosen:
+    run, output_dir = located.run, located.output_dir
     # Keys below the name are listed first: a base may have many other runs.
     keys: list[str] = []
     with contextlib.suppress(KeyRefusedError):  # a run cannot have this name, such as '..'
@@ -231,7 +228,7 @@ def _print_csv(found: Results) -> None:
     print_csv(["run_id", *own, *names], rows)
 
 
-def _print_table(found: Results, cached: Mapping[str, str]) -> None:
+def _print_table(found: Results, cached: Mapping[str, str], name: str) -> None:
     from torchx_kfp.cli.display.tables import fits, print_table
 
     # A cached stage is shown in the run that took it from the cache.
@@ -239,7 +236,7 @@ def _print_table(found: Results, cached: Mapping[str, str]) -> None:
     runs = {parts(name).get("run") for name in names_here.values()}
     run = runs.pop() if len(runs) == 1 else None
     label = "stage/execution" if run else "run id"
-    above = f"Run {run}" if run else ""
+    above = f"Run {titled(name, run)}" if run else ""
     ids = [
         (name[len(run) + 1 :] if run else name) + (" (cached)" if key in cached else "")
         for key, name in names_here.items()

@@ -1,4 +1,4 @@
-"""``torchx-kfp runs``: list the runs on this machine, or on a KFP host. ``results`` lists those of a tracker."""
+"""``torchx-kfp runs``: list the runs on this machine and on a KFP host. ``results`` lists those of a tracker."""
 
 from __future__ import annotations
 
@@ -7,66 +7,93 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from torchx_kfp.cli.display.printing import print_json, print_message, terminal_width, this_command
+from torchx_kfp.cli.display.printing import print_json, print_message, terminal_width
 from torchx_kfp.cli.flags import format_option, output_dir_option
 from torchx_kfp.cli.hosts import Flags, connect, host_options, known_host_words, names_host
-from torchx_kfp.errors import ArgumentError, HostSettingsError
+from torchx_kfp.errors import ArgumentError, HostError
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration, printable
 
 if TYPE_CHECKING:
-    from torchx_kfp.backend.host import Host, RunSummary
+    from torchx_kfp.backend.host import RunSummary
     from torchx_kfp.runs.record import RunRecord
 
 
-@click.command("runs")
+@click.command("runs", short_help="List runs, the newest first.")
 @click.option(
-    "--limit", metavar="N", type=click.IntRange(1), default=20, help="How many runs of a host.  [default: 20]"
+    "--limit", metavar="N", type=click.IntRange(1), default=20, help="How many runs of the host.  [default: 20]"
 )
 @output_dir_option
 @format_option("table", "json")
 @host_options
 def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
-    """List the runs on this machine; with --host, those on a KFP host. The newest is the first.
+    """List the runs on this machine and on the KFP host that is set up, the newest first.
 
-    The state of a run is running, succeeded, failed, canceled, or interrupted (its process on this machine was killed).
-    A run that KFP has not begun is queued.
+    With --host, only the runs on that host are listed, and with --output-dir, only those in that directory. The state
+    of a run is running, succeeded, failed, canceled, or interrupted (its process on this machine was killed). A run
+    that KFP has not begun is queued. A host that is set up but does not answer within some seconds is left out, with a
+    message.
     """
+    given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
+    here: list[RunRecord] = []
+    there: list[RunSummary] = []
+    name = ""
     if names_host(flags):
-        _list_on_host(connect(flags), limit, form)
+        host = connect(flags)
+        name, there = host.connection.name, list(host.list(limit=limit))
     else:
-        _list_here(output_dir, form)
+        name, there = ("", []) if given else _runs_there(limit, flags)
+        try:
+            here = _runs_here(output_dir)
+        except ArgumentError:
+            if not there:
+                raise
+    if form == "json":
+        print_json([*map(_as_json, here), *map(_summary_as_json, there)])
+        return
+    if here:
+        _print_here(here, above=f"On this machine, in {output_dir}" if there else "")
+    if there:
+        _print_there(there, above=f"\nOn {name}" if here else "")
+    if not here and not there:
+        print_message(f"There are no runs {f'on {name}' if names_host(flags) else f'in {output_dir!r}'}.")
 
 
-def _list_on_host(host: Host, limit: int, form: str) -> None:
+def _runs_there(limit: int, flags: Flags) -> tuple[str, list[RunSummary]]:
+    """Return the name and runs of the host that is set up; empty if none is, or if it does not answer soon."""
+    try:
+        if not known_host_words():
+            return "", []
+        host = connect(flags, is_patient=False)
+        return host.connection.name, list(host.list(limit=limit))
+    except HostError as error:
+        print_message(f"The runs on the KFP host are missing: {error}")
+        return "", []
+
+
+def _print_there(runs: Sequence[RunSummary], above: str) -> None:
     from torchx_kfp.cli.display.tables import fits, print_table
 
-    runs = list(host.list(limit=limit))
-    columns, cut = ("run", "name", "state", "started", "took"), ("name",)
-    if form == "json":
-        print_json([_summary_as_json(run) for run in runs])
-    elif runs:
-        now = time.time()
-        rows = [
-            (
-                run.run_id,
-                printable(run.name),
-                str(run.state),
-                _started(run.created) if run.created else "",
-                duration((run.finished if run.state.is_over and run.finished else now) - run.created)
-                if run.created
-                else "",
-            )
-            for run in runs
-        ]
-        if not fits(columns, rows):
-            # The beginning of an id is enough for commands, and a name says more than the rest.
-            short = _beginnings([run.run_id for run in runs])
-            rows = [(beginning, *row[1:]) for beginning, row in zip(short, rows, strict=True)]
-        print_table(columns, rows, right=("took",), cut=cut)
-    else:
-        print_message(f"There are no runs on {host.connection.name}.")
+    columns, now = ("run", "name", "state", "started", "took"), time.time()
+    rows = [
+        (
+            run.run_id,
+            printable(run.name),
+            str(run.state),
+            _started(run.created) if run.created else "",
+            duration((run.finished if run.state.is_over and run.finished else now) - run.created)
+            if run.created
+            else "",
+        )
+        for run in runs
+    ]
+    if not fits(columns, rows):
+        # The beginning of an id is enough for commands, and a name says more than the rest.
+        short = _beginnings([run.run_id for run in runs])
+        rows = [(beginning, *row[1:]) for beginning, row in zip(short, rows, strict=True)]
+    print_table(columns, rows, right=("took",), cut=("name",), above=above)
 
 
 def _beginnings(run_ids: Sequence[str]) -> list[str]:
@@ -90,16 +117,16 @@ def _summary_as_json(run: RunSummary) -> dict[str, Any]:
     }
 
 
-def _list_here(output_dir: str, form: str) -> None:
+def _runs_here(output_dir: str) -> list[RunRecord]:
+    """Return the runs on this machine; say what cannot be read.
+
+    Raises:
+        ArgumentError: there is no such directory.
+    """
     from torchx_kfp.runs.history import find_runs, read_run
 
-    hint = _hint()
-    try:
-        folders = find_runs(output_dir)
-    except ArgumentError as error:
-        raise ArgumentError(f"{error} {hint}".strip()) from None
     records = []
-    for folder in folders:
+    for folder in find_runs(output_dir):
         try:
             records.append(read_run(folder))
         except (ArgumentError, OSError) as error:
@@ -107,23 +134,7 @@ def _list_here(output_dir: str, form: str) -> None:
     for record in records:
         for sentence in record.corrupt:
             print_message(sentence)
-    if form == "json":
-        print_json([_as_json(record) for record in records])
-    elif records:
-        _print_table(records)
-    else:
-        print_message(f"There are no runs in {output_dir!r}.")
-    if hint:
-        print_message(hint)
-
-
-def _hint() -> str:
-    """Return how to list the runs of the host that is set up; empty if none is."""
-    try:
-        words = known_host_words()
-    except HostSettingsError:
-        return ""  # it does not matter for runs on this machine
-    return f"To list those on KFP: {this_command('runs', *words)}" if words else ""
+    return records
 
 
 def _done(record: RunRecord) -> int:
@@ -134,7 +145,7 @@ def _failed(record: RunRecord) -> int:
     return record.run.counts().get(State.FAILED, 0)
 
 
-def _print_table(records: list[RunRecord]) -> None:
+def _print_here(records: Sequence[RunRecord], above: str) -> None:
     from torchx_kfp.cli.display.tables import print_table
 
     rows = [
@@ -147,7 +158,7 @@ def _print_table(records: list[RunRecord]) -> None:
         )
         for record in records
     ]
-    print_table(("run", "state", "started", "took", "done"), rows, right=("took",))
+    print_table(("run", "state", "started", "took", "done"), rows, right=("took",), above=above)
 
 
 def _started(seconds: float) -> str:

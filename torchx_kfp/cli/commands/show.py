@@ -11,59 +11,46 @@ import click
 
 from torchx_kfp.cli.display.printing import print_json, show_results, show_value, sparkline
 from torchx_kfp.cli.flags import format_option, output_dir_option
-from torchx_kfp.cli.hosts import Flags, host_options, is_run, locate, names_host
-from torchx_kfp.cli.selection import choose, nothing, open_tracker, read, say_cached
+from torchx_kfp.cli.hosts import Flags, host_options
+from torchx_kfp.cli.resolver import locate, records_argument
+from torchx_kfp.cli.selection import choose_located, open_tracker, read, recorded, say_cached, titled
 from torchx_kfp.errors import UnknownRunError
-from torchx_kfp.text import counted, listed, moment, printable
+from torchx_kfp.text import counted, listed, moment
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.statements.search import Search
 
 
 @click.command("show", short_help="Show everything that is known about a stage's run.")
-@click.argument("tracker_base", required=False)
-@click.argument("run", required=False)
+@records_argument("RUN")
 @output_dir_option
 @format_option("table", "json")
 @host_options
-def show_command(tracker_base: str | None, run: str | None, output_dir: str, form: str, flags: Flags) -> None:
+def show_command(words: tuple[str, ...], output_dir: str, form: str, flags: Flags) -> None:
     """Show everything known about RUN: its start, results, metrics, metadata, artifacts, and the runs that it reads.
 
-    RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train". A cached
-    stage of a run on this machine is shown with what it took from the cache, and a stage of a search with the search as
-    it was then.
-
-    With --host, RUN is a stage of a run on that host, such as "latest/train", and TRACKER_BASE can be left out: it is
-    the one that the run was given. If a host is set up, it can also be left out before a run on this machine or on that
-    host.
+    RUN is the id of one stage's run, the beginning or end of such an id, or a name such as "latest/train": of a run on
+    this machine, or on the KFP host. The run knows its tracker base. With TRACKER_BASE, RUN is any run that has
+    recorded anything there. A cached stage of a run on this machine is shown with what it took from the cache, and a
+    stage of a search with the search as it was then.
 
     \b
+    torchx-kfp show latest/evaluate
     torchx-kfp show s3://bucket/results digits-20260101-120000/evaluate
     """
     from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA, UNDELIVERED
-    from torchx_kfp.tracking.statements.kinds import run_ids
     from torchx_kfp.tracking.statements.search import SEARCH
     from torchx_kfp.tracking.statements.sources import SOURCES, read_starts
     from torchx_kfp.tracking.statements.steps import STEPS
 
-    if tracker_base is None:
-        raise click.UsageError(f"Missing argument '{'RUN' if names_host(flags) else 'TRACKER_BASE'}'.")
-    if names_host(flags) or (run is None and is_run(tracker_base, flags)):
-        name, slash, stage = (run or tracker_base).partition("/")
-        located = locate(name, output_dir, flags, tracker_base if run else "")
-        tracker_base, run = located.base, f"{located.run_id}{slash}{stage}"
-    elif run is None:
-        raise click.UsageError("Missing argument 'RUN'.")
-    tracker = open_tracker(tracker_base)
-    known = sorted({*tracker.keys(), *run_ids(tracker.store)})
-    if not known:
-        raise nothing(tracker_base, run)
-    chosen = choose(run, known, tracker, output_dir)
+    [located] = locate(words, output_dir, flags)
+    tracker = open_tracker(located.base)
+    chosen = choose_located(located, recorded(tracker), tracker)
     run_id, *others = chosen.keys
     if others:
         raise UnknownRunError(
-            f"{run!r} has {len(others) + 1:,} runs of stages under {tracker_base!r}: {listed([run_id, *others])}. Give "
-            "the run id of one."
+            f"{located.run!r} has {len(others) + 1:,} runs of stages under {located.base!r}: "
+            f"{listed([run_id, *others])}. Give the run id of one."
         )
     found = {
         "run_id": run_id,
@@ -92,10 +79,10 @@ def show_command(tracker_base: str | None, run: str | None, output_dir: str, for
     if form == "json":
         print_json(found)
     else:
-        _print_table(found, search)
+        _print_table(found, search, located.name)
 
 
-def _print_table(found: dict[str, Any], search: Search | None) -> None:
+def _print_table(found: dict[str, Any], search: Search | None, name: str) -> None:
     from torchx_kfp.cli.display.tables import print_table
 
     started = found["started"] or {}
@@ -117,7 +104,7 @@ def _print_table(found: dict[str, Any], search: Search | None) -> None:
         *(("lacks records", name, why) for name, why in found["undelivered"].items()),
         *(("started", name, value) for name, value in started.items() if value is not None),
     ]
-    print_table(("what", "name", "value"), rows, above=f"Run {printable(found['run_id'])}")
+    print_table(("what", "name", "value"), rows, above=f"Run {titled(name, found['run_id'])}")
 
 
 def _curve(found: dict[str, Any]) -> str:

@@ -6,7 +6,8 @@ import click
 
 from torchx_kfp.cli.flags import output_dir_option, view_options
 from torchx_kfp.cli.following import show
-from torchx_kfp.cli.hosts import Flags, find_source, host_options, host_words
+from torchx_kfp.cli.hosts import Flags, host_options, host_words
+from torchx_kfp.cli.resolver import find_source
 
 
 @click.command("watch", short_help="Show a run in progress.")
