@@ -139,7 +139,7 @@ def test_a_retry_has_a_run_id_of_its_own(tmp_path: Path) -> None:
     )
 
     def pipeline(tracker_base: str) -> None:
-        role = Role("role", "image", entrypoint="python", args=["-c", program, "x"], max_retries=1)
+        role = Role("role", "image", entrypoint="python", args=["-c", program, "x"])
         first = task_from_app(AppDef("flaky", [role]), tracker_base=tracker_base)
         first.set_retry(num_retries=1, backoff_duration="0s")
         task_from_app(app("read"), tracker_base=tracker_base, reads=first)
@@ -367,8 +367,7 @@ def test_a_retry_publishes_what_it_recorded_itself(tmp_path: Path) -> None:
 
     def pipeline(tracker_base: str) -> None:
         made = record("train", '{"accuracy": 0.5}', once)
-        made.roles[0].max_retries = 1
-        task_from_app(made, tracker_base=tracker_base, results={"accuracy": float})
+        task_from_app(made, tracker_base=tracker_base, results={"accuracy": float}).set_retry(1)
 
     (stage,) = run_pipeline(pipeline, tmp_path).stages
     assert (stage.state, stage.attempts, stage.outputs["accuracy"]) == (State.SUCCEEDED, 2, 0.5)

@@ -65,7 +65,9 @@ def python(name: str, replicas: int, code: str, **fields: Any) -> Role:
     return role(name, replicas, sys.executable, "-uc", textwrap.dedent(code), **fields)
 
 
-def command(*roles: Role, program: str = "carried", success: list[str] | None = None, restarts: int = 0) -> list[str]:
+def command(
+    *roles: Role, program: str = "carried", success: list[str] | None = None, given: Any = None, **options: int
+) -> list[str]:
     """Return the launcher's command line for roles; a role's ``count`` is text that is known only at run time."""
     words: list[str] = []
     described = []
@@ -87,8 +89,8 @@ def command(*roles: Role, program: str = "carried", success: list[str] | None = 
                 **({"count": place(one["count"])[0]} if "count" in one else {}),
             }
         )
-    spec = {"roles": described, "success": success or [one["name"] for one in roles], "restarts": restarts}
-    return [*PROGRAMS[program], json.dumps(spec), "{}", *words]
+    spec = {"roles": described, "success": success or [one["name"] for one in roles], "restarts": 0, **options}
+    return [*PROGRAMS[program], json.dumps(spec), json.dumps(given or {}), *words]
 
 
 def environ(**variables: str) -> dict[str, str]:
@@ -307,6 +309,19 @@ def test_restarts_of_all_replicas(tmp_path: Path) -> None:
         "starting all replicas again (1 of 2)",
         "starting all replicas again (2 of 2)",
     ]
+
+
+def test_another_attempt_has_a_run_id_of_its_own(tmp_path: Path) -> None:
+    script = f'echo "$TORCHX_JOB_ID"; mkdir {tmp_path}/"${{TORCHX_JOB_ID##*/}}"; ls {tmp_path} | grep -q _3 || exit 6'
+    outputs = {"outputs": {"parameters": {"run_id": {"outputFile": str(tmp_path / "run_id")}}}}
+    variables = {"TORCHX_JOB_ID": "run/train/pod_01234567"}
+    process = launch(shell("train", 1, script), retries=2, given=outputs, variables=variables)
+    assert process.returncode == 0
+    run_ids = [f"run/train/pod_01234567{attempt}" for attempt in ("", "_2", "_3")]
+    assert process.stdout.decode().splitlines() == [f"train/0 | {run_id}" for run_id in run_ids]
+    assert (tmp_path / "run_id").read_text() == run_ids[-1]
+    attempts = [line for line in said(process) if "attempt" in line]
+    assert attempts == [f"attempt {number} of 3: the application ended with exit code 6" for number in (2, 3)]
 
 
 def test_a_restart_that_succeeds(tmp_path: Path) -> None:

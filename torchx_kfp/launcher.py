@@ -20,6 +20,9 @@ failed one are never those of the next. An annotation names the attempt that fol
 is gone follows none: a node that was cut off may come back while the next attempt runs. An attempt deletes only what it
 follows, or what it has seen of an earlier one.
 
+If the engine does not start replicas again by itself, this program does: ``retries`` in SPEC says how often it makes
+another object when one has failed, with another run id. What ends this program itself is not retried here.
+
 Argo kills a stage's processes about a second after SIGTERM (0.16 to 0.95 s were seen on KFP 2.17), so deleting the
 object is the first thing that the handler does. The object's owner is the run's Workflow: if the launcher's pod is lost
 with its node, the replicas go on, and the next attempt adopts them.
@@ -138,10 +141,24 @@ def last_lines(lines: Sequence[bytes], most: int, /) -> Sequence[bytes]:
     return ([line for line in lines if re.match(rb"\[[^]\s]*\d\]:.*\S", line)] or lines)[-most:]
 
 
+def outputs_of(executor_input: Any, /) -> Any:
+    """Return the stage's output parameters, each with the file that KFP reads."""
+    return (executor_input.get("outputs") or {}).get("parameters") or {}
+
+
+def begin_again(spec: Any, attempt: int, code: int, outputs: Any, /) -> None:
+    """Give another attempt at the replicas a run id of its own, so that nobody reads what the failed one recorded."""
+    say(f"attempt {attempt} of {spec['retries'] + 1}: the application ended with exit code {code}")
+    if "run_id" in outputs:
+        os.environ["TORCHX_JOB_ID"] = re.sub(r"(_\d{1,7})?$", f"_{attempt}", os.environ["TORCHX_JOB_ID"], count=1)
+        with open(outputs["run_id"]["outputFile"], "w") as file:
+            file.write(os.environ["TORCHX_JOB_ID"])
+
+
 # On this machine
 
 
-def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
+def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], outputs: Any, /) -> int:
     """Run each replica as a process in a session of its own, as TorchX's local scheduler does.
 
     The first failure ends the others. Replicas that name the same port take turns with those of other stages.
@@ -158,8 +175,12 @@ def run_here(spec: Any, words: Sequence[str], counts: Sequence[int], /) -> int:
         with contextlib.suppress(OSError, OverflowError):
             socket.create_connection(("localhost", port), 1).close()
             say(f"another program on this machine listens on port {port}, which is in the port_map of a role")
-    for attempt in range(spec["restarts"] + 1):
-        if attempt:
+    retries = spec.get("retries", 0)
+    code = 0
+    for attempt in range(max(spec["restarts"], retries) + 1):
+        if attempt and retries:
+            begin_again(spec, attempt + 1, code, outputs)
+        elif attempt:
             say(f"starting all replicas again ({attempt} of {spec['restarts']})")
         code, stopped = run_processes(spec, words, counts, mask)
         if not code or stopped:
@@ -537,7 +558,7 @@ def notes_of(found: Any, /) -> Any:
 
 
 def launcher_of(found: Any, /) -> Any:
-    """Return the pod of the attempt that follows an object."""
+    """Return the attempt that follows an object."""
     return notes_of(found).get("torchx-kfp/launcher")
 
 
@@ -552,7 +573,9 @@ def why(found: Any, /) -> str:
 class Stage:
     """One attempt of a distributed stage on the cluster."""
 
-    def __init__(self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any, /) -> None:
+    def __init__(
+        self, spec: Any, words: Sequence[str], counts: Sequence[int], executor_input: Any, attempt: str = "", /
+    ) -> None:
         self.spec = spec
         self.words = words
         self.counts = counts
@@ -567,6 +590,9 @@ class Stage:
             f"--engine {spec['engine']} --namespace {self.namespace} --service-account {self.account}"
         )
         self.pod = os.environ.get("KFP_POD_NAME", "")
+        self.uid = os.environ.get("KFP_POD_UID")
+        #: What names this attempt. When KFP retries a run, Argo gives the new pod the name of the one that failed.
+        self.attempt = f"{self.uid or self.pod}{attempt}"
         self.collection = self.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
         #: The object that this attempt may delete, as it was seen last.
@@ -578,7 +604,7 @@ class Stage:
         self.companions: Any = ()
         self.looks = 0
         self.over = False
-        self.outputs = (executor_input.get("outputs") or {}).get("parameters") or {}
+        self.outputs = outputs_of(executor_input)
         config = ((executor_input.get("inputs") or {}).get("parameterValues") or {}).get(spec["config"]) or {}
         self.config = json.loads(config) if isinstance(config, str) else dict(config)
         # The launcher's own claims, which the manifest has for the roles that mount them.
@@ -605,7 +631,8 @@ class Stage:
         """Return the object of this name, or None; forget the one that was seen if another attempt follows it now."""
         found = self.find(patience)
         before = self.seen and (self.seen["metadata"]["uid"], launcher_of(self.seen))
-        mine = found and (launcher_of(found) == self.pod or (found["metadata"]["uid"], launcher_of(found)) == before)
+        now = found and (found["metadata"]["uid"], launcher_of(found))
+        mine = found and (launcher_of(found) == self.attempt or now == before)
         self.seen = found if mine else None
         return found
 
@@ -647,7 +674,7 @@ class Stage:
                 same = notes_of(found).get("torchx-kfp/spec") == self.digest
                 ending = found["metadata"].get("deletionTimestamp")
                 # If this attempt made it, and did not get the answer, its failure is that of the attempt.
-                if same and not ending and (state != "failed" or launcher_of(found) == self.pod):
+                if same and not ending and (state != "failed" or launcher_of(found) == self.attempt):
                     adopted = self.adopt(found, owners)
                     if adopted:
                         return adopted
@@ -688,7 +715,7 @@ class Stage:
 
     def adopt(self, found: Any, owners: Any, /) -> Any:
         """Say that this attempt follows the object now, and go on with its run id; None if the object has changed."""
-        mine = {"torchx-kfp/launcher": self.pod}
+        mine = {"torchx-kfp/launcher": self.attempt}
         version = found["metadata"]["resourceVersion"]
         body = {"metadata": {"resourceVersion": version, "ownerReferences": owners, "annotations": mine}}
         code, adopted = self.cluster.call("PATCH", self.object, body)
@@ -699,7 +726,7 @@ class Stage:
         if self.run_id and "run_id" in self.outputs:
             with open(self.outputs["run_id"]["outputFile"], "w") as file:
                 file.write(self.run_id)
-        if launcher_of(found) != self.pod:
+        if launcher_of(found) != self.attempt:
             known = f", run id {self.run_id}" * bool(self.run_id)
             say(f"following {found['kind']} {self.namespace}/{self.name} of an earlier attempt{known}")
         return adopted
@@ -709,6 +736,8 @@ class Stage:
         path = f"{self.path('api/v1', 'pods')}?fieldSelector=metadata.name%3D{self.pod}"
         for pod in self.cluster.call("GET", path)[1]["items"]:
             meta = pod["metadata"]
+            if self.uid not in (None, meta["uid"]):
+                continue
             for owner in meta.get("ownerReferences") or ():
                 if owner["kind"] == "Workflow":
                     return [{key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}]
@@ -764,7 +793,7 @@ class Stage:
             values[f"{position}.image"] = texts(role["image"], words, "") if "image" in role else ""
         made = fill(spec["object"], values, self.config)
         self.companions = [(api, plural, fill(one, values, {})) for api, plural, one in spec["companions"]]
-        notes = {"spec": self.digest, "run-id": self.run_id, "launcher": self.pod}
+        notes = {"spec": self.digest, "run-id": self.run_id, "launcher": self.attempt}
         made["metadata"]["annotations"].update({f"torchx-kfp/{key}": value for key, value in notes.items()})
         made["metadata"]["ownerReferences"] = list(owners)
         return made
@@ -1050,19 +1079,29 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     try:
         counts = [count(role, words) for role in spec["roles"]]
         node = os.environ.get("KFP_ARGO_NODE")
+        given = json.loads(executor_input)
+        outputs = outputs_of(given)
         if node is None:
             if os.path.exists(f"{FOLDER}/token") and "TORCHX_KFP_LOCAL_RUN" not in os.environ:
                 raise Failure(
                     "this pod lacks the variable KFP_ARGO_NODE: the pipeline's settings for Kubernetes are lost"
                 )
-            leave(run_here(spec, words, counts))
+            leave(run_here(spec, words, counts, outputs))
         if not node:
             raise Failure("the pod lacks the annotation workflows.argoproj.io/node-name, from which its name is made")
-        try:
-            stage = Stage(spec, words, counts, json.loads(executor_input))
-        except (OSError, KeyError) as error:
-            raise Failure(f"the pod has no access to the cluster's API: {error!r}") from None
-        leave(stage.run())
+        attempt = 1
+        while True:
+            try:
+                stage = Stage(spec, words, counts, given, f"/{attempt}" * (attempt > 1))
+            except (OSError, KeyError) as error:
+                raise Failure(f"the pod has no access to the cluster's API: {error!r}") from None
+            code = stage.run()
+            # It may have adopted a later attempt.
+            adopted = re.search(r"_(\d{1,7})$", stage.run_id)
+            attempt = 1 + max(attempt, int(adopted[1]) if adopted else 1)
+            if not code or attempt > spec.get("retries", 0) + 1:
+                leave(code)
+            begin_again(spec, attempt, code, outputs)
     except Failure as failure:
         say(failure)
         leave(spec.get("failure", 1))

@@ -6,13 +6,17 @@ time; ``encode`` returns the environment that the script must produce, and that 
 hand. The module uses only the standard library.
 
 A run id is ``<pipeline run>/<stage>/<execution>``. It is also the key of the stage's results below the tracker base.
+An execution is ``<pod>_<UID>_<attempt>``: the pod's name, the first eight digits of its UID if it has one, and the
+number of the attempt in the pod if the application was started again there (see ``Execution``).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torchx_kfp.errors import NotInStageError, ProtocolError
 
@@ -43,8 +47,10 @@ VARIABLES = (TRACKER_BASE, JOB_ID, PARENT_RUN_ID, PARENT_RUN_IDS, TRACKERS, TRAC
 PIPELINE_RUN = "KFP_RUN_ID"
 #: The field of a pod that has it on KFP's backend.
 RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
-#: Set on every pod by KFP's backend. If it is set, it is the last part of the run id.
+#: Set on every pod by KFP's backend. The last part of the run id is the pod's name and the beginning of its UID: when
+#: KFP retries a run, Argo gives the new pod the name of the one that failed.
 POD_NAME = "KFP_POD_NAME"
+POD_UID = "KFP_POD_UID"
 #: Set in the launcher of a distributed stage: the annotation with the Argo node of its pod, which names the stage in
 #: all its attempts, and the service account with which the stage runs.
 ARGO_NODE = "KFP_ARGO_NODE"
@@ -63,6 +69,22 @@ OF_REPLICAS = (REPLICA_ID, NUM_REPLICAS, RANK0_HOST)
 IMAGE = "TORCHX_KFP_IMAGE"
 
 RunIds = str | tuple[str, ...]
+
+_EXECUTION = re.compile(r"(?P<pod>.+?)(?P<uid>_[0-9a-f]{8})?(?:_(?P<attempt>[1-9][0-9]{0,6}))?", re.DOTALL)
+
+
+class Execution(NamedTuple):
+    """The last part of a run id: a pod, the beginning of its UID (may be empty), and the attempt in it, from 1."""
+
+    pod: str
+    uid: str = ""
+    attempt: int = 1
+
+    @classmethod
+    def parse(cls, run_id: str) -> Execution:
+        """Return the execution in a run id, or in the last part of one."""
+        found = _EXECUTION.fullmatch(run_id.rpartition("/")[2])
+        return cls(found["pod"], (found["uid"] or "")[1:], int(found["attempt"] or 1)) if found else cls("")
 
 
 class RawJson(str):

@@ -105,16 +105,17 @@ def run(command: Sequence[str], /) -> tuple[int, bool]:
 def end_leftovers(run_id: str, /) -> None:
     """End the processes that the application left running: they could keep the stage's output open forever.
 
-    They get SIGTERM first, because an application that a shell script started outlives the shell when a signal ends it.
-    After 5 s they are killed.
+    Run ids of further attempts in this pod go on with ``_``. Processes get SIGTERM first, because an application that a
+    shell script started outlives the shell when a signal ends it. After 5 s they are killed.
     """
     for attempt in range(60):
         left = 0
         for pid in os.listdir("/proc"):
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
-                    environ = file.read().split(b"\0")
-                if f"TORCHX_JOB_ID={run_id}".encode() in environ and int(pid) != os.getpid():
+                    environ = b"\0" + file.read()
+                mark = f"\0TORCHX_JOB_ID={run_id}".encode()
+                if (mark + b"\0" in environ or mark + b"_" in environ) and int(pid) != os.getpid():
                     os.kill(int(pid), 0 if attempt % 50 else 9 if attempt else 15)
                     left = 1
             except (OSError, ValueError):  # it has ended, belongs to another user, or is not a process
@@ -338,7 +339,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
             sys.exit(code)
     try:
         outputs = json.loads(executor_input)["outputs"]
-        # The launcher of a distributed stage may have gone on with the run of an earlier attempt.
+        # The application may have been started again. A launcher may have gone on with the run of an earlier attempt.
         run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115
         sys.exit(publish(spec, outputs, words, base, run_id, recorded))
     except Exception as error:

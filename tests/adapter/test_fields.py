@@ -118,12 +118,6 @@ def test_a_function_is_not_an_appdef() -> None:
         component_from_app(make_app)  # type: ignore[arg-type]
 
 
-def test_retries() -> None:
-    task, _, _ = compile_app(make_app(max_retries=3))
-    assert task["retryPolicy"]["maxRetryCount"] == 3
-    assert "retryPolicy" not in compile_app(make_app())[0]
-
-
 def test_labels_are_those_of_torchx_kubernetes_scheduler() -> None:
     app = make_app("my-app", role="trainer")
     labels = compile_app(app, labels=True)[2]["podMetadata"]["labels"]

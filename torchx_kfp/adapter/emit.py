@@ -211,8 +211,6 @@ def _configure(task: dsl.PipelineTask, plan: StagePlan, tracker_base: TrackerBas
         task.set_accelerator_limit(1).container_spec.resources.accelerator_count = str(plan.resources.accelerator.count)
     if not plan.cache:
         task.set_caching_options(False)
-    if plan.retries:
-        task.set_retry(num_retries=plan.retries)
     _configure_pod(task, plan)
     return task
 

@@ -70,10 +70,10 @@ class Workload:
     ``api`` and ``plural`` name the collection of ``manifest``, ``companions`` are objects that it owns, as (api,
     plural, manifest). ``state`` is the path of the field that tells the state: text, or a list of conditions;
     ``succeeded`` and ``failed`` are its final values. ``index`` is the pods' annotation with the index of a replica,
-    and ``host`` the name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often KFP retries
-    the stage, because the engine cannot, and ``restarts`` how often the engine starts all replicas again. ``success``
-    names the roles whose success is the stage's; none if it is that of all. ``available`` is the number of replicas
-    with which the stage may start, if it is not that of the roles.
+    and ``host`` the name of replica 0 of the first role, as a format for ``%``. ``retries`` is how often the launcher
+    makes the object again, because the engine does not start replicas again, and ``restarts`` how often the engine
+    starts all of them again. ``success`` names the roles whose success is the stage's; none if it is that of all.
+    ``available`` is the number of replicas with which the stage may start, if it is not that of the roles.
     """
 
     api: str

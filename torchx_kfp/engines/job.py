@@ -37,7 +37,7 @@ class Job(Engine):
 
     Replicas are scheduled one by one, unless Kueue admits them together. If a replica fails, the Job fails; with
     ``RetryPolicy.REPLICA``, it starts up to ``max_retries`` failed replicas again. With ``RetryPolicy.APPLICATION``,
-    KFP retries the stage, as it does for stages with one replica.
+    the stage creates another Job when one has failed.
     """
 
     NAME: ClassVar[str] = "job"

@@ -45,6 +45,9 @@ _UNUSED = ("--quiet", "--no-warn-script-location")
 _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|tar\.gz|zip)$|/sdk/python/?$")
 
 
+#: The program that starts an application again.
+_RETRIES = "_k= _n=x"
+_ATTEMPTS = re.compile(r" -lt (\d+) ")
 # An octal escape for printf, in a constant of a tracked stage.
 _OCTAL = re.compile(rb"\\0([0-7]{1,3})")
 
@@ -157,7 +160,22 @@ def application_of(words: Sequence[str]) -> list[str]:
     They are an ``env`` with the application's variables, if it has any, and its command line.
     """
     filled, start = _filled(words)
-    return filled[start:]
+    found = _find_retries(filled)
+    return filled[start:] if found is None else [*filled[start : found[0]], *filled[found[0] + 4 :]]
+
+
+def retries_of(words: Sequence[str]) -> int:
+    """Return how often a stage's own program starts its application again if it fails."""
+    found = _find_retries(words)
+    return found[1] if found else 0
+
+
+def _find_retries(words: Sequence[str]) -> tuple[int, int] | None:
+    """Return the place and the number of retries of ``adapter/stage/retries`` in a command, which takes four words."""
+    for place, word in enumerate(words):
+        if word.startswith(_RETRIES) and place > 1 and (found := _ATTEMPTS.search(word)):
+            return place - 2, int(found[1]) - 1
+    return None
 
 
 def _filled(words: Sequence[str]) -> tuple[list[str], int]:

@@ -13,6 +13,7 @@ from torchx_kfp.errors import StageFailedError, StageNotFoundError
 from torchx_kfp.named import Named
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
+from torchx_kfp.protocol import Execution
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean, clean_line, counted, did_you_mean, duration, listed, shown
 
@@ -74,6 +75,11 @@ class StageResult:
             values = getattr(self, f"{kind}s")
             if values is not None:
                 object.__setattr__(self, f"{kind}s", Named(values, f"The stage {self.name!r}", kind))
+
+    @property
+    def attempts_in_pod(self) -> int:
+        """How often the last attempt has started the application in its pod (``max_retries``), if it is tracked."""
+        return Execution.parse(self.run_id or "").attempt
 
     @property
     def measures(self) -> dict[str, Any]:

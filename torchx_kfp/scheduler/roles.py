@@ -9,7 +9,7 @@ from typing import Any
 
 from torchx import specs
 
-from torchx_kfp.pipeline.commands import application_of
+from torchx_kfp.pipeline.commands import application_of, retries_of
 from torchx_kfp.pipeline.distributed import EXECUTOR_INPUT, ReplicaRole, replica_roles
 from torchx_kfp.pipeline.known import known_inputs
 from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_value
@@ -56,7 +56,8 @@ def _roles(place: Place, container: Container, facts: Facts) -> StageRoles:
     given = (*container.command, *container.args)
     # It is how the program of a distributed stage is found.
     filled = ([word] if word == EXECUTOR_INPUT else resolve_command([word], facts) for word in given)
-    words = application_of([word for words in filled for word in words])
+    all_words = [word for words in filled for word in words]
+    words = application_of(all_words)
     env, words = _split(words)
     env = {**dict(container.env), **env}
     distributed = replica_roles(words)
@@ -69,7 +70,7 @@ def _roles(place: Place, container: Container, facts: Facts) -> StageRoles:
         entrypoint=words[0] if words else specs.MISSING,
         args=words[1:],
         env=env,
-        max_retries=place.task.retry.count if place.task.retry else 0,
+        max_retries=retries_of(all_words),
         resource=_resource(container, facts),
     )
     return StageRoles([role])

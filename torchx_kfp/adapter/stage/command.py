@@ -4,7 +4,7 @@ A tracked stage's command is::
 
     env TORCHX_TRACKER_BASE=... \
         sh -ec SCRIPT SIGNATURE RUN_ID_FILE VALUES [PARENTS...] [UI_FILE UI_METADATA] [MASK] \
-        [env NAME=VALUE...] [PUBLISHER...] WORDS...
+        [env NAME=VALUE...] [PUBLISHER...] [RETRIES...] WORDS...
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
 whose value is known only at run time. The script makes the run id, writes it to KFP's output, checks the run ids of
@@ -12,7 +12,7 @@ PARENTS, and ends with ``exec WORDS``, so that signals reach the application and
 WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's variables, because KFP's
 cache key covers the command but not the container's environment. It also sets the variables of further trackers, which
 replace those of the script. A stage with outputs has a PUBLISHER (``torchx_kfp.publisher``), which runs WORDS as its
-child and passes on signals and the exit code.
+child and passes on signals and the exit code. RETRIES (``retries``) start WORDS again if they fail.
 
 VALUES is the input ``stage`` (``stage_input``): the stage's name, the names that PARENTS lack, and the values of the
 words that MASK marks. Everything else is the same for all stages of the same shape. KFP's backend stores such a
@@ -35,10 +35,11 @@ from torchx_kfp.adapter.values.escapes import check_word, escape, find_rewritten
 from torchx_kfp.adapter.values.references import Parts, Reference
 from torchx_kfp.errors import AppDefError
 
-#: Makes the run id ``<pipeline run>/<stage>/<pod>``. A random UUID replaces names that are not set.
+#: Makes the run id ``<pipeline run>/<stage>/<pod>_<UID>``. A random UUID replaces names that are not set.
 _RUN_ID = (
     "read -r _i </proc/sys/kernel/random/uuid; "
-    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%% *}}/${{{protocol.POD_NAME}:-$_i}}" '
+    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%% *}}/${{{protocol.POD_NAME}:-$_i}}'
+    f'${{{protocol.POD_UID}:+_${{{protocol.POD_UID}%%-*}}}}" '
     f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
     f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; _v=$2; shift 2; '
 )
@@ -128,11 +129,12 @@ def untracked_command(
 ) -> tuple[str, ...]:
     """Return the application's words, after a script if something must be done before."""
     mask, texts = _join_words(variables, program, words, inputs)
+    is_launcher = program[:1] == ("python3",)
     if not mask and not ui_metadata:
         return texts
     script = (
         (_UI_METADATA if ui_metadata else "")
-        + (_PYTHON.format(_OF_LAUNCHER) if program else "")
+        + (_PYTHON.format(_OF_LAUNCHER) if is_launcher else "")
         + (_DECODE if mask else "")
         + _EXEC
     )
@@ -170,11 +172,12 @@ def tracked_command(
         ui_metadata: the path and the escaped text of ``mlpipeline_ui_metadata``, if there is one.
     """
     mask, texts = _join_words(variables, (*publisher, *program), words, inputs)
+    is_launcher = program[:1] == ("python3",)
     script = (
         _RUN_ID
         + (_PARENTS if parents else "")
         + (_UI_METADATA if ui_metadata else "")
-        + (_PYTHON.format(_OF_LAUNCHER if program else _OF_PUBLISHER) if publisher or program else "")
+        + (_PYTHON.format(_OF_LAUNCHER if is_launcher else _OF_PUBLISHER) if publisher or is_launcher else "")
         + (_DECODE if mask else "")
         + _EXEC
     )

@@ -36,7 +36,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
         "args": "mapped, with macros",
         "env": "mapped, with macros",
         "num_replicas": "rejected unless it is 1: a KFP task is one pod",
-        "max_retries": "mapped: the task's retries",
+        "max_retries": "mapped: the stage starts the application again",
         "retry_policy": "ignored: with one role and one replica, all policies restart the same thing",
         "resource": "mapped",
         "port_map": "ignored: in Kubernetes, a container's ports are informational; they can be reached without it",

@@ -18,7 +18,9 @@ from torchx_kfp.adapter.stage.fields import Resources, read_retries, read_role
 from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.outputs import INSTALLED, plain_json
+from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.stage.replicas import claims, fewest, plan_role, read_replicas, read_roles, role_names
+from torchx_kfp.adapter.stage.retries import retry_words
 from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, check_variables, secret_variables
 from torchx_kfp.adapter.stage.trackers import tracker_env
 from torchx_kfp.adapter.values import names
@@ -52,7 +54,6 @@ class Payload:
     kept: Iterable[str] = ()
     field_paths: Mapping[str, str] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
-    retries: int = 0
     node_selector: Mapping[str, str] = field(default_factory=dict)
     volumes: Sequence[tuple[str, str]] = ()
     takes_config: bool = False
@@ -95,12 +96,13 @@ def _read_application(app: specs.AppDef, settings: Settings) -> Payload:
         role=role,
         image=parse_checked(role.image, f"image of {where}"),
         variables=variables,
-        program=(),
+        program=retry_words(
+            fields.retries, command.output_placeholder(RUN_ID) if settings.tracker_base is not None else None
+        ),
         words=words,
         kept={*shared, *application.env} - role.env.keys(),
         field_paths=application.field_paths,
         resources=fields.resources,
-        retries=fields.retries,
         node_selector=fields.node_selector,
         volumes=fields.volumes,
     )
@@ -235,6 +237,8 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
     spec = _specification(engine, workload, planned, described, alias, list(shared), volumes)
     if settings.may_fail:
         spec["failure"] = LAUNCHER_FAILED
+    if workload.retries:
+        spec["retries"] = workload.retries
     return Payload(
         role=main,
         image=(engine.launcher_image,) if engine.launcher_image else parse_checked(main.image, "image"),
@@ -253,7 +257,6 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
             protocol.SERVICE_ACCOUNT: "spec.serviceAccountName",
             protocol.PIPELINE_RUN: protocol.RUN_ID_LABEL,
         },
-        retries=workload.retries,
         volumes=volumes,
         takes_config=hasattr(dsl, "TaskConfig"),
         has_volumes=settings.publication is not None,

@@ -53,7 +53,6 @@ class StagePlan:
     inputs: Mapping[str, Input]
     outputs: Mapping[str, type] = field(default_factory=dict)
     resources: Resources = field(default_factory=Resources)
-    retries: int = 0
     cache: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
     field_paths: Mapping[str, str] = field(default_factory=dict)
@@ -138,7 +137,6 @@ def plan_stage(
         inputs=planned,
         outputs=outputs,
         resources=payload.resources,
-        retries=payload.retries,
         cache=settings.cache,
         labels=pod_labels(app, payload.role, alone=True) if settings.labels else {},
         field_paths=field_paths,

@@ -59,7 +59,7 @@ _EACH: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "AppDef": {"roles": "rejected unless it is one: the pods of a Job are of one kind"},
         "Role": {
             "min_replicas": "ignored: replicas start one by one, so that fewer run at first; Kueue admits all at once",
-            "max_retries": "mapped: retries of the task; with REPLICA, the Job's backoffLimit",
+            "max_retries": "mapped: the stage makes the Job again; with REPLICA, the Job's backoffLimit",
         },
     },
     "jobset": {

@@ -83,7 +83,7 @@ def check_variables(secrets: Secrets, env: Container[str], reserved: Container[s
 
 
 #: The variables that every tracked stage gets from the pipeline or the engine.
-PROTOCOL_VARIABLES = (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME)
+PROTOCOL_VARIABLES = (*protocol.VARIABLES, protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.POD_UID)
 
 
 def _check_text(value: object, what: str) -> None:

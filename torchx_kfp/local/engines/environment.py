@@ -30,7 +30,7 @@ def stage_environment(folder: Path, run_id: str, environ: Mapping[str, str] = os
         environ: the runner's environment variables.
     """
     configs = map(protocol.tracker_config_variable, protocol.decode_trackers(environ))
-    own = {protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.IMAGE}
+    own = {protocol.PIPELINE_RUN, protocol.POD_NAME, protocol.POD_UID, protocol.IMAGE}
     leaking = {*protocol.VARIABLES, *configs, *own, *protocol.OF_LAUNCHERS, *protocol.OF_REPLICAS}
     shared = {name: value for name, value in environ.items() if name not in leaking}
     shared.setdefault("PYTHONUNBUFFERED", "1")

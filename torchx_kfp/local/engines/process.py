@@ -29,7 +29,7 @@ from pathlib import Path
 
 from torchx_kfp.local.engines.engine import AttemptPlan, RunningStage, StartError, missing_module
 from torchx_kfp.local.engines.environment import RUN_MARK
-from torchx_kfp.pipeline.commands import fill_in
+from torchx_kfp.pipeline.commands import fill_in, retries_of
 from torchx_kfp.pipeline.conditions import starting
 from torchx_kfp.runs.result import describe_exit
 
@@ -107,7 +107,8 @@ class StageProcess:
     def terminate(self, grace: float) -> None:
         """Ask all processes of the stage to end within ``grace`` seconds."""
         self._stop_at = time.monotonic() + grace
-        self._signal(signal.SIGTERM)
+        # The program that starts an application again passes the signal on; no process is to get it twice.
+        self._signal(signal.SIGTERM, alone=retries_of(self._command) > 0)
 
     def kill(self) -> None:
         """Kill all processes of the stage."""
@@ -132,10 +133,10 @@ class StageProcess:
             "another folder"
         )
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals, *, alone: bool = False) -> None:
         with self._lock:
             if self._process.returncode is None:
-                for pid in (self._process.pid, *_session(self._process.pid)):
+                for pid in (self._process.pid, *(() if alone else _session(self._process.pid))):
                     _send(pid, number)
 
 
