@@ -14,15 +14,17 @@ from torchx_kfp.cli.display.printing import print_message
 if TYPE_CHECKING:
     from torchx_kfp.backend.host import Host
 
-#: The options that help texts show, with their texts; the settings file and the environment have the others, too.
+#: The options that messages name, so help texts show them; the settings file and the environment have the others, too.
 _SHOWN = {
     "host": ("URL", "The KFP host, such as https://kfp.example.com."),
+    "kube_context": ("NAME", "Without --host: reach KFP through the API server of this context of the kubeconfig."),
     "namespace": ("NAME", "The namespace of the runs, on a host that has several users."),
     "token_file": ("FILE", "A file with the token for the host; it is read again for each request."),
+    "existing_token": ("TOKEN", "The token itself."),
+    "cookies": ("TEXT", "The cookies of a browser that is signed in, such as 'authservice_session=...'."),
     "ssl_ca_cert": ("FILE", "The certificate of the authority that signed the host's."),
 }
-_HIDDEN = ("ui_host", "existing_token", "cookies", "client_id", "other_client_id", "other_client_secret")
-_HIDDEN_TOO = ("service_namespace", "kube_context", "proxy")
+_HIDDEN = ("ui_host", "client_id", "other_client_id", "other_client_secret", "service_namespace", "proxy")
 
 #: The settings of the host that a command line gives, by name.
 Flags = Mapping[str, Any]
@@ -33,13 +35,13 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def with_flags(**words: Any) -> Any:
-        names = (*_SHOWN, *_HIDDEN, *_HIDDEN_TOO)
+        names = (*_SHOWN, *_HIDDEN)
         flags = {name: words.pop(name) for name in names}
         flags["verify_ssl"] = False if words.pop("no_verify_ssl") else None
         return command(flags={name: value for name, value in flags.items() if value is not None}, **words)
 
     decorated: Callable[..., Any] = with_flags
-    for name in (*_HIDDEN, *_HIDDEN_TOO):
+    for name in _HIDDEN:
         decorated = click.option(_flag(name), name, hidden=True)(decorated)
     decorated = click.option("--no-verify-ssl", is_flag=True, help="Do not check the host's certificate.")(decorated)
     for name, (metavar, text) in reversed(_SHOWN.items()):
@@ -76,7 +78,7 @@ def host_words(flags: Flags) -> list[str]:
     """Return the options with which another command finds the same host; secrets are left out."""
     from torchx_kfp.backend.settings import SECRETS
 
-    given = [name for name in (*_SHOWN, *_HIDDEN, *_HIDDEN_TOO) if flags.get(name) and name not in SECRETS]
+    given = [name for name in (*_SHOWN, *_HIDDEN) if flags.get(name) and name not in SECRETS]
     words = [word for name in given for word in (_flag(name), str(flags[name]))]
     return [*words, *(["--no-verify-ssl"] if flags.get("verify_ssl") is False else [])]
 
