@@ -70,6 +70,13 @@ def workloads(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Work
             yield Workload(place.path, notes, objects)
 
 
+class _Attempt(SimpleNamespace):
+    """An attempt of a stage, of which only a run knows the other attributes."""
+
+    def __getattr__(self, name: str) -> str:
+        return f"<{name}>"
+
+
 def _objects(spec: Any, words: Sequence[str], environ: Mapping[str, str], run_id: str) -> tuple[list[str], list[Any]]:
     """Return the sentences and the manifests; ``environ`` has the launcher's variables."""
     notes, counts = ["<...> is known only when the stage runs."], []
@@ -82,7 +89,7 @@ def _objects(spec: Any, words: Sequence[str], environ: Mapping[str, str], run_id
                 f"The role {role['name']!r} has {words[role['count']]} replicas, from {role.get('least', 1)} to "
                 f"{role['most']}. Shown are {role['most']}."
             )
-    stage = SimpleNamespace(
+    stage = _Attempt(
         spec=spec,
         words=words,
         counts=counts,
@@ -90,8 +97,6 @@ def _objects(spec: Any, words: Sequence[str], environ: Mapping[str, str], run_id
         name=f"{spec['stage']}-<hash>",
         account="<service-account>",
         run_id=run_id,
-        digest="<hash>",
-        pod="<pod>",
     )
     around = dict(os.environ)
     try:
