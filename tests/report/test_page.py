@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -364,23 +364,43 @@ def test_500_stages_fit_a_page_and_a_narrow_one(tmp_path: Path, visit: Visit) ->
     assert browser.execute_script("return document.querySelectorAll('.node:not(.dim)').length") == 1
 
 
-@pytest.mark.browser
-def test_a_phone_shows_whole_names_and_all_of_the_lineage(failed: Path, visit: Visit) -> None:
-    browser = visit(write(failed))
-    # A window cannot be as narrow as a phone.
-    phone = {"width": 360, "height": 800, "deviceScaleFactor": 2, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    try:
+@pytest.fixture
+def phone(browser: Chrome) -> Iterator[Callable[..., Chrome]]:
+    """A function that opens a page on a screen that is narrower than any window can be, with everything unfolded."""
+
+    def function(page: Path, width: int = 360) -> Chrome:
+        screen = {"width": width, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.get(page.as_uri())
         browser.execute_script("document.querySelectorAll('details').forEach(it => { it.open = true; })")
         browser.execute_script("for (it of document.querySelectorAll('.stage')) it.style.contentVisibility = 'visible'")
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        return browser
+
+    yield function
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.get("about:blank")
+
+
+@pytest.mark.browser
+def test_a_phone_shows_whole_names_and_all_of_the_lineage(failed: Path, phone: Visit) -> None:
+    page = write(failed)
+    for width in (360, 740):
+        browser = phone(page, width)
         assert browser.execute_script(BROKEN_NAMES) == []
-        assert browser.execute_script(OVERLAPPING) == 0
         lineage = browser.find_element(By.CSS_SELECTOR, "#lineage .scroll")
         assert browser.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", lineage)
-        assert lineage.text.split() == ["choose", "trial", "trial", "3", f"{failed.name}/trial/trial-0-0"]
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        assert lineage.text.split()[-5:] == ["choose", "trial", "trial", "3", f"{failed.name}/trial/trial-0-0"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("seconds", [0.34, 95.0, 4 * 3600.0])
+def test_labels_of_the_timeline_do_not_overlap_on_a_phone(seconds: float, tmp_path: Path, phone: Visit) -> None:
+    many_stages(5, tmp_path / "pipeline.yaml")
+    play(tmp_path, [f"stage-{number}" for number in range(5)], seconds=lambda number: seconds)
+    browser = phone(write(tmp_path))
+    assert browser.execute_script(OVERLAPPING) == 0
+    assert len([it for it in browser.find_elements(By.CSS_SELECTOR, ".axis .track span") if it.is_displayed()]) > 1
 
 
 @pytest.mark.browser
