@@ -1,25 +1,38 @@
-"""Answers of KFP's API about four runs of one pipeline, as recorded, and the states that follow from them."""
+"""Answers of KFP's API about runs, as recorded, and the states that follow from them."""
 
 from __future__ import annotations
 
+import copy
 import functools
+import gzip
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.backend.manifest import manifest_of, read_manifest
+from torchx_kfp.backend.nodes import Nodes
 from torchx_kfp.backend.observer import Observer
 from torchx_kfp.runs.events import Event
 from torchx_kfp.runs.state import RunState, outline
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "kfp"
-#: The names of the recorded runs.
+#: The names of the recorded runs of one pipeline. There are others, whose answers are known at their end only.
 RUNS = ("succeeded", "cached", "failed", "terminated")
 
 
 @functools.cache
 def _read(name: str) -> str:
+    packed = RECORDED / f"{name}.json.gz"
+    if packed.exists():
+        return gzip.decompress(packed.read_bytes()).decode()
     return (RECORDED / f"{name}.json").read_text(encoding="utf-8")
+
+
+def answer(name: str) -> Any:
+    """Return one answer: of a file with a request and its answer."""
+    found = json.loads(_read(name))
+    return found["answer"] if "answer" in found else found["text"]
 
 
 def polls(name: str) -> list[dict[str, Any]]:
@@ -27,10 +40,51 @@ def polls(name: str) -> list[dict[str, Any]]:
     return [poll["answer"] for poll in json.loads(_read(f"{name}-polls"))]
 
 
+def last(name: str) -> dict[str, Any]:
+    """Return v2beta1's last answer about a run."""
+    found: dict[str, Any] = polls(name)[-1] if name in RUNS else answer(f"{name}-v2beta1")
+    return found
+
+
 def manifest(name: str) -> dict[str, Any]:
-    """Return v1beta1's answer about a run at its end."""
-    answer: dict[str, Any] = json.loads(_read(f"{name}-v1beta1"))["answer"]
-    return answer
+    """Return v1beta1's last answer about a run."""
+    found: dict[str, Any] = answer(f"{name}-v1beta1")
+    return found
+
+
+def nodes(name: str) -> Nodes:
+    """Return the nodes in v1beta1's last answer."""
+    return read_manifest(manifest_of(manifest(name)))
+
+
+def course(name: str) -> Iterator[tuple[dict[str, Any], Nodes]]:
+    """Yield what both versions of the API say of a run in each second in which something in it changed.
+
+    v1beta1 was recorded at the end of runs only: a node is as it was before if it began or ended later.
+    """
+    run, workflow = last(name), json.loads(manifest_of(manifest(name)))
+    records = workflow["status"]["nodes"]
+    history = run["state_history"]
+    moments = {record[key] for record in records.values() for key in ("startedAt", "finishedAt") if record.get(key)}
+    for moment in sorted(moments | {item["update_time"] for item in history}):
+        now = copy.deepcopy(workflow)
+        now["status"]["nodes"] = {
+            identity: record if (record.get("finishedAt") or "") <= moment else _running(record)
+            for identity, record in records.items()
+            if record["startedAt"] <= moment
+        }
+        so_far = [item for item in history if item["update_time"] <= moment]
+        is_over = len(so_far) == len(history)
+        state = {"state": (so_far or [{"state": "PENDING"}])[-1]["state"], "state_history": so_far}
+        yield (
+            run if is_over else {**run, **state, "finished_at": "1970-01-01T00:00:00Z"},
+            read_manifest(json.dumps(now)),
+        )
+
+
+def _running(record: Mapping[str, Any]) -> dict[str, Any]:
+    later = ("finishedAt", "message", "outputs", "outboundNodes")
+    return {**{key: value for key, value in record.items() if key not in later}, "phase": "Running"}
 
 
 def pods(name: str) -> dict[str, str]:
@@ -46,10 +100,10 @@ def fold(observer: Observer, events: Iterable[Event]) -> RunState:
     return state
 
 
-def observed(run: Mapping[str, Any], manifest: Mapping[str, Any] | None = None) -> RunState:
+def observed(run: Mapping[str, Any], nodes: Nodes | None = None) -> RunState:
     """Return the state that an observer finds who sees only one answer."""
     observer = Observer()
-    return fold(observer, observer.observe(run, manifest))
+    return fold(observer, observer.observe(run, nodes))
 
 
 def states(state: RunState) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What KFP's API tells about the nodes of a workflow: v2beta1 without names, v1beta1 with all of them."""
+"""The nodes in the manifest that v1beta1 returns."""
 
 from __future__ import annotations
 
@@ -6,83 +6,41 @@ import base64
 import gzip
 import json
 import random
-from collections import Counter
+import zlib
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.backend.answers_of_kfp import RUNS, manifest, polls
-from tests.backend.workflows import of_2_14, workflow
-from torchx_kfp.backend.details import Details, from_details
-from torchx_kfp.backend.nodes import Node, Nodes, from_manifest, seconds, state_of, workflow_of
-from torchx_kfp.backend.observer import Observer
-from torchx_kfp.backend.values import hash_of
-from torchx_kfp.pipeline.spec import Pipeline
+from tests.backend.answers_of_kfp import RUNS, manifest, nodes
+from tests.backend.workflows import workflow
+from tests.facts import says
+from torchx_kfp.backend import manifest as manifest_module
+from torchx_kfp.backend.manifest import manifest_of, read_manifest
+from torchx_kfp.backend.nodes import Node, Nodes
+from torchx_kfp.backend.states import seconds
 from torchx_kfp.runs.vocabulary import State
 
 
-def _pipeline(run: dict[str, Any]) -> Pipeline:
-    observer = Observer()
-    observer.observe({**run, "run_details": None})
-    assert observer.pipeline is not None
-    return observer.pipeline
+def _workflow(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(manifest_of(manifest(name)))
+    return found
 
 
-def _wrong(told: Nodes, true: Nodes) -> list[tuple[str, str, str]]:
-    """Return the nodes that are not as they are in the manifest; those of which v2beta1 knows less are left out."""
-    unknown = (State.WAITING, State.QUEUED, State.RUNNING)
-    # Argo takes a pod that it ends for one that has failed, until it finds that the pod had succeeded.
-    late = {node.name for node in true.by_name.values() if node.message == "Step exceeded its deadline"}
-    return [
-        (name, str(node.state), str(true.by_name[name].state) if name in true.by_name else "missing")
-        for name, node in told.by_name.items()
-        if node.state not in unknown
-        and name not in late
-        and (name not in true.by_name or node.state is not true.by_name[name].state)
-    ]
+def _packed(nodes: bytes, name: str = "failed") -> str:
+    """Return the manifest of a recorded run with these compressed nodes."""
+    found = _workflow(name)
+    found["status"] = {**found["status"], "nodes": None, "compressedNodes": base64.b64encode(nodes).decode()}
+    return json.dumps(found, separators=(",", ":"))
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_both_versions_of_the_api_tell_of_the_same_nodes(name: str) -> None:
-    true = from_manifest(manifest(name))
-    answers = polls(name)
-    details = Details(_pipeline(answers[0]))
-    for answer in answers:
-        told = details.read(answer)
-        assert _wrong(told, true) == []
-    assert told.workflow == true.workflow
-    entries = [entry for entry in answers[-1]["run_details"]["task_details"] if entry.get("display_name")]
-    assert len(told.by_name) == len(entries), "each entry is a node"
-    assert Counter(str(node.state) for node in told.by_name.values()) == Counter(
-        str(state_of(entry["state"])) for entry in entries
-    )
-
-
-def test_nodes_have_the_times_of_their_entries() -> None:
-    true = from_manifest(manifest("succeeded")).by_name
-    run = polls("succeeded")[-1]
-    for name, node in from_details(run, _pipeline(run)).by_name.items():
-        assert node.start == true[name].start, name
-        assert node.end in (true[name].end, None), name
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_before_2_17_each_node_is_there_once(name: str) -> None:
-    run = of_2_14(name, polls(name)[-1])
-    told = from_details(run, _pipeline(run))
-    true = from_manifest(manifest(name))
-    without_attempts = {
-        node.replace("(0)", ""): true.by_name[node] for node in true.by_name if not node.endswith("(0)")
-    }
-    assert _wrong(told, Nodes(true.workflow, without_attempts)) == []
-    entries = [entry for entry in run["run_details"]["task_details"] if entry.get("display_name")]
-    assert len(told.by_name) == len(entries)
+def _all(found: Nodes, name: str) -> dict[str, Node | None]:
+    return {record["name"]: found.get(record["name"]) for record in _workflow(name)["status"]["nodes"].values()}
 
 
 def test_a_manifest_has_pods_exit_codes_messages_and_what_drivers_decided() -> None:
-    found = from_manifest(manifest("failed"))
+    found = nodes("failed")
     root = f"{found.workflow}(0).root(0)"
     pod = found.get(f"{root}.inner(0).sleeper(0).executor(0)")
     assert pod == Node(
@@ -99,93 +57,120 @@ def test_a_manifest_has_pods_exit_codes_messages_and_what_drivers_decided() -> N
     assert driver.decisions["iteration-count"] == "2"
 
 
+@pytest.mark.parametrize("name", [*RUNS, "size-hand", "stuck", "retried"])
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_each_node_of_a_manifest_is_found(name: str, separators: tuple[str, str]) -> None:
+    found = read_manifest(json.dumps(_workflow(name), separators=separators))
+    for record in _workflow(name)["status"]["nodes"].values():
+        node = found.get(record["name"])
+        assert node is not None
+        assert (node.start, node.message) == (seconds(record["startedAt"]), record.get("message", ""))
+        assert node.end == seconds(record.get("finishedAt"))
+
+
+def test_a_node_that_has_not_changed_is_not_read_again() -> None:
+    before = nodes("retried-failed")
+    first, second = (f"retried-mpf7w(0).root(0).{name}(0).executor(0)" for name in ("first", "second"))
+    old = before.get(first), before.get(second)
+    after = read_manifest(manifest_of(manifest("retried")), before)
+    assert after.get(first) is old[0]
+    new = after.get(second)
+    assert old[1] is not None
+    assert new is not None
+    assert (old[1].state, new.state) == (State.FAILED, State.SUCCEEDED)
+
+
 def test_the_last_attempt_is_last() -> None:
-    nodes = {f"a({number})": Node(f"a({number})", State.FAILED) for number in range(11)}
-    found = Nodes("W", {"a": Node("a", State.RUNNING), "b": Node("b", State.RUNNING), **nodes})
-    assert [node.name for node in found.attempts("a")] == [f"a({number})" for number in range(11)]
-    assert [node.name for node in found.attempts("b")] == ["b"]
+    records = {"a": "", "b": "", **{f"a({number})": "" for number in range(11)}}
+    made = iter(range(20))
+    found = Nodes("W", records, lambda record: Node(str(next(made)), State.FAILED))
+    assert [node.name for node in found.attempts("a")] == [str(number) for number in range(11)]
+    assert [node.name for node in found.attempts("b")] == ["11"]
     assert found.attempts("c") == []
 
 
 def test_argo_compresses_the_nodes_of_large_workflows() -> None:
-    found = workflow_of(manifest("failed"))
-    nodes = gzip.compress(json.dumps(found["status"]["nodes"]).encode())
-    status = {**found["status"], "nodes": None, "compressedNodes": base64.b64encode(nodes).decode()}
-    assert from_manifest({**found, "status": status}) == from_manifest(found)
+    packed = _packed(gzip.compress(json.dumps(_workflow("failed")["status"]["nodes"]).encode()))
+    found, plain = read_manifest(packed), nodes("failed")
+    assert _all(found, "failed") == _all(plain, "failed")
+    assert None not in _all(found, "failed").values()
+
+
+def test_a_run_whose_nodes_are_compressed_as_recorded() -> None:
+    assert "compressedNodes" in _workflow("size-image")["status"]
+    found = nodes("size-image")
+    pods = [found.get(f"{found.workflow}(0).root(0).stage-{index}(0).executor(0)") for index in range(30)]
+    assert [pod.state for pod in pods if pod is not None] == [State.SUCCEEDED] * 30
+
+
+@pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        (b"not gzip", ["damaged"]),
+        (gzip.compress(b"[" * 100_000), []),
+        (gzip.compress(b'{"a": {"id": "a", "name": "b", ')[:-9], ["cut off"]),
+        (gzip.compress(b'{"a": {"id": "a", "name": "b", '), ["not JSON"]),
+        (gzip.compress(b"\xff\xff"), ["damaged"]),
+    ],
+)
+def test_compressed_nodes_that_cannot_be_read(content: bytes, facts: list[str]) -> None:
+    if facts:
+        with pytest.raises(ValueError, match=says(*facts)):
+            read_manifest(_packed(content))
+    else:
+        assert read_manifest(_packed(content)).get("W") is None
+
+
+def test_compressed_nodes_are_not_unpacked_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "MOST_UNPACKED", 1 << 20)
+    packer = zlib.compressobj(wbits=31)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush()
+    with pytest.raises(ValueError, match=says("more than", "1,048,576 bytes")):
+        read_manifest(_packed(bomb))
 
 
 def test_in_old_workflows_pods_have_the_ids_of_nodes() -> None:
     made = workflow({"W.train.executor": {"phase": "Running", "type": "Pod", "templateName": "x"}})
+    new = read_manifest(json.dumps(made)).get("W.train.executor")
     made["metadata"]["annotations"] = {"workflows.argoproj.io/pod-name-format": "v1"}
-    (node,) = from_manifest(made).by_name.values()
-    assert node.pod == f"W-{hash_of('W.train.executor')}"
+    old = read_manifest(json.dumps(made)).get("W.train.executor")
+    (identity,) = made["status"]["nodes"]
+    assert new is not None
+    assert old is not None
+    assert (new.pod, old.pod) == (f"W-x-{identity.removeprefix('W-')}", identity)
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        {},
-        {"pipeline_runtime": None},
-        {"pipeline_runtime": {"workflow_manifest": "{"}},
-        {"pipeline_runtime": {"workflow_manifest": 3}},
-        {"status": {"nodes": {"a": None, "b": 3, "c": {}}}},
-        {"status": {"compressedNodes": "not base64"}},
-        {"status": {"compressedNodes": base64.b64encode(b"not gzip").decode()}},
-    ],
+    [{}, {"pipeline_runtime": None}, {"pipeline_runtime": 7}, {"pipeline_runtime": {"workflow_manifest": []}}],
 )
-def test_what_is_no_workflow_has_no_nodes(content: dict[str, Any]) -> None:
-    assert from_manifest(content).by_name == {}
+def test_an_answer_without_a_manifest_has_no_nodes(content: dict[str, Any]) -> None:
+    assert read_manifest(manifest_of(content)).workflow == ""
 
 
-def test_words_and_times_that_mean_nothing() -> None:
-    assert state_of("Omitted") is State.NOT_RUN
-    assert state_of("SKIPPED") is state_of("Skipped") is State.SKIPPED
-    assert state_of("Error") is State.FAILED
-    assert state_of("A_WORD_OF_2030") is state_of(None) is state_of(3) is State.QUEUED
+def test_phases_and_times_that_mean_nothing() -> None:
+    records = {"W.a": {"phase": "A phase of 2030"}, "W.b": {"phase": None}, "W.c": {"phase": 3}}
+    found = read_manifest(json.dumps(workflow(records)))
+    for name in records:
+        node = found.get(name)
+        assert node is not None
+        assert node.state is State.QUEUED
     assert seconds("0001-01-01T00:00:00Z") is seconds("1970-01-01T00:00:00Z") is seconds(None) is seconds("x") is None
 
 
-def test_a_node_that_has_ended_stays_so() -> None:
-    def nodes(state: State) -> Nodes:
-        return Nodes("W", {"a": Node("a", state)})
-
-    for old, new, then in [
-        (State.SUCCEEDED, State.RUNNING, State.SUCCEEDED),
-        (State.RUNNING, State.WAITING, State.RUNNING),
-        (State.RUNNING, State.SKIPPED, State.RUNNING),
-        (State.QUEUED, State.SKIPPED, State.SKIPPED),
-        (State.RUNNING, State.FAILED, State.FAILED),
-    ]:
-        assert nodes(old).updated(nodes(new)).by_name["a"].state is then
-
-
-def test_an_omitted_node_has_no_state_in_v2beta1() -> None:
-    run = polls("failed")[-1]
-    pipeline = _pipeline(run)
-    found = workflow_of(manifest("failed"))
-    omitted = f"{found['metadata']['name']}(0).root(0).last-driver"
-    entries = run["run_details"]["task_details"]
-    parent = next(entry for entry in entries if entry.get("display_name") == "inner(0)")
-    parent["child_tasks"].append({"pod_name": f"{found['metadata']['name']}-{hash_of(omitted)}"})
-    at = "2026-11-22T03:03:21Z"
-    entries.append({"task_id": "x", "display_name": "last-driver", "start_time": at, "end_time": at})
-    node = from_details(run, pipeline).get(omitted)
-    assert node is not None
-    assert node.state is State.NOT_RUN
-
-
-@given(st.integers(0, 1 << 32), st.sampled_from(RUNS), st.floats(0, 1))
-# The entries that are left are as many as the pods of stages, but those of other stages.
-@example(41812, "failed", 0.90625)
-@example(39938, "terminated", 0.90625)
-@settings(deadline=None)
-def test_no_node_is_taken_for_another_whatever_is_missing(seed: int, name: str, share: float) -> None:
+@given(st.integers(0, 1 << 32), st.sampled_from([*RUNS, "stuck"]), st.integers(1, 6))
+@settings(deadline=None, max_examples=60)
+def test_a_damaged_manifest_is_an_error_or_has_other_nodes(seed: int, name: str, changes: int) -> None:
     rng = random.Random(seed)
-    run = polls(name)[-1]
-    pipeline = _pipeline(run)
-    true = from_manifest(manifest(name))
-    entries = run["run_details"]["task_details"]
-    rng.shuffle(entries)
-    entries[:] = [entry for entry in entries if rng.random() < share]
-    entries += rng.sample(entries, len(entries) // 3)
-    assert _wrong(from_details(run, pipeline), true) == []
+    text = manifest_of(manifest(name))
+    names = [record["name"] for record in _workflow(name)["status"]["nodes"].values()]
+    for _ in range(changes):
+        at = rng.randrange(len(text))
+        text = text[:at] + rng.choice(['"', "{", "}", "\\", "[", "null", "7", ""]) + text[at + rng.randrange(40) :]
+    try:
+        found = read_manifest(text)
+    except ValueError:
+        return
+    for one in names:
+        node = found.get(one)
+        assert node is None or isinstance(node.state, State)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -13,13 +15,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.backend.answers_of_kfp import RUNS, fold, manifest, observed, pods, polls, states
+from tests.backend.answers_of_kfp import (
+    RUNS,
+    answer,
+    course,
+    fold,
+    last,
+    manifest,
+    nodes,
+    observed,
+    pods,
+    polls,
+    states,
+)
 from tests.backend.host import KfpHost
-from tests.backend.workflows import of_2_14
+from tests.backend.workflows import without_attempts
+from tests.facts import says
+from torchx_kfp.backend.manifest import manifest_of, read_manifest
+from torchx_kfp.backend.nodes import Nodes
 from torchx_kfp.backend.observer import CANCELED_BY, Observer
-from torchx_kfp.runs.events import Event, RunEnding, RunFinished, RunStarted, StageFinished, encode
+from torchx_kfp.runs.events import Event, RunEnding, RunFinished, RunStarted, StageFinished, StagePending, encode
 from torchx_kfp.runs.state import RunState
 from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.runs.watch import messages
 
 STAGES = ["first", "deploy", "never", "trial[0]", "trial[1]", "inner/sleeper", "last"]
 CONDITION = "was skipped: its condition is false"
@@ -32,8 +50,6 @@ ENDS = {
     "terminated": dict.fromkeys(STAGES, "cached")
     | {"never": "skipped", "trial[1]": "not run", "inner/sleeper": "canceled", "last": "not run"},
 }
-#: What v2beta1 does not say: it has not reported the last steps of a loop in a run that failed.
-UNREPORTED = {"failed": {"trial[1]": "not run"}}
 STATES = {
     "succeeded": State.SUCCEEDED,
     "cached": State.SUCCEEDED,
@@ -48,12 +64,16 @@ COURSE = {
         "1 running, 5 waiting",
         "5 waiting, 1 succeeded",
         "2 queued, 3 waiting, 1 succeeded, 1 skipped",
-        "3 queued, 2 waiting, 1 succeeded, 1 skipped",
+        "2 running, 1 queued, 2 waiting, 1 succeeded, 1 skipped",
         "1 running, 1 queued, 2 waiting, 2 succeeded, 1 skipped",
+        "2 running, 2 waiting, 2 succeeded, 1 skipped",
+        "1 running, 2 waiting, 3 succeeded, 1 skipped",
         "2 waiting, 4 succeeded, 1 skipped",
         "1 queued, 1 waiting, 4 succeeded, 1 skipped",
         "1 running, 1 waiting, 4 succeeded, 1 skipped",
+        "1 waiting, 5 succeeded, 1 skipped",
         "1 queued, 5 succeeded, 1 skipped",
+        "1 running, 5 succeeded, 1 skipped",
         "6 succeeded, 1 skipped",
     ],
     "cached": [
@@ -72,18 +92,19 @@ COURSE = {
         "1 queued, 5 waiting",
         "5 waiting, 1 cached",
         "2 queued, 3 waiting, 1 cached, 1 skipped",
-        "1 queued, 3 waiting, 2 cached, 1 skipped",
+        "1 running, 3 waiting, 2 cached, 1 skipped",
         "1 running, 1 queued, 2 waiting, 2 cached, 1 skipped",
         "1 failed, 2 waiting, 3 cached, 1 skipped",
         "1 failed, 1 queued, 1 waiting, 3 cached, 1 skipped",
-        "1 failed, 2 not run, 3 cached, 1 skipped",
+        "1 failed, 1 not run, 4 cached, 1 skipped",
     ],
     "terminated": [
         "6 waiting",
         "1 queued, 5 waiting",
         "5 waiting, 1 cached",
+        "1 queued, 4 waiting, 1 cached, 1 skipped",
         "2 queued, 3 waiting, 1 cached, 1 skipped",
-        "2 queued, 2 waiting, 2 cached, 1 skipped",
+        "1 queued, 3 waiting, 2 cached, 1 skipped",
         "1 running, 1 queued, 2 waiting, 2 cached, 1 skipped",
         "1 canceled, 2 waiting, 3 cached, 1 skipped",
         "1 canceled, 2 not run, 3 cached, 1 skipped",
@@ -98,7 +119,12 @@ def _counts(state: RunState) -> str:
 def _all(name: str) -> tuple[Observer, list[list[Event]]]:
     """Return the events of each answer."""
     observer = Observer("https://kfp/#/runs/details/x")
-    return observer, [observer.observe(answer) for answer in polls(name)]
+    return observer, [observer.observe(run, now) for run, now in _course(name)]
+
+
+@functools.cache
+def _course(name: str) -> list[tuple[dict[str, Any], Nodes]]:
+    return list(course(name))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -112,7 +138,7 @@ def test_each_answer_moves_the_run_on(name: str) -> None:
             state.on_event(event)
         course.append(_counts(state))
     assert [now for before, now in zip(["", *course], course, strict=False) if now != before] == COURSE[name]
-    assert states(state) == ENDS[name] | UNREPORTED.get(name, {})
+    assert states(state) == ENDS[name]
     assert state.state is STATES[name]
 
 
@@ -120,7 +146,7 @@ def test_each_answer_moves_the_run_on(name: str) -> None:
 def test_whoever_sees_only_the_end_finds_the_same(name: str) -> None:
     observer, answers = _all(name)
     whole = fold(observer, [event for events in answers for event in events])
-    late = observed(polls(name)[-1])
+    late = observed(last(name), nodes(name))
     assert states(late) == states(whole)
     for one, other in zip(late.stages, whole.stages, strict=True):
         assert (one.result, one.reason, one.started_at, len(one.attempts)) == (
@@ -144,8 +170,8 @@ def test_every_stage_ends_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_v1beta1_knows_the_rest(name: str) -> None:
-    state = observed(polls(name)[-1], manifest(name))
+def test_a_run_has_pods_and_run_ids(name: str) -> None:
+    state = observed(last(name), nodes(name))
     assert states(state) == ENDS[name]
     assert state.state is STATES[name]
     result = state.result()
@@ -162,7 +188,7 @@ def test_v1beta1_knows_the_rest(name: str) -> None:
 
 def test_times_are_those_of_the_pods() -> None:
     started = 1795316146.0  # 2026-11-22T02:55:46Z
-    state = observed(polls("succeeded")[-1], manifest("succeeded"))
+    state = observed(last("succeeded"), nodes("succeeded"))
     assert state.first is not None
     assert state.first.time == started
     assert state.duration() == 278.0
@@ -185,7 +211,7 @@ def test_times_are_those_of_the_pods() -> None:
 
 
 def test_a_failed_stage_has_its_exit_code_and_what_follows_is_not_run() -> None:
-    result = observed(polls("failed")[-1], manifest("failed")).result()
+    result = observed(last("failed"), nodes("failed")).result()
     assert result["inner/sleeper"].exit_code == 1
     assert result["inner/sleeper"].reason == "ended with exit code 1 (of KFP's launcher)"
     assert result["last"].reason == "was not run: inner failed"
@@ -193,18 +219,19 @@ def test_a_failed_stage_has_its_exit_code_and_what_follows_is_not_run() -> None:
     assert result.reason == ""
 
 
-def test_without_v1beta1_a_stage_just_failed() -> None:
-    result = observed(polls("failed")[-1]).result()
-    assert (result["inner/sleeper"].exit_code, result["inner/sleeper"].reason) == (None, "failed")
-    assert (result["inner/sleeper"].pod_name, result["inner/sleeper"].run_id) == ("", None)
-    assert result["last"].reason == "was not run: inner failed"
-    assert result["trial[1]"].reason == "was not run, as far as KFP has reported it"
+@pytest.mark.parametrize("name", RUNS)
+def test_without_nodes_only_the_run_has_a_state(name: str) -> None:
+    events = Observer().observe(last(name))
+    kinds = [encode(event)["event"] for event in events]
+    assert kinds == ["run_started", *(["run_ending"] if name == "terminated" else []), "run_finished"]
+    assert observed(last(name)).state is STATES[name]
 
 
-@pytest.mark.parametrize("has_manifest", [False, True])
-def test_a_terminated_run_is_canceled(has_manifest: bool) -> None:
-    state = observed(polls("terminated")[-1], manifest("terminated") if has_manifest else None)
+def test_a_terminated_run_is_canceled() -> None:
+    state = observed(last("terminated"), nodes("terminated"))
     assert isinstance(state.ending, RunEnding)
+    (message,) = messages(state.ending)
+    assert re.match(says("Canceled on KFP", "1 s"), message)
     result = state.result()
     assert result.reason == CANCELED_BY
     assert (result["inner/sleeper"].state, result["inner/sleeper"].reason) == (
@@ -227,47 +254,15 @@ def test_the_run_has_a_link_and_its_arguments() -> None:
     assert first.pipeline == observer.pipeline.name == "recorded"
 
 
-def test_v1beta1_is_asked_once_for_all_pods_and_again_about_the_end_of_a_run_that_did_not_succeed() -> None:
-    asked: dict[str, list[int]] = {}
-    for name in RUNS:
-        observer, events = Observer(), []
-        for index, answer in enumerate(polls(name)):
-            wants = observer.wants_manifest(answer)
-            if wants:
-                asked.setdefault(name, []).append(index)
-            events += observer.observe(answer, manifest(name) if wants else None)
-            assert not observer.wants_manifest(answer)
-        result = fold(observer, events).result()
-        assert {stage.name: str(stage.state) for stage in result.stages} == ENDS[name]
-        assert all(stage.pod_name and stage.run_id for stage in result.stages if stage.attempts)
-    # All stages of the cached run have no pods. The ends of runs that did not succeed are in v1beta1 only.
-    assert {name: len(times) for name, times in asked.items()} == {"succeeded": 1, "failed": 2, "terminated": 2}
-
-
-def test_a_manifest_with_unexpected_templates_tells_no_other_pods() -> None:
-    answers = polls("succeeded")
-    at = next(index for index, answer in enumerate(answers) if "first(0)" in str(answer.get("run_details")))
-    content = json.loads(manifest("succeeded")["pipeline_runtime"]["workflow_manifest"])
-    content["status"]["nodes"] = {}
-    template = next(item for item in content["spec"]["templates"] if item["name"].endswith("-impl"))
-    template["name"] = "k8s-comp-first-system-container-impl"
-    observer = Observer()
-    events = [*observer.observe(answers[at], content), *observer.observe(answers[-1])]
-    assert not any(stage.pod_name for stage in fold(observer, events).result().stages)
-
-
-@given(st.integers(0, 1 << 32), st.sampled_from(RUNS), st.floats(0.2, 1))
-@settings(deadline=None)
-def test_whatever_answers_lack_no_stage_goes_back(seed: int, name: str, share: float) -> None:
+@given(st.integers(0, 1 << 32), st.sampled_from(RUNS))
+@settings(deadline=None, max_examples=20)
+def test_nodes_that_are_older_than_the_ones_before_take_nothing_back(seed: int, name: str) -> None:
     rng = random.Random(seed)
     observer, state, over = Observer(), RunState(), dict[str, str]()
-    seen = set()
-    for answer in polls(name):
-        entries = (answer.get("run_details") or {}).get("task_details") or []
-        rng.shuffle(entries)
-        entries[:] = [_damaged(rng, entry, share) for entry in entries if rng.random() < share]
-        entries += rng.sample(entries, len(entries) // 4)
-        for event in observer.observe(answer):
+    answers, seen = _course(name), set()
+    for index, (run, now) in enumerate(answers):
+        is_last = index + 1 == len(answers)
+        for event in observer.observe(run, now if is_last else answers[rng.randrange(index + 1)][1]):
             content = str(encode(event))
             assert content not in seen
             seen.add(content)
@@ -277,15 +272,84 @@ def test_whatever_answers_lack_no_stage_goes_back(seed: int, name: str, share: f
             if stage.state.is_over:
                 over[stage.name] = str(stage.state)
     assert state.state is STATES[name]
-    assert all(stage.state.is_over for stage in state.stages)
+    assert {stage.name: str(stage.state) for stage in state.stages} == ENDS[name]
 
 
-def _damaged(rng: random.Random, entry: dict[str, Any], share: float) -> dict[str, Any]:
-    """Return an entry of which something may be missing or unknown."""
-    entry = {key: value for key, value in entry.items() if key == "display_name" or rng.random() < 0.5 + share / 2}
-    if rng.random() > share:
-        entry["state"] = rng.choice(["PAUSED", "", None, 7, "A_STATE_OF_2030", "CANCELED"])
-    return entry
+# Retries of the run
+
+
+def _seen(*answers: tuple[str, str]) -> tuple[RunState, list[Event]]:
+    """Return what is seen of answers, given the names of v2beta1's and v1beta1's."""
+    observer, events = Observer(), list[Event]()
+    for run, of_nodes in answers:
+        events += observer.observe(answer(run), nodes(of_nodes))
+    return fold(observer, events), events
+
+
+FIRST = ("retried-failed-v2beta1", "retried-failed")
+#: A second after the retry: v1beta1 may still have the nodes of the failed attempt.
+STALE = ("retried-poll-0", "retried-failed")
+END = ("retried-v2beta1", "retried")
+
+
+@pytest.mark.parametrize("answers", [[END], [STALE, END], [FIRST, END], [FIRST, STALE, STALE, END]])
+def test_a_run_that_was_over_may_run_again(answers: list[tuple[str, str]]) -> None:
+    state, events = _seen(*answers)
+    assert states(state) == {"first": "succeeded", "second": "succeeded", "third": "succeeded"}
+    assert state.state is State.SUCCEEDED
+    assert [(event.resumed, event.time - 1795412580.0) for event in events if isinstance(event, RunStarted)] == [
+        (False, 0.0),
+        (True, 255.0),
+    ]
+    assert [str(event.state) for event in events if isinstance(event, RunFinished)] == ["failed", "succeeded"]
+    assert state.duration() < 410
+    kept = [event.result.name for event in events if isinstance(event, StageFinished) and event.kept]
+    assert kept == ["first"]
+    result = state.result()
+    assert result["second"].exit_code == 0
+    assert result["second"].started_at == 1795412835.0
+    assert [len(state.attempts[name]) for name in ("first", "second", "third")] == [
+        1,
+        (len(answers[:-1]) and 2) or 1,
+        1,
+    ]
+
+
+def test_a_retry_is_said() -> None:
+    _, events = _seen(FIRST, STALE)
+    (retry,) = [event for event in events if isinstance(event, RunStarted) and event.resumed]
+    assert re.match(says("retried", "runs again"), messages(retry)[0])
+
+
+def test_after_a_retry_stages_wait_until_something_is_known_of_them() -> None:
+    state, _ = _seen(FIRST, STALE)
+    assert states(state) == {"first": "succeeded", "second": "waiting", "third": "waiting"}
+    assert state.state is State.RUNNING
+
+
+# Stages that cannot start
+
+
+def test_what_a_pod_waits_for_is_told_once_and_whenever_it_changes() -> None:
+    observer, events = Observer(), list[Event]()
+    found = json.loads(manifest_of(manifest("stuck")))
+    pod = next(node for node in found["status"]["nodes"].values() if "Unschedulable" in node.get("message", ""))
+    for message in (pod["message"], pod["message"], "Unschedulable: 0/2 nodes are available", "PodInitializing", ""):
+        pod["message"] = message
+        events += observer.observe(last("stuck"), read_manifest(json.dumps(found)))
+    told = [event for event in events if isinstance(event, StagePending)]
+    assert [event.reason for event in told if event.name == "too-large"] == [
+        "Unschedulable: 0/1 nodes are available: 1 Insufficient cpu",
+        "Unschedulable: 0/2 nodes are available",
+        "",
+    ]
+    (missing,) = [event for event in told if event.name == "no-image"]
+    # Whether the kubelet tries or waits for its next try is the same to a reader.
+    assert missing.reason.startswith('ErrImagePull: failed to pull and unpack image "example.com/missing:1": ')
+    state = fold(observer, events)
+    assert states(state) == {"no-image": "queued", "too-large": "queued"}
+    assert [stage.is_stuck for stage in state.stages] == [True, False]
+    assert messages(missing)[0].startswith("no-image cannot start: ErrImagePull: ")
 
 
 @pytest.mark.parametrize(
@@ -300,28 +364,26 @@ def _damaged(rng: random.Random, entry: dict[str, Any], share: float) -> dict[st
 )
 def test_answers_that_say_next_to_nothing(run: dict[str, Any]) -> None:
     spec = polls("failed")[0]["pipeline_spec"]
-    for answer in (run, {**run, "pipeline_spec": spec}):
+    for given_run in (run, {**run, "pipeline_spec": spec}):
         observer = Observer()
-        assert isinstance(observer.observe(answer)[0], RunStarted)
-        assert observer.observe(answer) == []
+        assert isinstance(observer.observe(given_run)[0], RunStarted)
+        assert observer.observe(given_run) == []
 
 
 def test_the_pipeline_may_come_with_any_answer() -> None:
-    first, *_, last = polls("succeeded")
+    end = last("succeeded")
+    without = {key: value for key, value in end.items() if key != "pipeline_spec"}
     observer = Observer()
-    spec = last.pop("pipeline_spec")
-    without = {key: value for key, value in first.items() if key != "pipeline_spec"}
-    events = observer.observe(without)
-    events += observer.observe({**last, "state": "RUNNING"})
+    events = observer.observe({**without, "state": "RUNNING"}, nodes("succeeded"))
     assert len(events) == 1
-    events += observer.observe({**last, "pipeline_spec": spec})
+    events += observer.observe(end)
     assert states(fold(observer, events)) == ENDS["succeeded"]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_before_2_17_stages_end_the_same(name: str) -> None:
-    run = of_2_14(name, polls(name)[-1])
-    assert states(observed(run)) == ENDS[name] | UNREPORTED.get(name, {})
+    old = read_manifest(json.dumps(without_attempts(name)))
+    assert states(observed(last(name), old)) == ENDS[name]
 
 
 @pytest.mark.parametrize("version", ["2.14", "2.17"])
@@ -333,9 +395,10 @@ def test_an_answer_about_many_stages_is_read_in_time_that_grows_with_their_numbe
     for stages, run in runs.items():
         observer = Observer()
         run.advance(started=stages, ended=stages - 10)
-        observer.observe(run.describe())
+        before = read_manifest(manifest_of(run.describe_v1()))
+        observer.observe(run.describe(), before)
         run.advance(started=stages, ended=stages - 9)
-        answer = run.describe()
+        now, manifest = run.describe(), manifest_of(run.describe_v1())
         count = 0
 
         def count_call(frame: object, event: str, argument: object) -> None:
@@ -344,7 +407,7 @@ def test_an_answer_about_many_stages_is_read_in_time_that_grows_with_their_numbe
 
         sys.setprofile(count_call)
         try:
-            events = observer.observe(answer)
+            events = observer.observe(now, read_manifest(manifest, before))
         finally:
             sys.setprofile(None)
         assert len(events) == 1

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.backend.answers_of_kfp import fold, manifest, observed, polls, states
+from tests.backend.answers_of_kfp import fold, last, nodes, observed, polls, states
 from tests.backend.calling import RUNS, ended, get, request, submit, wait_until
 from tests.backend.host import KfpHost
 from tests.local.corpus import load_cases
 from torchx_kfp import local
+from torchx_kfp.backend.manifest import manifest_of, read_manifest
 from torchx_kfp.backend.observer import Observer
 from torchx_kfp.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.runs.events import decode
@@ -53,7 +54,7 @@ def _run(name: str, folder: Path, **options: Any) -> RunResult:
 
 @pytest.mark.parametrize("name", ["succeeded", "failed"])
 def test_a_recorded_run_has_the_stages_of_a_local_run_of_its_pipeline(name: str, tmp_path: Path) -> None:
-    there = observed(polls(name)[-1], manifest(name)).result()
+    there = observed(last(name), nodes(name)).result()
     here = _run(name, tmp_path, cache=False)
     assert here.state is there.state
     assert [stage.name for stage in there.stages] == [stage.name for stage in here.stages]
@@ -67,7 +68,7 @@ def test_a_recorded_run_has_the_stages_of_a_local_run_of_its_pipeline(name: str,
 
 
 def test_a_recorded_run_that_was_cached_is_like_a_local_one(tmp_path: Path) -> None:
-    there = observed(polls("cached")[-1], manifest("cached")).result()
+    there = observed(last("cached"), nodes("cached")).result()
     _run("cached", tmp_path)
     here = _run("cached", tmp_path)
     assert [(stage.name, stage.state) for stage in there.stages] == [(stage.name, stage.state) for stage in here.stages]
@@ -113,7 +114,8 @@ def _compare(host: KfpHost, run_id: str) -> RunState:
     """Compare what is observed at the end of a run with the local run; return the former."""
     here = _here(host, run_id)
     observer = Observer()
-    there = fold(observer, observer.observe(get(host, f"{RUNS}/{run_id}"), get(host, f"/apis/v1beta1/runs/{run_id}")))
+    found = read_manifest(manifest_of(get(host, f"/apis/v1beta1/runs/{run_id}")))
+    there = fold(observer, observer.observe(get(host, f"{RUNS}/{run_id}"), found))
     assert list(states(there).items()) == list(states(here).items()), "also in the same order"
     assert there.state is here.state
     for stage in there.stages:

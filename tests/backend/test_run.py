@@ -12,7 +12,8 @@ import pytest
 from kfp import dsl
 from torchx.specs import AppDef, Role
 
-from tests.backend.answers_of_kfp import manifest, polls
+from tests.backend.answers_of_kfp import answer as recorded_answer
+from tests.backend.answers_of_kfp import last, manifest, polls
 from tests.backend.host import KfpHost
 from tests.backend.host.faults import Fault
 from tests.backend.scripted import Reply, Request, Scripted, scripted, status
@@ -20,7 +21,8 @@ from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.backend.connection import Connection, Patience
 from torchx_kfp.backend.host import Host
-from torchx_kfp.backend.pace import Pace
+from torchx_kfp.backend.observer import Observer
+from torchx_kfp.backend.polling import PollPolicy
 from torchx_kfp.backend.run import HostRun
 from torchx_kfp.backend.settings import Settings
 from torchx_kfp.errors import (
@@ -34,9 +36,10 @@ from torchx_kfp.errors import (
 from torchx_kfp.pipeline.load import load_pipeline, read_specs
 from torchx_kfp.runs.events import RunFinished, RunStarted, StageFinished
 from torchx_kfp.runs.record import RunRecord
+from torchx_kfp.runs.result import RunResult
 from torchx_kfp.runs.vocabulary import State
 
-QUICK = Pace(shortest=0.02, longest=0.1, share=1.0, patience=0.5)
+QUICK = PollPolicy(shortest=0.02, longest=0.1, share=1.0, patience=0.5)
 TRAIN = "from torchx_kfp.tracking import current_run; print('training'); current_run().put(loss=0.25)"
 
 
@@ -100,7 +103,7 @@ def test_a_run_is_followed_to_its_end(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said, tmp_path: Path
 ) -> None:
     run_id = submit()
-    run = HostRun(connection, run_id, pace=QUICK, say=said)
+    run = HostRun(connection, run_id, policy=QUICK, say=said)
     records = list(run.follow())
     last = records[-1]
     assert all(record is not other for record, other in itertools.pairwise(records)), "only changes"
@@ -120,17 +123,17 @@ def test_a_run_is_followed_to_its_end(
 
 
 def test_a_failed_run_has_its_exit_code(connection: Connection, submit: Callable[..., str], said: Said) -> None:
-    run = HostRun(connection, submit(failing), pace=QUICK, say=said)
+    run = HostRun(connection, submit(failing), policy=QUICK, say=said)
     *_, last = run.follow()
     stage = last.run.result()["fail"]
-    # This is the exit code of KFP's launcher, whatever that of the application is.
-    assert (last.state, stage.state, stage.exit_code) == (State.FAILED, State.FAILED, 1)
+    # Only the log has it: the exit code of the pod is that of KFP's launcher.
+    assert (last.state, stage.state, stage.exit_code) == (State.FAILED, State.FAILED, 7)
     run.fetch(["fail"])
     assert stage.last_lines() == ["broken"]
 
 
 def test_a_run_that_is_terminated(connection: Connection, submit: Callable[..., str]) -> None:
-    run = HostRun(connection, submit(seconds=300), pace=QUICK)
+    run = HostRun(connection, submit(seconds=300), policy=QUICK)
     until(run, lambda record: "nap" in record.run.attempts)
     Host(connection).terminate(run.run_id)
     *_, last = run.follow()
@@ -141,7 +144,7 @@ def test_a_run_that_is_terminated(connection: Connection, submit: Callable[..., 
 # Requests
 
 
-def test_one_request_a_poll_while_nothing_changes(
+def test_two_requests_a_poll_while_nothing_changes(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str]
 ) -> None:
     run = HostRun(connection, submit(seconds=300))
@@ -149,7 +152,8 @@ def test_one_request_a_poll_while_nothing_changes(
     before = len(kfp_host.requests)
     records = {id(run.read()) for _ in range(10)}
     assert len(records) == 1
-    assert [request.path for request in kfp_host.requests[before:]] == [f"/apis/v2beta1/runs/{run.run_id}"] * 10
+    paths = [f"/apis/{version}/runs/{run.run_id}" for version in ("v2beta1", "v1beta1")]
+    assert [request.path for request in kfp_host.requests[before:]] == paths * 10
 
 
 def recorded(name: str) -> Callable[[Request], Reply]:
@@ -165,17 +169,6 @@ def recorded(name: str) -> Callable[[Request], Reply]:
     return answer
 
 
-def test_v1beta1_is_asked_only_when_it_knows_more() -> None:
-    with scripted(recorded("succeeded")) as server:
-        run = HostRun(Connection(Settings(host=server.url)), polls("succeeded")[0]["run_id"])
-        while run.read().is_running:
-            pass
-        asked = [request.path.split("/")[2] for request in server.requests]
-        assert asked.count("v2beta1") == len(polls("succeeded"))
-        stages = len(run.read().run.result().stages)
-        assert asked.count("v1beta1") <= 2 * stages + 1
-
-
 def test_polls_are_rare_while_nothing_changes() -> None:
     answer = {**polls("succeeded")[0], "state": "RUNNING"}
     slept: list[float] = []
@@ -186,8 +179,8 @@ def test_polls_are_rare_while_nothing_changes() -> None:
             if len(slept) == 6:
                 server.script = lambda request: Reply({**answer, "state": "FAILED"})
 
-        pace = Pace(1.0, 8.0, 2.0, sleep=sleep, credit=1000.0)
-        *_, last = HostRun(Connection(Settings(host=server.url)), answer["run_id"], pace=pace).follow()
+        policy = PollPolicy(1.0, 8.0, 2.0, sleep=sleep, credit=1000.0)
+        *_, last = HostRun(Connection(Settings(host=server.url)), answer["run_id"], policy=policy).follow()
     assert last.state is State.FAILED
     assert slept == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
 
@@ -196,7 +189,7 @@ def test_polls_are_rare_while_nothing_changes() -> None:
 
 
 def test_logs_grow_with_the_run(connection: Connection, submit: Callable[..., str], said: Said) -> None:
-    run = HostRun(connection, submit(seconds=2.0), pace=QUICK, say=said)
+    run = HostRun(connection, submit(seconds=2.0), policy=QUICK, say=said)
     record = until(run, lambda record: "nap" in record.run.attempts)
     file = record.run.attempts["nap"][-1].log_file
     assert file is not None
@@ -225,7 +218,7 @@ def test_files_are_made_only_for_logs_that_are_fetched(
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    run = HostRun(connection, submit(), pace=QUICK)
+    run = HostRun(connection, submit(), policy=QUICK)
     list(run.follow())
     assert not list(folder.iterdir()), "a process that is killed leaves nothing"
     run.fetch(["train"])
@@ -238,7 +231,7 @@ def test_files_are_made_only_for_logs_that_are_fetched(
 def test_a_log_that_is_complete_is_not_asked_for_again(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str]
 ) -> None:
-    run = HostRun(connection, submit(), pace=QUICK)
+    run = HostRun(connection, submit(), policy=QUICK)
     list(run.follow())
     for _ in range(3):
         run.fetch(["train"])
@@ -246,7 +239,7 @@ def test_a_log_that_is_complete_is_not_asked_for_again(
 
 
 def test_logs_with_the_lines_of_the_launcher(connection: Connection, submit: Callable[..., str]) -> None:
-    run = HostRun(connection, submit(), pace=QUICK, raw_logs=True)
+    run = HostRun(connection, submit(), policy=QUICK, raw_logs=True)
     *_, last = run.follow()
     run.fetch(["nap"])
     file = last.run.attempts["nap"][-1].log_file
@@ -257,7 +250,7 @@ def test_logs_with_the_lines_of_the_launcher(connection: Connection, submit: Cal
 def test_a_log_that_is_gone_is_said_once(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said
 ) -> None:
-    run = HostRun(connection, submit(), pace=QUICK, say=said)
+    run = HostRun(connection, submit(), policy=QUICK, say=said)
     *_, last = run.follow()
     kfp_host.fail(500, times=100, path="/log$")
     for _ in range(3):
@@ -272,7 +265,7 @@ def test_logs_of_stages_with_similar_names_are_different_files() -> None:
     with scripted(lambda request: Reply("")) as server:
         run = HostRun(Connection(Settings(host=server.url)), "x")
         names = ["train[1,2]", "train[1]-2", "train-1-2", "inner/train", "inner-train", "é" * 300, "é" * 301]
-        files = {run._log_file(name, attempt) for name in names for attempt in (1, 2)}
+        files = {run._log_file(name) for name in names for _ in range(2)}
         assert len(files) == 2 * len(names)
         run._make_folder()
         for file in files:
@@ -306,19 +299,20 @@ def test_a_host_without_older_versions_of_the_api(
 ) -> None:
     run_id = submit()
     kfp_host.served = served
-    run = HostRun(connection, run_id, pace=QUICK, say=said)
+    run = HostRun(connection, run_id, policy=QUICK, say=said)
     *_, last = run.follow()
     assert last.state is State.SUCCEEDED
-    assert [stage.state for stage in last.run.result().stages] == [State.SUCCEEDED] * 2
     run.fetch(["train"])
-    [sentence] = said
-    assert "train" in sentence
-    assert run.link in sentence
     if "v1beta1" in served:
+        assert [stage.state for stage in last.run.result().stages] == [State.SUCCEEDED] * 2
         assert last.corrupt == ()
+        [sentence] = said
+        assert "train" in sentence
+        assert run.link in sentence
     else:
+        assert last.run.result().stages == ()
         [problem] = last.corrupt
-        assert kfp_host.url in problem
+        assert re.match(says(kfp_host.url, "stages", "logs", "results", "v1beta1"), problem)
         assert kfp_host.count("v1beta1") == 1, "it is not asked for again"
 
 
@@ -326,9 +320,60 @@ def test_kfp_2_14(tmp_path: Path) -> None:
     with KfpHost(tmp_path / "host", version="2.14") as host:
         connection = Connection(Settings(host=host.url, tracker_base=str(tmp_path / "results")))
         run_id = Host(connection).submit(load_pipeline(tracked), {"tracker_base": str(tmp_path / "results")})
-        *_, last = HostRun(connection, run_id, pace=QUICK).follow()
+        *_, last = HostRun(connection, run_id, policy=QUICK).follow()
     assert last.state is State.SUCCEEDED
     assert last.run.result()["train"].results == {"loss": 0.25}
+
+
+# What only the log says of a failure
+
+
+def from_recording(name: str) -> Callable[[Request], Reply]:
+    """Answer as at the end of a recorded run; every log is the recorded one."""
+
+    def reply(request: Request) -> Reply:
+        if request.path.endswith("/log"):
+            return Reply(recorded_answer(f"{name}-log-{request.path.split('-')[-1].removesuffix('/log')}"))
+        return Reply(manifest(name) if "v1beta1" in request.path else last(name))
+
+    return reply
+
+
+def read_recorded(script: Callable[[Request], Reply], name: str) -> RunResult:
+    with scripted(script) as server:
+        run = HostRun(Connection(Settings(host=server.url)), last(name)["run_id"], say=lambda sentence: None)
+        return run.read().run.result()
+
+
+def test_an_application_that_never_began_fails_with_what_the_launcher_says() -> None:
+    stage = read_recorded(from_recording("no-program"), "no-program")["plain"]
+    assert stage.reason == 'failed in KFP\'s launcher: exec: "trainer": executable file not found in $PATH'
+    assert stage.exit_code == 1
+
+
+def test_an_application_that_has_run_fails_with_its_own_exit_code() -> None:
+    stage = read_recorded(from_recording("retried-failed"), "retried-failed")["second"]
+    assert (stage.exit_code, stage.reason) == (4, "ended with exit code 4")
+
+
+def test_a_failure_whose_log_is_gone_has_what_the_manifest_says() -> None:
+    def without_log(request: Request) -> Reply:
+        return status(13, "no log", 500) if request.path.endswith("/log") else from_recording("no-program")(request)
+
+    stage = read_recorded(without_log, "no-program")["plain"]
+    assert (stage.exit_code, stage.reason) == (1, "ended with exit code 1 (of KFP's launcher)")
+
+
+def test_an_engine_whose_image_lacks_python_says_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Observer, "is_distributed", lambda self, stage: stage == "plain")
+
+    def no_python(request: Request) -> Reply:
+        found = from_recording("no-program")(request)
+        is_log = request.path.endswith("/log")
+        return Reply(str(found.content).replace('"trainer"', '"python3"')) if is_log else found
+
+    stage = read_recorded(no_python, "no-program")["plain"]
+    assert re.match(says("exec:", "python3", "replicas", "image"), stage.reason)
 
 
 # Trouble
@@ -340,7 +385,7 @@ def test_an_unknown_run(connection: Connection, kfp_host: KfpHost) -> None:
 
 
 def test_a_host_that_never_answers_ends_a_watch_at_once() -> None:
-    run = HostRun(Connection(Settings(host="http://127.0.0.1:1"), Patience(retries=0)), "x", pace=QUICK)
+    run = HostRun(Connection(Settings(host="http://127.0.0.1:1"), Patience(retries=0)), "x", policy=QUICK)
     with pytest.raises(HostUnreachableError):
         next(run.follow())
 
@@ -358,7 +403,7 @@ def test_a_host_that_never_answers_ends_a_watch_at_once() -> None:
 def test_a_connection_that_is_lost_while_a_run_is_watched(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said, fault: Fault
 ) -> None:
-    run = HostRun(connection, submit(seconds=1.0), pace=QUICK, say=said)
+    run = HostRun(connection, submit(seconds=1.0), policy=QUICK, say=said)
     follower = run.follow()
     next(follower)
     kfp_host.add(fault)
@@ -376,10 +421,10 @@ def test_a_v1beta1_that_fails_for_a_moment_loses_nothing(
 ) -> None:
     run_id = submit(failing)
     kfp_host.add(Fault(status=503, times=6, path="v1beta1"))
-    run = HostRun(connection, run_id, pace=QUICK, say=said)
+    run = HostRun(connection, run_id, policy=QUICK, say=said)
     run.read()
     *_, last = run.follow()
-    assert last.run.result()["fail"].exit_code == 1
+    assert last.run.result()["fail"].exit_code == 7
     assert last.corrupt == ()
 
 
@@ -387,7 +432,7 @@ def test_a_v1beta1_that_fails_for_a_moment_loses_nothing(
 def test_a_v1beta1_that_fails_once_is_asked_again(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said, code: int
 ) -> None:
-    run = HostRun(connection, submit(seconds=0.5), pace=QUICK, say=said)
+    run = HostRun(connection, submit(seconds=0.5), policy=QUICK, say=said)
     fault = kfp_host.fail(code, times=4, path="v1beta1")
     record = until(run, lambda record: record.corrupt)
     assert kfp_host.url in record.corrupt[0]
@@ -401,7 +446,7 @@ def test_a_v1beta1_that_fails_once_is_asked_again(
 def test_a_run_that_is_deleted_while_it_is_watched(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str]
 ) -> None:
-    run = HostRun(connection, submit(seconds=300), pace=QUICK)
+    run = HostRun(connection, submit(seconds=300), policy=QUICK)
     follower = run.follow()
     next(follower)
     kfp_host.delete(run.run_id)
@@ -417,7 +462,7 @@ def test_a_token_that_changes_while_a_run_is_watched(
     file.write_text("first")
     kfp_host.token = "first"
     connection = Connection(Settings(host=kfp_host.url, token_file=str(file)), Patience(wait=0.001))
-    run = HostRun(connection, run_id, pace=Pace(0.02, 0.1, share=1.0, patience=60), say=said)
+    run = HostRun(connection, run_id, policy=PollPolicy(0.02, 0.1, share=1.0, patience=60), say=said)
     follower = run.follow()
     next(follower)
     # The file follows a moment later.
@@ -435,7 +480,7 @@ def test_a_token_that_changes_while_a_run_is_watched(
 def test_a_host_that_goes_on_failing_ends_a_watch(
     kfp_host: KfpHost, connection: Connection, submit: Callable[..., str], said: Said
 ) -> None:
-    run = HostRun(connection, submit(seconds=300), pace=Pace(0.02, 0.1, share=1.0, patience=0.3), say=said)
+    run = HostRun(connection, submit(seconds=300), policy=PollPolicy(0.02, 0.1, share=1.0, patience=0.3), say=said)
     follower = run.follow()
     next(follower)
     kfp_host.fail(500, times=1e9, body='{"code": 13, "message": "no database"}')
@@ -450,7 +495,7 @@ def test_a_token_file_that_is_empty_for_a_moment(
     file = tmp_path / "token"
     file.write_text("token")
     connection = Connection(Settings(host=kfp_host.url, token_file=str(file)), Patience(wait=0.001))
-    run = HostRun(connection, submit(seconds=1.0), pace=QUICK, say=said)
+    run = HostRun(connection, submit(seconds=1.0), policy=QUICK, say=said)
     follower = run.follow()
     next(follower)
     file.write_text("")
@@ -467,7 +512,7 @@ def test_a_token_that_has_expired_ends_a_watch(kfp_host: KfpHost, submit: Callab
     run_id = submit(seconds=300)
     kfp_host.token = "first"
     connection = Connection(Settings(host=kfp_host.url, existing_token="first"), Patience(wait=0.001))
-    run = HostRun(connection, run_id, pace=Pace(0.02, 0.1, share=1.0, patience=0.3), say=said)
+    run = HostRun(connection, run_id, policy=PollPolicy(0.02, 0.1, share=1.0, patience=0.3), say=said)
     follower = run.follow()
     next(follower)
     kfp_host.token = "second"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from tests.backend.answers_of_kfp import manifest
 from tests.backend.host.argo import fnv1a32
+from torchx_kfp.backend.manifest import manifest_of
 
 #: The attempts of Retry nodes in a name: ``W(0).root(0)``, but not ``iterations(0:0)``.
 _ATTEMPT = re.compile(r"\(\d+\)")
@@ -36,39 +36,16 @@ def _time(seconds: float | None) -> str | None:
     return None if seconds is None else f"2026-11-22T03:{int(seconds) // 60:02}:{int(seconds) % 60:02}Z"
 
 
-def of_2_14(name: str, poll: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded answer of v2beta1 as KFP 2.14 would give it: each node is there once, without attempts.
-
-    This is not recorded. The names of the nodes are those that v1beta1 has at the run's end.
-    """
-    found = json.loads(manifest(name)["pipeline_runtime"]["workflow_manifest"])
-    names = {node["id"]: node["name"] for node in found["status"]["nodes"].values()}
-    workflow, old = found["metadata"]["name"], {}
-    entries = copy.deepcopy(poll["run_details"]["task_details"])
-    for entry in entries:
-        entry["child_tasks"] = [child["pod_name"] for child in entry.get("child_tasks", ())]
-    parents = {child: entry for entry in entries for child in entry["child_tasks"]}
-    for identity, node in names.items():
-        # A Retry node and its attempt become one, with the children of the attempt.
-        old[identity] = f"{workflow}-{fnv1a32(_ATTEMPT.sub('', node))}" if node != workflow else workflow
-    kept = []
-    for entry in entries:
-        display = entry.get("display_name", "")
-        if display and _ATTEMPT.search(display):
-            kept.append({**entry, "display_name": _ATTEMPT.sub("", display)})
-        elif not any(
-            _ATTEMPT.search(names[child]) and _is_attempt(names, child, display) for child in entry["child_tasks"]
-        ):
-            kept.append(entry)
-    for entry in kept:
-        children = [{"pod_name": old[child]} for child in entry["child_tasks"]]
-        entry["child_tasks"] = children
-        if not children:
-            del entry["child_tasks"]
-    assert parents
-    return {**poll, "run_details": {"task_details": kept}}
-
-
-def _is_attempt(names: Mapping[str, str], child: str, display: str) -> bool:
-    """Tell whether the child is an attempt of the node with this display name."""
-    return names[child].endswith(f"{display}(0)")
+def without_attempts(name: str) -> dict[str, Any]:
+    """Return the workflow of a recorded run as KFP 2.14 would have it: each node is there once, without attempts."""
+    found: dict[str, Any] = json.loads(manifest_of(manifest(name)))
+    workflow, nodes = found["metadata"]["name"], found["status"]["nodes"]
+    made = {}
+    for node in nodes.values():
+        # A Retry node and its attempt become one, which is as the attempt.
+        if node["type"] != "Retry":
+            path = _ATTEMPT.sub("", node["name"])
+            identity = f"{workflow}-{fnv1a32(path)}" if path != workflow else workflow
+            made[identity] = {**node, "id": identity, "name": path}
+    found["status"]["nodes"] = made
+    return found

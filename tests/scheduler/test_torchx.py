@@ -132,12 +132,11 @@ def test_a_run_that_fails(on_host: Program) -> None:
     assert lines(said.stderr) == ["about to fail"]
     status = on_host("status", said.handle)
     assert state_of(status) == "FAILED"
-    # KFP's launcher ends with 1, whatever the exit code of the application is.
-    assert re.search(r"main\[0\]:FAILED \(exitcode: 1\)", status.stdout)
+    assert re.search(r"main\[0\]:FAILED \(exitcode: 7\)", status.stdout)
     found = re.search(r"Structured Error Msg: (.*)", status.stdout)
     assert found
-    assert json.loads(found[1])["message"]["errorCode"] == 1
-    assert "exit code 1" in json.loads(found[1])["message"]["message"]
+    assert json.loads(found[1])["message"]["errorCode"] == 7
+    assert "exit code 7" in json.loads(found[1])["message"]["message"]
 
 
 def test_ctrl_c_leaves_the_run_and_cancel_ends_it(on_host: Program, host: KfpHost) -> None:

@@ -20,11 +20,14 @@ from torchx_kfp.errors import (
     HostSettingsError,
     HostUnreachableError,
 )
+from torchx_kfp.text import clean_line
 
 #: What KFP's launcher prints, in the form of klog: level, date, time, process, source file, text.
 _KLOG = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} +(\d+) ([\w.-]+\.go):\d+\] ?(.*)", re.DOTALL)
 #: The source file of the launcher itself, if its lines are not the first ones.
 _LAUNCHER = b"launcher_v2.go"
+#: How the launcher begins its last line if it fails.
+_FAILED = "failed to execute component: "
 #: How many bytes are cleaned at once.
 _PIECE = 1 << 20
 #: A log that takes longer than this (in seconds) is left alone for so many times as long: it is sent whole each time.
@@ -39,6 +42,8 @@ class Cleaner:
         self._launcher: bytes | None = None
         self._in_block = False
         self._has_begun = False
+        #: What the launcher's last line about an error says; empty without one.
+        self.error = ""
 
     def clean(self, lines: list[bytes]) -> list[bytes]:
         """Return the lines of the application."""
@@ -64,6 +69,8 @@ class Cleaner:
         if not found or found[1] != self._launcher:
             return False
         self._in_block = found[3].rstrip().endswith(b"{")
+        if found[0][:1] in b"EF":
+            self.error = clean_line(found[3]).strip().removeprefix(_FAILED)
         return True
 
 
@@ -91,7 +98,8 @@ class PodLog:
         self._connection = connection
         self._path = f"{V1ALPHA1}/runs/{quote(run_id, safe='')}/nodes/{quote(pod, safe='')}/log"
         self._run_id, self._pod = run_id, pod
-        self._cleaner = None if raw else Cleaner()
+        self._cleaner = Cleaner()
+        self._is_raw = raw
         self._clock = clock
         #: How many bytes have been read, and the first line of them.
         self._read, self._first = 0, b""
@@ -130,13 +138,19 @@ class PodLog:
         self._read = max(self._read, end)
         if new and not new.endswith(b"\n"):
             new += b"\n"
-        if self._cleaner is None:
-            return new
         stream, cleaned = io.BytesIO(new), []
         # A list of all lines of a large log would take several times its size.
         while lines := stream.readlines(_PIECE):
             cleaned.append(b"".join(line + b"\n" for line in self._cleaner.clean([line[:-1] for line in lines])))
-        return b"".join(cleaned)
+        return new if self._is_raw else b"".join(cleaned)
+
+    @property
+    def launcher_error(self) -> str:
+        """What KFP's launcher has said about its failure, as far as the log was read; empty if it has not failed.
+
+        It is ``exit status 3`` if the application has run and ended with that.
+        """
+        return self._cleaner.error
 
     def _explain(self, error: HostError) -> str:
         link = self._connection.link(self._run_id)

@@ -1,4 +1,7 @@
-"""The nodes of the Argo workflow that KFP makes of a pipeline, with their states: what the API tells about a run.
+"""The nodes of a run's workflow: what stands between the answers of a host and the events of stages.
+
+A source of nodes (see ``manifest``) makes ``Nodes`` from an answer, and ``stages`` derives events from them. Another
+API of KFP is another source: one more module that returns ``Nodes``.
 
 A node's name is the path to it: ``W(0).root(0).inner(0).sleeper(0).executor(0)`` in the workflow ``W``. The number in
 parentheses counts attempts: a node that may be retried has one node below it for each attempt, with the same name and a
@@ -16,47 +19,19 @@ number, and everything else is below the attempts. KFP 2.17 lets Argo retry all 
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import functools
-import gzip
-import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchx_kfp.backend import states
-from torchx_kfp.backend.pods import has_ids_as_names, pod_name
-from torchx_kfp.backend.values import mapping, text
 from torchx_kfp.runs.vocabulary import State
 
-#: Node states in v2beta1 and phases in Argo. Argo omits a node if those before it did not end as it needs.
-_STATES = {
-    "PENDING": State.QUEUED,
-    "RUNNING": State.RUNNING,
-    "CANCELING": State.RUNNING,
-    "SUCCEEDED": State.SUCCEEDED,
-    "SKIPPED": State.SKIPPED,
-    "OMITTED": State.NOT_RUN,
-    "FAILED": State.FAILED,
-    "ERROR": State.FAILED,
-    "CANCELED": State.FAILED,
-}
-#: The outputs of drivers that tell what they have decided.
-_DECISIONS = ("cached-decision", "condition", "iteration-count")
 
-
-#: What v2beta1 does not tell, or not of all nodes.
-_DETAILS = ("start", "end", "message", "exit_code", "pod", "decisions")
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Node:
     """A node: times are in seconds since the epoch, None if it has not started or ended.
 
-    Its state is waiting if it exists and no more is known. ``pod`` is the pod's name, ``decisions`` are outputs of
-    drivers. Both, and ``exit_code``, are only in manifests.
+    A pod that waits for its start is queued, and ``message`` says what it waits for. ``pod`` is the pod's name, and
+    ``decisions`` are outputs of drivers.
     """
 
     name: str
@@ -74,132 +49,53 @@ class Node:
         return self.state in (State.RUNNING, State.SUCCEEDED, State.FAILED)
 
 
-@dataclass(frozen=True)
 class Nodes:
-    """The nodes of a workflow, by their names. ``message`` tells why the workflow failed, if it is known."""
+    """The nodes of a workflow, by their names. Each is made from its record when it is first asked for."""
 
-    workflow: str = ""
-    by_name: Mapping[str, Node] = field(default_factory=dict)
-    message: str = ""
+    def __init__(
+        self,
+        workflow: str,
+        records: Mapping[str, Any],
+        read: Callable[[Any], Node],
+        *,
+        message: str = "",
+        before: Nodes | None = None,
+    ) -> None:
+        """Take the records.
+
+        Args:
+            workflow: the workflow's name; empty without one.
+            records: what the source knows of each node, by the node's name.
+            read: makes a node from a record.
+            message: why the workflow failed, if it is known.
+            before: nodes of an earlier answer. Those whose records are the same are kept.
+        """
+        self.workflow = workflow
+        self.message = message
+        self._records = records
+        self._read = read
+        self._made: dict[str, Node] = {}
+        if before is not None:
+            old = before._records
+            self._made = {name: node for name, node in before._made.items() if records.get(name) == old[name]}
 
     def get(self, name: str) -> Node | None:
         """Return the node with this name, if there is one."""
-        return self.by_name.get(name)
+        if name not in self._records:
+            return None
+        node = self._made.get(name)
+        if node is None:
+            node = self._made[name] = self._read(self._records[name])
+        return node
 
     def attempts(self, name: str) -> list[Node]:
         """Return the attempts of a node: the node itself, if it is not one that may be retried."""
         found = list(self._attempts(name))
-        node = self.by_name.get(name)
-        return found or ([node] if node is not None else [])
+        node = None if found else self.get(name)
+        return found if node is None else [node]
 
     def _attempts(self, name: str) -> Iterator[Node]:
         index = 0
-        while (node := self.by_name.get(f"{name}({index})")) is not None:
+        while (node := self.get(f"{name}({index})")) is not None:
             yield node
             index += 1
-
-    def updated(self, newer: Nodes) -> Nodes:
-        """Return these nodes with what others add; a node that has ended stays so."""
-        if not self.by_name:
-            return newer
-        known = self.by_name
-        changed = {name: node for name, node in newer.by_name.items() if known.get(name) is not node}
-        merged = {**known, **{name: _merged(known.get(name), node) for name, node in changed.items()}}
-        return Nodes(newer.workflow or self.workflow, merged, newer.message or self.message)
-
-
-def _merged(old: Node | None, new: Node) -> Node:
-    """Return what is known about a node after another answer, which may know less."""
-    if old is None:
-        return new
-    if not _goes_on(old, new):
-        return old
-    kept = {name: value for name in _DETAILS if (value := getattr(old, name)) and not getattr(new, name)}
-    return dataclasses.replace(new, **kept) if kept else new
-
-
-def _goes_on(old: Node, new: Node) -> bool:
-    """Tell whether a node that was the old one can be the new one now."""
-    if new.state is State.WAITING or (old.state.is_over and not new.state.is_over):
-        return False
-    return not (old.has_begun and new.state in (State.SKIPPED, State.NOT_RUN))
-
-
-def workflow_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the Argo workflow in v1beta1's answer about a run; the argument itself may be one."""
-    runtime = manifest.get("pipeline_runtime")
-    if runtime is None:
-        return manifest
-    try:
-        return mapping(json.loads(mapping(runtime).get("workflow_manifest") or "{}"))
-    except (ValueError, TypeError, RecursionError):
-        return {}
-
-
-def from_manifest(manifest: Mapping[str, Any]) -> Nodes:
-    """Return the nodes in an Argo workflow, or in v1beta1's answer about a run, which contains one.
-
-    Argo writes the nodes of a large workflow compressed. Without a workflow, there are no nodes.
-    """
-    workflow = workflow_of(manifest)
-    metadata, status = mapping(workflow.get("metadata")), mapping(workflow.get("status"))
-    name = text(metadata.get("name"))
-    has_ids = has_ids_as_names(metadata)
-    nodes = {}
-    for item in (mapping(status.get("nodes")) or _decompressed(status)).values():
-        node = _node(name, mapping(item), has_ids)
-        if node.name:
-            nodes[node.name] = node
-    return Nodes(name, nodes, text(status.get("message")))
-
-
-def _decompressed(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        return mapping(json.loads(gzip.decompress(base64.b64decode(status.get("compressedNodes") or ""))))
-    except (ValueError, TypeError, OSError, EOFError, RecursionError):
-        return {}
-
-
-def _node(workflow: str, item: Mapping[str, Any], has_ids: bool) -> Node:
-    name, outputs = text(item.get("name")), mapping(item.get("outputs"))
-    exit_code = text(outputs.get("exitCode"))
-    parameters = outputs.get("parameters")
-    decisions = {
-        parameter["name"]: text(parameter.get("value"))
-        for parameter in (map(mapping, parameters) if isinstance(parameters, list) else ())
-        if parameter.get("name") in _DECISIONS
-    }
-    return Node(
-        name=name,
-        state=state_of(item.get("phase")),
-        start=seconds(item.get("startedAt")),
-        end=seconds(item.get("finishedAt")),
-        message=text(item.get("message")),
-        exit_code=int(exit_code) if re.fullmatch(r"-?\d{1,9}", exit_code) else None,
-        pod=_pod_name(workflow, item, has_ids) if item.get("type") == "Pod" else "",
-        decisions=decisions,
-    )
-
-
-def _pod_name(workflow: str, item: Mapping[str, Any], has_ids: bool) -> str:
-    name, template = text(item.get("name")), text(item.get("templateName"))
-    if name == workflow:
-        return workflow
-    return text(item.get("id")) if has_ids or not template else pod_name(workflow, name, template)
-
-
-def state_of(word: Any) -> State:
-    """Return the state for KFP's or Argo's word; one that this version does not know counts as queued."""
-    if not isinstance(word, str):
-        return State.QUEUED
-    return _STATES.get(word) or _STATES.get(word.upper(), State.QUEUED)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _seconds(moment: str) -> float | None:
-    return states.seconds(moment)
-
-
-def seconds(moment: Any) -> float | None:
-    """Return a time of the API in seconds since the epoch; None if it is not set. Nodes share many times."""
-    return _seconds(moment) if isinstance(moment, str) else None

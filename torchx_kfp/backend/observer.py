@@ -1,45 +1,37 @@
-"""Makes the events of a run on a KFP host from what its API answers, as the local runner makes them.
+"""Derive the events of a run on a KFP host from what its API answers, as the local runner makes them.
 
 Whatever ``RunState`` computes from them is therefore the same: the view, the table, the report and ``--json``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from torchx_kfp.backend.details import Details, entries_of
-from torchx_kfp.backend.ends import Progress
-from torchx_kfp.backend.nodes import Nodes, from_manifest, workflow_of
+from torchx_kfp.backend.nodes import Nodes
 from torchx_kfp.backend.plan import Plan
-from torchx_kfp.backend.pods import PodNames
-from torchx_kfp.backend.stages import Told, tell
-from torchx_kfp.backend.states import is_canceled, run_state, seconds
+from torchx_kfp.backend.stages import StageEvent, stage_events
+from torchx_kfp.backend.states import Progress, Session, read_progress
 from torchx_kfp.backend.tracked import tracked_stages
 from torchx_kfp.backend.values import mapping, text
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.pipeline.arguments import complete_arguments
+from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.known import known_inputs
 from torchx_kfp.pipeline.load import pipeline_from_documents
+from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.pipeline.spec import Pipeline
-from torchx_kfp.runs.events import (
-    CANCELED_ON_KFP,
-    Event,
-    RunEnding,
-    RunFinished,
-    RunStarted,
-    StageFinished,
-    StageStarted,
-)
+from torchx_kfp.pipeline.walk import walk
+from torchx_kfp.runs.events import CANCELED_ON_KFP, KFP_GRACE, Event, RunEnding, RunFinished, RunStarted, StageFinished
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean
 
 #: What ends a canceled run: "Run X was ended by ...".
 CANCELED_BY = "a request to KFP"
-_CANCELING = "CANCELING"
-#: Kubernetes gives the processes of a pod this many seconds to end by themselves.
-GRACE = 30.0
+#: Seconds that the replicas of an engine have after SIGTERM.
+_GRACE_OF_REPLICAS = 30.0
 
 
 class Observer:
@@ -52,103 +44,98 @@ class Observer:
         self.pipeline: Pipeline | None = None
         #: Why the pipeline in the answers cannot be read, as a sentence. Then there are no events of stages.
         self.problem = ""
-        self._details: Details | None = None
         self._plan: Plan | None = None
-        self._nodes = Nodes()
-        #: The parts of the last observed answer that matter.
+        self._nodes: Nodes | None = None
+        #: The parts of the last answer that matter.
         self._last: tuple[Any, ...] | None = None
-        #: An answer that has been read, or is the same as the last one, and the events that it tells.
-        self._read_one: tuple[Mapping[str, Any], list[Told]] | None = None
-        self._keys: set[Hashable] = set()
-        #: The round in which each stage has ended last.
+        #: The content of each event so far, by its key.
+        self._seen: dict[Hashable, str] = {}
+        #: The session and round in which each stage has ended last.
         self._ended: dict[str, tuple[int, ...]] = {}
-        self._is_over = False
+        #: The session of the last answer.
+        self._session = 0
 
-    def observe(self, run: Mapping[str, Any], manifest: Mapping[str, Any] | None = None) -> list[Event]:
+    def observe(self, run: Mapping[str, Any], nodes: Nodes | None = None) -> list[Event]:
         """Return the events that are new since the last answer, in the order of their times.
 
         Args:
             run: v2beta1's answer about the run.
-            manifest: v1beta1's answer about the run, or the Argo workflow in it: see ``wants_manifest``.
+            nodes: the run's nodes now; None if the host does not tell them, or they are the same as before.
         """
-        if self._is_over:
+        self._load(run)
+        answer = (run.get("state"), run.get("state_history"), run.get("finished_at"), self._plan is not None)
+        if nodes is None and answer == self._last:
             return []
-        told = self._read(run)
-        if manifest is not None:
-            self._add_manifest(manifest)
-            told = self._tell(run)
+        self._nodes, self._last = nodes or self._nodes, answer
+        progress = read_progress(run)
         events = []
-        for one in told:
-            if self._is_new(one):
-                self._keys.add(one.key)
-                if isinstance(one.event, StageFinished):
-                    self._ended[one.stage] = one.round
-                events.append(one.event)
-        self._last, self._read_one = _compared(run), None
-        self._is_over = any(isinstance(event, RunFinished) for event in events)
+        for index, event in self._events(run, progress):
+            if self._is_new(index, event):
+                self._seen[(index, event.key)] = event.content
+                if isinstance(event.event, StageFinished):
+                    self._ended[event.stage] = (index, *event.round)
+                events.append(event.event)
+        self._session = len(progress.sessions) - 1
         return events
 
-    def wants_manifest(self, run: Mapping[str, Any]) -> bool:
-        """Tell whether v1beta1 knows more about what is new in an answer: pods, exit codes, and ends.
+    def is_distributed(self, stage: str) -> bool:
+        """Tell whether an engine runs the replicas of a stage."""
+        return self._plan is not None and without_indices(stage) in self._plan.distributed
 
-        Pass its answer to the next ``observe``: what has been told once is not told again.
-        """
-        if self._is_over:
-            return False
-        new = [one.event for one in self._read(run) if self._is_new(one)]
-        for event in new:
-            if isinstance(event, StageStarted) and not event.pod_name:
-                return True
-            if isinstance(event, StageFinished) and (
-                event.result.state is State.FAILED or (event.result.attempts and not event.result.pod_name)
-            ):
-                return True
-            if isinstance(event, RunFinished) and not (event.state is State.SUCCEEDED and self._has_ended()):
-                return True
-        return False
+    def _is_new(self, session: int, event: StageEvent) -> bool:
+        if (session, event.key) in self._seen:
+            return self._seen[(session, event.key)] != event.content
+        ended = self._ended.get(event.stage)
+        # What is said of a session after the next one has begun comes too late.
+        return session >= self._session and (ended is None or _is_later((session, *event.round), ended))
 
-    def _has_ended(self) -> bool:
-        """Tell whether the nodes of the run have ended: KFP may report that some time after the run's own end."""
-        whole = self._nodes.get(self._nodes.workflow)
-        return whole is not None and whole.state.is_over
+    def _events(self, run: Mapping[str, Any], progress: Progress) -> Iterator[tuple[int, StageEvent]]:
+        """Yield all events of the run so far, each with the index of its session."""
+        stages = stage_events(self._plan, self._nodes, progress) if self._plan and self._nodes else []
+        by_session: list[list[StageEvent]] = [[] for _ in progress.sessions]
+        for event in stages:
+            by_session[progress.session_at(event.event.time)].append(event)
+        by_session[-1][:0] = _carried(by_session, progress)
+        for index, (session, events) in enumerate(zip(progress.sessions, by_session, strict=True)):
+            started = RunStarted(
+                pipeline=self.pipeline.name if self.pipeline is not None else text(run.get("display_name")),
+                run_id=progress.run_id,
+                arguments=self._arguments(run, self.pipeline),
+                resumed=index > 0,
+                time=session.started_at,
+                link=self._link,
+            )
+            yield index, StageEvent(started, "started")
+            canceled = session.canceled_at
+            before = [one for one in events if canceled is None or one.event.time < canceled]
+            yield from ((index, one) for one in before)
+            if canceled is not None:
+                grace = _GRACE_OF_REPLICAS if self._plan and self._plan.distributed else KFP_GRACE
+                yield index, StageEvent(RunEnding(CANCELED_ON_KFP, grace, time=canceled), "ending")
+            yield from ((index, one) for one in events[len(before) :])
+            if session.state.is_over:
+                is_last = index + 1 == len(progress.sessions)
+                yield index, StageEvent(self._finished(run, session, events, is_last=is_last), "end")
 
-    def _is_new(self, told: Told) -> bool:
-        ended = self._ended.get(told.stage)
-        return told.key not in self._keys and (ended is None or _is_later(told.round, ended))
-
-    def _read(self, run: Mapping[str, Any]) -> list[Told]:
-        """Return all events of the run so far, or none if the answer is the same as the last one."""
-        if self._read_one is not None and self._read_one[0] is run:
-            return self._read_one[1]
-        told: list[Told] = []
-        if self._last is None or _compared(run) != self._last:
-            self._load(run)
-            if self._details is not None:
-                self._nodes = self._nodes.updated(self._details.read(run))
-            told = self._tell(run)
-        self._read_one = run, told
-        return told
-
-    def _add_manifest(self, manifest: Mapping[str, Any]) -> None:
-        workflow = workflow_of(manifest)
-        self._nodes = self._nodes.updated(from_manifest(workflow))
-        if self._plan is not None:
-            self._plan.pods = PodNames.of(workflow, self._plan.pipeline)
-
-    def _tell(self, run: Mapping[str, Any]) -> list[Told]:
-        progress = _progress(run)
-        stages = tell(self._plan, self._nodes, progress) if self._plan is not None else []
-        last = max((one.event.time for one in stages), default=progress.started_at)
-        canceled = progress.canceled_at
-        ending = [Told(RunEnding(CANCELED_ON_KFP, GRACE, time=canceled), "ending")] if canceled is not None else []
-        before = [one for one in stages if canceled is None or one.event.time < canceled]
-        told = [Told(self._started(run, progress), "started"), *before, *ending, *stages[len(before) :]]
-        if progress.is_over:
-            has_failed = any(
+    def _finished(
+        self, run: Mapping[str, Any], session: Session, stages: list[StageEvent], *, is_last: bool
+    ) -> RunFinished:
+        """Return the end of a session; a failed stage in it is the reason, if there is one."""
+        last = max((one.event.time for one in stages), default=session.started_at)
+        end = max(session.ended_at or last, last)
+        reason = CANCELED_BY if session.state is State.CANCELED else ""
+        if (
+            is_last
+            and session.state is State.FAILED
+            and not any(
                 isinstance(one.event, StageFinished) and one.event.result.state is State.FAILED for one in stages
             )
-            told.append(Told(self._finished(run, progress, last, has_failed=has_failed), "finished"))
-        return told
+        ):
+            message = self._nodes.message if self._nodes is not None else ""
+            reason = text(mapping(run.get("error")).get("message")) or message or "KFP does not say why"
+        return RunFinished(
+            text(run.get("run_id")), session.state, end - session.started_at, reason=clean(reason), time=end
+        )
 
     def _load(self, run: Mapping[str, Any]) -> None:
         spec = run.get("pipeline_spec")
@@ -160,11 +147,13 @@ class Observer:
         try:
             pipeline = pipeline_from_documents([document for document in documents if document], name)
             arguments = self._arguments(run, pipeline)
-            self._plan = Plan(pipeline, tracked_stages(pipeline, arguments), _items(pipeline, arguments))
+            self._plan = Plan(
+                pipeline, tracked_stages(pipeline, arguments), _items(pipeline, arguments), _distributed(pipeline)
+            )
         except (TorchxKfpError, ValueError) as error:
             self.problem = f"The pipeline of this run cannot be read: {error}"
             return
-        self.pipeline, self._details = pipeline, Details(pipeline)
+        self.pipeline = pipeline
 
     def _arguments(self, run: Mapping[str, Any], pipeline: Pipeline | None) -> dict[str, Any]:
         given = dict(mapping(mapping(run.get("runtime_config")).get("parameters")))
@@ -173,22 +162,21 @@ class Observer:
         except TorchxKfpError:
             return given
 
-    def _started(self, run: Mapping[str, Any], progress: Progress) -> RunStarted:
-        return RunStarted(
-            pipeline=self.pipeline.name if self.pipeline is not None else text(run.get("display_name")),
-            run_id=progress.run_id,
-            arguments=self._arguments(run, self.pipeline),
-            time=progress.started_at,
-            link=self._link,
-        )
 
-    def _finished(self, run: Mapping[str, Any], progress: Progress, last: float, *, has_failed: bool) -> RunFinished:
-        """Return the end of the run; ``has_failed`` tells whether a stage has failed, which is then the reason."""
-        end = max(progress.ended_at or last, last)
-        reason = CANCELED_BY if progress.state is State.CANCELED else ""
-        if progress.state is State.FAILED and not has_failed:
-            reason = text(mapping(run.get("error")).get("message")) or self._nodes.message or "KFP does not say why"
-        return RunFinished(progress.run_id, progress.state, end - progress.started_at, reason=clean(reason), time=end)
+def _carried(by_session: list[list[StageEvent]], progress: Progress) -> list[StageEvent]:
+    """Return the ends of stages that a retry of the run has kept, as events of the last session."""
+    ends: dict[str, tuple[int, StageEvent]] = {}
+    for index, events in enumerate(by_session):
+        ends.update((one.stage, (index, one)) for one in events if isinstance(one.event, StageFinished))
+    last = len(by_session) - 1
+    carried = []
+    for index, one in ends.values():
+        result = one.event.result if isinstance(one.event, StageFinished) else None
+        # Until the retry has removed what failed, the nodes are those of the session before.
+        if result and index < last and (progress.is_over or result.state.is_success or result.state is State.SKIPPED):
+            event = StageFinished(result, kept=result.state.is_success, time=progress.last.started_at)
+            carried.append(dataclasses.replace(one, event=event))
+    return carried
 
 
 def _is_later(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -197,26 +185,10 @@ def _is_later(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return one[:common] > other[:common]
 
 
-def _progress(run: Mapping[str, Any]) -> Progress:
-    """Return how far the run is."""
-    history = run.get("state_history")
-    times = [
-        (text(item.get("state")), when)
-        for item in map(mapping, history if isinstance(history, list) else ())
-        if (when := seconds(item.get("update_time"))) is not None
-    ]
-    first = times[0][1] if times else 0.0
-    started = seconds(run.get("created_at")) or first
-    state = run_state(run)
-    if not state.is_over:
-        state = State.RUNNING
-    canceled = None
-    if state is State.CANCELED or is_canceled(run):
-        canceled = next(
-            (when for word, when in reversed(times) if word == _CANCELING), times[-1][1] if times else started
-        )
-    ended = seconds(run.get("finished_at")) or (times[-1][1] if times else started) if state.is_over else None
-    return Progress(text(run.get("run_id")), state, started, canceled, ended)
+def _distributed(pipeline: Pipeline) -> frozenset[str]:
+    """Return the stages whose replicas an engine runs, by their names without indices."""
+    containers = ((place.name, place.component.container) for place in walk(pipeline))
+    return frozenset(name for name, one in containers if one and replica_roles((*one.command, *one.args)))
 
 
 def _items(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, int]:
@@ -231,14 +203,3 @@ def _items(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, int]:
         if isinstance(items, list):
             found[place.name] = len(items)
     return found
-
-
-def _compared(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the parts of an answer of which a change matters."""
-    return (
-        entries_of(run),
-        run.get("state"),
-        run.get("state_history"),
-        run.get("finished_at"),
-        "pipeline_spec" in run,
-    )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
-from torchx_kfp.backend.pods import PodNames
 from torchx_kfp.backend.tracked import Tracked
 from torchx_kfp.pipeline.spec import Component, Pipeline, Task
 
@@ -15,14 +14,14 @@ from torchx_kfp.pipeline.spec import Component, Pipeline, Task
 class Plan:
     """The facts about a run's pipeline that are known from the beginning.
 
-    ``tracked`` has the tracked stages by their names without indices, and ``items`` the numbers of items of loops, as
-    far as the pipeline and its arguments tell them, likewise.
+    ``tracked`` has the tracked stages by their names without indices, ``items`` the numbers of items of loops, as far
+    as the pipeline and its arguments tell them, and ``distributed`` the stages whose replicas an engine runs.
     """
 
     pipeline: Pipeline
     tracked: Mapping[str, Tracked]
     items: Mapping[str, int]
-    pods: PodNames = field(default_factory=PodNames)
+    distributed: frozenset[str] = frozenset()
     #: The tasks of each component, in an order in which they could run.
     _orders: dict[str, list[Task]] = field(default_factory=dict)
 

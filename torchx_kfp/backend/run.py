@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import secrets
 import shutil
 import sys
@@ -21,8 +22,11 @@ from torchx_kfp.backend.answers import refuse_run_id
 from torchx_kfp.backend.connection import V1BETA1, V2BETA1, Connection
 from torchx_kfp.backend.host import Host
 from torchx_kfp.backend.logs import PodLog
+from torchx_kfp.backend.manifest import manifest_of, read_manifest
+from torchx_kfp.backend.nodes import Nodes
 from torchx_kfp.backend.observer import Observer
-from torchx_kfp.backend.pace import DEFAULT_PACE, Pace, Waits
+from torchx_kfp.backend.outcomes import ends_with_launcher, explained
+from torchx_kfp.backend.polling import DEFAULT_POLICY, PollPolicy, PollTimer
 from torchx_kfp.backend.results import ResultReader
 from torchx_kfp.backend.states import run_state, seconds
 from torchx_kfp.backend.values import mapping
@@ -41,7 +45,7 @@ from torchx_kfp.pipeline.names import safe_name
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarted
 from torchx_kfp.runs.record import RunRecord
-from torchx_kfp.runs.result import RunResult
+from torchx_kfp.runs.result import RunResult, StageResult
 from torchx_kfp.runs.source import attend
 from torchx_kfp.runs.state import RunState, outline
 from torchx_kfp.runs.watch import Lines, Terminal, Watch
@@ -50,6 +54,10 @@ from torchx_kfp.tracking.stores.keys import key_text, run_id_parts
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+#: What KFP's launcher says if the stage's image lacks the program of an engine's launcher.
+_NO_PYTHON = 'exec: "python3": executable file not found in $PATH'
+#: For no more failed stages than this, the log is asked for the reason.
+_MOST_EXPLAINED = 20
 #: How many logs are asked for at once.
 _LOGS_AT_ONCE = 8
 #: The longest part of a log file's name that is made of the stage's.
@@ -64,7 +72,7 @@ class HostRun:
         connection: Connection,
         run_id: str,
         *,
-        pace: Pace = DEFAULT_PACE,
+        policy: PollPolicy = DEFAULT_POLICY,
         say: Callable[[str], object] | None = None,
         results: ResultReader | None = None,
         named: Collection[str] = (),
@@ -75,7 +83,7 @@ class HostRun:
         Args:
             connection: the host.
             run_id: the run's id: see ``Host.find``.
-            pace: how often ``follow`` asks.
+            policy: how often ``follow`` asks.
             say: gets sentences about a host that does not answer, and about logs that cannot be read. By default, they
                 are written to stderr.
             results: reads the results of stages.
@@ -85,7 +93,7 @@ class HostRun:
         self.run_id = run_id
         self.link = connection.link(run_id)
         self._connection = connection
-        self._pace = pace
+        self._policy = policy
         self._say = say if say is not None else lambda sentence: Terminal(sys.stderr).write_lines([sentence])
         bases = {connection.settings.tracker_base, *named}
         self._results = results if results is not None else ResultReader(bases)
@@ -103,12 +111,20 @@ class HostRun:
         #: The pipeline of a run that names an uploaded one; None before the host has been asked.
         self._uploaded: Mapping[str, Any] | None = None
         self._serves_v1beta1 = True
+        #: The manifest of the last answer of v1beta1, and its nodes.
+        self._manifest = ""
+        self._nodes_before: Nodes | None = None
         #: Sentences about what the host does not tell.
         self._missing: dict[str, str] = {}
         #: The folder of the logs, which is made with the first of them.
         self._folder = Path(tempfile.gettempdir(), f"torchx-kfp-{secrets.token_hex(8)}")
         self._has_folder = False
         self._logs: dict[Path, PodLog] = {}
+        #: The log files of the last attempts, by stage.
+        self._log_files: dict[str, Path] = {}
+        self._log_numbers = itertools.count(1)
+        #: How many more failures are looked up in logs.
+        self._most_explained = _MOST_EXPLAINED
         #: Several logs are fetched at once.
         self._lock = threading.Lock()
         self._complete: set[Path] = set()
@@ -126,8 +142,7 @@ class HostRun:
             HostError: the host does not answer, or reports an error.
         """
         self.answer = run = self._with_pipeline(self._ask())
-        manifest = self._manifest() if self._observer.wants_manifest(run) else None
-        events = self._completed(self._observer.observe(run, manifest))
+        events = self._completed(self._observer.observe(run, self._nodes()))
         self._fold(events)
         is_running = not run_state(run).is_over
         problems = tuple(filter(None, (self._observer.problem, *self._missing.values(), *self._results.problems)))
@@ -146,12 +161,12 @@ class HostRun:
             timeout: seconds until the run must have ended.
 
         Raises:
-            TimeoutError: it has not. It goes on.
+            TimeoutError: the run did not end in time. It goes on.
             HostError: see ``look``.
         """
         end = None if timeout is None else time.monotonic() + timeout
         seen: RunRecord | None = None
-        waits = Waits(self._pace)
+        timer = PollTimer(self._policy)
         while True:
             began = time.thread_time()
             record = self.look()
@@ -167,7 +182,7 @@ class HostRun:
                     f"The run {self.run_id} has not ended within {timeout:g} s. It goes on: .wait() waits again, and "
                     ".terminate() ends it."
                 )
-            waits.wait(changed=changed, cost=time.thread_time() - began, longest=left)
+            timer.wait(changed=changed, cost=time.thread_time() - began, longest=left)
 
     def look(self) -> RunRecord:
         """Ask the host as ``read`` does, but return the run as it was before if the host does not answer for a moment.
@@ -187,7 +202,7 @@ class HostRun:
             if self._lost_at is None:
                 self._lost_at = now
                 self._say(f"{self._connection.name} cannot be asked about the run: trying again. ({error})")
-            elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= self._pace.patience:
+            elif not isinstance(error, HostUnreachableError) and now - self._lost_at >= self._policy.patience:
                 raise
             return self._last
         finally:
@@ -200,7 +215,7 @@ class HostRun:
     @property
     def interval(self) -> float:
         """The seconds between two looks at a run that goes on; more for a large one, of which a look takes long."""
-        return max(self._pace.shortest, self._cost / self._pace.share)
+        return max(self._policy.shortest, self._cost / self._policy.share)
 
     def wait(self, watch: Watch | None = None, timeout: float | None = None) -> RunResult:
         """Wait for the run's end, and return how it and its stages have ended; see ``RunResult.raise_for_failure``.
@@ -221,7 +236,9 @@ class HostRun:
         wanted = []
         for name in stages:
             attempts = record.run.attempts.get(name, [])
-            for started in attempts:
+            # A retry of the run gives the new pod the name of the failed one, whose log is lost then.
+            last = {started.pod_name: started for started in attempts}
+            for started in last.values():
                 if started.log_file is None:
                     self._say_once(name, f"The log of {name} cannot be read: {self._why_no_pod()}")
                 elif started.log_file not in self._complete:
@@ -280,26 +297,35 @@ class HostRun:
                 self._uploaded = spec if isinstance(spec, Mapping) else {}
         return {**run, "pipeline_spec": self._uploaded} if self._uploaded else run
 
-    def _manifest(self) -> dict[str, Any] | None:
-        """Return v1beta1's answer; None if the host does not serve it, or fails to."""
+    def _nodes(self) -> Nodes | None:
+        """Return the nodes that v1beta1 tells; None if they are the same as before, or the host does not tell them."""
         if not self._serves_v1beta1:
             return None
         path = f"{V1BETA1}/runs/{quote(self.run_id, safe='')}"
+        lost = "so its stages, their logs, exit codes and results are missing"
         try:
             answer = self._connection.get(path)
             refuse_run_id(mapping(answer.get("run")).get("id"), f"GET {self._connection.name}{path}", self.run_id)
-        except HostUnreachableError:
-            # What is told without it is not told again: the next poll tries once more.
-            raise
+            manifest = manifest_of(answer)
+            if manifest == self._manifest:
+                return None
+            nodes = read_manifest(manifest, self._nodes_before)
         except HostError as error:
+            if self._manifest:
+                raise  # it fails for a moment
+            # A host may lack this version of the API, or refuse it.
             self._serves_v1beta1 = not isinstance(error, HostNotFoundError | HostRefusedError)
             self._missing["v1beta1"] = (
-                f"{self._connection.name} does not say in which pods stages run, so their logs, exit codes and results "
-                f"are missing. ({error})"
+                f"{self._connection.name} tells the state of the run alone (v2beta1), not its nodes (v1beta1), {lost}. "
+                f"({error})"
             )
             return None
+        except ValueError as error:
+            self._missing["v1beta1"] = f"The nodes of the run cannot be read, {lost}: {error}."
+            return None
         self._missing.pop("v1beta1", None)
-        return answer
+        self._manifest, self._nodes_before = manifest, nodes
+        return nodes
 
     def _why_no_pod(self) -> str:
         if "v1beta1" in self._missing:
@@ -331,15 +357,28 @@ class HostRun:
 
     def _completed_one(self, event: Event, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Event:
         if isinstance(event, StageStarted) and event.pod_name:
-            return dataclasses.replace(event, log_file=self._log_file(event.name, event.attempt))
+            log_file = self._log_files[event.name] = self._log_file(event.name)
+            return dataclasses.replace(event, log_file=log_file)
         if isinstance(event, StageFinished) and event.result.pod_name:
             result = event.result
             run_id = result.run_id if self._is_key(result.run_id) else None
             results = found.get(result.tracker_base or "", {}).get(run_id or "", result.results)
-            log_file = self._log_file(result.name, result.attempts)
-            result = dataclasses.replace(result, log_file=log_file, results=results, run_id=run_id)
-            return dataclasses.replace(event, result=result)
+            result = dataclasses.replace(
+                result, log_file=self._log_files.get(result.name), results=results, run_id=run_id
+            )
+            return dataclasses.replace(event, result=self._explained(result))
         return event
+
+    def _explained(self, result: StageResult) -> StageResult:
+        """Return a result with what only the log says: the application's own exit code, or why it has not run."""
+        if result.log_file is None or self._most_explained <= 0 or not ends_with_launcher(result):
+            return result
+        self._most_explained -= 1
+        self._fetch(StageStarted(result.name, result.pod_name, result.attempts), result.log_file, is_over=True)
+        said = self._logs[result.log_file].launcher_error
+        if said == _NO_PYTHON and self._observer.is_distributed(result.name):
+            said += ". The launcher of the stage's replicas needs python3 in the stage's image"
+        return explained(result, said)
 
     def _fold(self, events: list[Event]) -> None:
         self._events += events
@@ -374,10 +413,11 @@ class HostRun:
 
     # Logs
 
-    def _log_file(self, stage: str, attempt: int) -> Path:
+    def _log_file(self, stage: str) -> Path:
+        """Return the log file of another attempt of a stage."""
         # Indices tell the iterations of a loop apart; safe_name alone would make train[1,2] and train[1]-2 the same.
         name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
-        return self._folder / f"{name}-{max(attempt, 1)}.log"
+        return self._folder / f"{name}-{next(self._log_numbers)}.log"
 
     def _fetch(self, started: StageStarted, path: Path, is_over: bool) -> None:
         log = self._logs.get(path)

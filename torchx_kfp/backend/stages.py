@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from torchx_kfp.backend.ends import NO_START, End, Progress, end_of_stage, exit_of, together
 from torchx_kfp.backend.nodes import Node, Nodes
+from torchx_kfp.backend.outcomes import NO_START, TaskOutcome, end_of_stage, exit_of, pending_reason, together
 from torchx_kfp.backend.plan import Plan
+from torchx_kfp.backend.states import Progress
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.pipeline.spec import Component, Task
 from torchx_kfp.pipeline.volume_tasks import volume_task
@@ -24,6 +25,7 @@ from torchx_kfp.runs.events import (
     LoopStarted,
     PipelineRetried,
     StageFinished,
+    StagePending,
     StageRetried,
     StageStarted,
     StageWaiting,
@@ -34,21 +36,22 @@ from torchx_kfp.text import clean, listed
 
 
 @dataclass(frozen=True)
-class Told:
-    """An event, and ``key``, which is the same whenever it is told again.
+class StageEvent:
+    """An event, and ``key``, which is the same whenever it is found again.
 
     ``round`` counts, for each nested pipeline around the stage, how often it was tried again: a stage has one end in
-    each round. Later rounds are larger.
+    each round. Later rounds are larger. ``content`` is what may change while the key remains.
     """
 
     event: Event
     key: Hashable
     stage: str = ""
     round: tuple[int, ...] = ()
+    content: str = ""
 
 
 @dataclass(frozen=True)
-class _Scope:
+class DagRun:
     """A scope while it is read: the name of the node around its tasks, and whether nothing more begins in it."""
 
     names: StageNames
@@ -57,7 +60,7 @@ class _Scope:
     is_closed: bool = False
 
 
-def tell(plan: Plan, nodes: Nodes, progress: Progress) -> list[Told]:
+def stage_events(plan: Plan, nodes: Nodes, progress: Progress) -> list[StageEvent]:
     """Return the events of all stages so far, in the order of their times.
 
     Args:
@@ -76,11 +79,11 @@ class _Reading:
         self._pipeline = plan.pipeline
         self._nodes = nodes
         self._progress = progress
-        self._told: list[Told] = []
+        self._told: list[StageEvent] = []
         self._clocks: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
 
-    def read(self) -> list[Told]:
+    def read(self) -> list[StageEvent]:
         workflow, root = self._nodes.workflow, self._pipeline.root
         rounds = [
             (body.name, (first, second), body.state.is_over)
@@ -88,16 +91,18 @@ class _Reading:
             for second, body in enumerate(self._nodes.attempts(f"{whole.name}.root"))
         ]
         for base, round_, is_closed in rounds or [("", (0, 0), False)]:
-            self._scope(root, _Scope(StageNames(), base, round_, is_closed or self._progress.is_over))
+            self._scope(root, DagRun(StageNames(), base, round_, is_closed or self._progress.is_over))
+        if not rounds:
+            self._pending_group(root, StageNames(), f"{workflow}(0).root-driver", (0, 0))
         # The sort keeps the order of events with equal times.
         return sorted(self._told, key=lambda told: told.event.time)
 
     # Scopes
 
-    def _scope(self, component: Component, scope: _Scope) -> End:
+    def _scope(self, component: Component, scope: DagRun) -> TaskOutcome:
         """Read the tasks of a DAG."""
         tasks = component.as_dag().tasks
-        ends: dict[str, End] = {}
+        ends: dict[str, TaskOutcome] = {}
         for task in self._plan.tasks_of(component):
             ends[task.name] = self._task(task, ends, scope, component)
         if scope.is_closed:
@@ -105,29 +110,29 @@ class _Reading:
                 if ends[task.name].state is None:
                     ends[task.name] = self._settle(task, ends, scope)
         if any(end.state is None for end in ends.values()):
-            return End()
+            return TaskOutcome()
         counted = [end for name, end in ends.items() if end.state is not State.FAILED or not tasks[name].runs_always]
         failed = [name for end in ends.values() if end.state is State.FAILED for name in end.failed or [end.name]]
         return together(counted, failed, max((end.time for end in ends.values()), default=self._progress.started_at))
 
-    def _task(self, task: Task, ends: Mapping[str, End], scope: _Scope, around: Component) -> End:
+    def _task(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagRun, around: Component) -> TaskOutcome:
         component = self._pipeline.component_of(task)
         upstream = [] if task.runs_always else [ends[name] for name in task.depends_on]
         if rival := around.as_dag().hook_before(task):
             if all(ends[name].state for name in task.depends_on):
                 return self._pass_over(task, scope, State.SKIPPED, reasons.replaced(rival), _latest(ends, task))
-            return End()
+            return TaskOutcome()
         for base in self._bases(task, scope):
             if self._has_begun(task, base):
-                inner = _Scope(scope.names, base, scope.round, scope.is_closed)
+                inner = DagRun(scope.names, base, scope.round, scope.is_closed)
                 if component.dag is None:
                     return self._stage(task, component, inner)
                 return self._loop(task, component, inner) if task.loop else self._group(task, component, inner)
         if upstream and all(end.state is not None for end in upstream):
             return self._after(task, upstream, scope)
-        return End()
+        return TaskOutcome()
 
-    def _bases(self, task: Task, scope: _Scope) -> list[str]:
+    def _bases(self, task: Task, scope: DagRun) -> list[str]:
         """Return the names of nodes around the task: an exit task is a hook of each task before it."""
         if not task.runs_always or not task.depends_on:
             return [scope.base]
@@ -142,7 +147,7 @@ class _Reading:
             return node is not None and node.state not in omitted
         return driver.state not in omitted
 
-    def _after(self, task: Task, upstream: list[End], scope: _Scope) -> End:
+    def _after(self, task: Task, upstream: list[TaskOutcome], scope: DagRun) -> TaskOutcome:
         """Decide on a task without nodes whose upstream tasks have ended."""
         for state in reasons.WITHOUT_OUTPUTS:
             for end in upstream:
@@ -151,29 +156,29 @@ class _Reading:
                     if end.is_canceled:
                         return self._drop(task, scope, time)
                     return self._pass_over(task, scope, *reasons.after(end.name, state), time)
-        return End()
+        return TaskOutcome()
 
-    def _settle(self, task: Task, ends: Mapping[str, End], scope: _Scope) -> End:
+    def _settle(self, task: Task, ends: Mapping[str, TaskOutcome], scope: DagRun) -> TaskOutcome:
         """Decide on a task that has not begun in a scope in which nothing more begins."""
         upstream = [] if task.runs_always else [ends[name] for name in task.depends_on]
         if upstream and all(end.state for end in upstream) and (end := self._after(task, upstream, scope)).state:
             return end
-        time = self._progress.ended_at or max([*(end.time for end in ends.values()), self._progress.started_at])
-        if self._progress.canceled_at is not None:
+        time = self._progress.last.ended_at or max([*(end.time for end in ends.values()), self._progress.started_at])
+        if self._progress.last.canceled_at is not None:
             return self._drop(task, scope, time)
         failed = next((end for end in ends.values() if end.state is State.FAILED), None)
         if failed is None and not self._progress.is_over:
-            return End()  # a later answer may tell
+            return TaskOutcome()  # a later answer may tell
         why = reasons.not_run(reasons.ends_the_run((failed.failed or [failed.name])[0])) if failed else NO_START
         return self._pass_over(task, scope, State.NOT_RUN, why, time)
 
-    def _drop(self, task: Task, scope: _Scope, time: float) -> End:
+    def _drop(self, task: Task, scope: DagRun, time: float) -> TaskOutcome:
         """Report that the task does not run because the run was canceled."""
         end = self._pass_over(task, scope, State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time)
         end.is_canceled = True
         return end
 
-    def _pass_over(self, task: Task, scope: _Scope, state: State, reason: str, time: float) -> End:
+    def _pass_over(self, task: Task, scope: DagRun, state: State, reason: str, time: float) -> TaskOutcome:
         """Report that a task and all stages inside it do not run."""
         component = self._pipeline.component_of(task)
         if component.dag is None:
@@ -183,34 +188,36 @@ class _Reading:
         for name, of in names:
             self._finish(StageResult(name, of, state, reason=reason), scope, time)
         group = names[0][0] if task.is_group and names else scope.names.of(task.name)
-        return End(state, group, time)
+        return TaskOutcome(state, group, time)
 
     # Groups of tasks
 
-    def _group(self, task: Task, component: Component, scope: _Scope) -> End:
+    def _group(self, task: Task, component: Component, scope: DagRun) -> TaskOutcome:
         """Read a nested pipeline or a branch."""
         name = f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{name}-driver"), self._nodes.get(name)
         if driver is not None and driver.state is State.FAILED:
             return self._unprepared(task, driver, scope)
+        if node is None:
+            self._pending_group(component, scope.names.inside(task), f"{name}-driver", scope.round)
         if node is None or node.state is State.NOT_RUN:
-            return End()
+            return TaskOutcome()
         if node.state is State.SKIPPED:
             return self._pass_over(task, scope, State.SKIPPED, reasons.CONDITION_IS_FALSE, self._time(node.start))
-        end = End()
+        end = TaskOutcome()
         bodies = self._nodes.attempts(name)
         for index, body in enumerate(bodies):
             is_closed = scope.is_closed or body.state.is_over or index + 1 < len(bodies)
-            inner = _Scope(scope.names.inside(task), body.name, (*scope.round, index), is_closed)
+            inner = DagRun(scope.names.inside(task), body.name, (*scope.round, index), is_closed)
             end = self._scope(component, inner)
             if index + 1 < len(bodies) and not task.is_group:
                 self._again(task, scope, end, index + 1, bodies[index + 1])
         return self._group_end(task, component, node, end, scope)
 
-    def _group_end(self, task: Task, component: Component, node: Node, end: End, scope: _Scope) -> End:
+    def _group_end(self, task: Task, component: Component, node: Node, end: TaskOutcome, scope: DagRun) -> TaskOutcome:
         state = node.state if node.state in (State.SUCCEEDED, State.FAILED) else end.state if scope.is_closed else None
         if state is None:
-            return End()
+            return TaskOutcome()
         end.state, end.name, end.time = state, scope.names.of(task.name), self._time(node.end, end.time)
         if end.is_canceled and state is not State.SUCCEEDED:
             end.state = State.CANCELED
@@ -221,27 +228,27 @@ class _Reading:
             end.failed = []
         return end
 
-    def _again(self, task: Task, scope: _Scope, end: End, attempt: int, following: Node) -> None:
+    def _again(self, task: Task, scope: DagRun, end: TaskOutcome, attempt: int, following: Node) -> None:
         name = scope.names.of(task.name)
         delay = max(0.0, self._time(following.start, end.time) - end.time)
         event = PipelineRetried(name, attempt, reasons.failed_in(end.failed), delay, time=end.time)
-        self._tell(Told(event, ("again", name, scope.round, attempt)))
+        self._tell(StageEvent(event, ("again", name, scope.round, attempt)))
 
-    def _loop(self, task: Task, component: Component, scope: _Scope) -> End:
+    def _loop(self, task: Task, component: Component, scope: DagRun) -> TaskOutcome:
         node = self._nodes.get(f"{scope.base}.{task.name}")
         if node is None:
-            return End()
-        end = End()
+            return TaskOutcome()
+        end = TaskOutcome()
         bodies = self._nodes.attempts(node.name)
         for index, body in enumerate(bodies):
             is_closed = scope.is_closed or body.state.is_over
-            inner = _Scope(scope.names, body.name, (*scope.round, index), is_closed)
+            inner = DagRun(scope.names, body.name, (*scope.round, index), is_closed)
             end = self._iterations(task, component, inner)
         if end.state in (State.SKIPPED, State.NOT_RUN):
             return end
         return self._group_end(task, component, node, end, scope)
 
-    def _iterations(self, task: Task, component: Component, scope: _Scope) -> End:
+    def _iterations(self, task: Task, component: Component, scope: DagRun) -> TaskOutcome:
         """Read the iterations of a loop; ``scope`` is the loop's own node."""
         driver = self._nodes.get(f"{scope.base}.iteration-driver")
         group = self._nodes.get(f"{scope.base}.iteration-iterations")
@@ -255,7 +262,7 @@ class _Reading:
             items.append(item)
         count = 0 if is_empty else self._count(task, driver, len(items), scope)
         if group is None or count is None:
-            return End()
+            return TaskOutcome()
         names = [
             without_indices(place.name)
             for place in self._inside(component, scope.names.inside(task))
@@ -263,16 +270,16 @@ class _Reading:
         ]
         time = self._time(group.start)
         name = scope.names.of(task.name)
-        self._tell(Told(LoopStarted(name, count, tuple(names), time=time), ("loop", name, scope.round, count)))
+        self._tell(StageEvent(LoopStarted(name, count, tuple(names), time=time), ("loop", name, scope.round, count)))
         ends = [self._iteration(task, component, scope, index, item) for index, item in enumerate(items)]
         if scope.is_closed:
             ends += [self._missing(task, component, scope, index, ends) for index in range(len(items), count)]
         if len(ends) < count or any(end.state is None for end in ends):
-            return End()
+            return TaskOutcome()
         failed = [name for end in ends for name in end.failed]
         return together(ends, failed, time)
 
-    def _count(self, task: Task, driver: Node | None, seen: int, scope: _Scope) -> int | None:
+    def _count(self, task: Task, driver: Node | None, seen: int, scope: DagRun) -> int | None:
         """Return the number of iterations, as far as it is known; None if it is not."""
         told = driver.decisions.get("iteration-count", "") if driver is not None else ""
         known = int(told) if told.isdecimal() and len(told) < 10 else self._known_count(task, scope)
@@ -280,56 +287,58 @@ class _Reading:
             return seen or (0 if scope.is_closed and not self._progress.is_over else None)
         return max(known, seen)
 
-    def _known_count(self, task: Task, scope: _Scope) -> int | None:
+    def _known_count(self, task: Task, scope: DagRun) -> int | None:
         return self._plan.items.get(without_indices(scope.names.of(task.name)))
 
-    def _iteration(self, task: Task, component: Component, scope: _Scope, index: int, item: Node) -> End:
-        names, end = scope.names.inside_iteration(index), End()
+    def _iteration(self, task: Task, component: Component, scope: DagRun, index: int, item: Node) -> TaskOutcome:
+        names, end = scope.names.inside_iteration(index), TaskOutcome()
         for first, whole in enumerate(self._nodes.attempts(item.name)):
             name = f"{whole.name}.iteration-item"
             driver = self._nodes.get(f"{name}-driver")
-            here = _Scope(names, whole.name, (*scope.round, first), scope.is_closed or whole.state.is_over)
+            here = DagRun(names, whole.name, (*scope.round, first), scope.is_closed or whole.state.is_over)
             if driver is not None and driver.state is State.FAILED:
                 end = self._unprepared(task, driver, here)
                 continue
             bodies = self._nodes.attempts(name)
             if not bodies or bodies[-1].state in (State.SKIPPED, State.NOT_RUN):
-                end = self._missing(task, component, here, index, ()) if here.is_closed else End()
+                end = self._missing(task, component, here, index, ()) if here.is_closed else TaskOutcome()
                 continue
             for second, body in enumerate(bodies):
                 is_closed = here.is_closed or body.state.is_over
-                end = self._scope(component, _Scope(names, body.name, (*here.round, second), is_closed))
+                end = self._scope(component, DagRun(names, body.name, (*here.round, second), is_closed))
         return end
 
-    def _missing(self, task: Task, component: Component, scope: _Scope, index: int, ends: Iterable[End]) -> End:
+    def _missing(
+        self, task: Task, component: Component, scope: DagRun, index: int, ends: Iterable[TaskOutcome]
+    ) -> TaskOutcome:
         """Report that an iteration will not begin any more."""
         names = scope.names if scope.names.indices[-1:] == (index,) else scope.names.inside_iteration(index)
         failed = next((name for end in ends for name in end.failed), "")
-        is_canceled = self._progress.canceled_at is not None
+        is_canceled = self._progress.last.canceled_at is not None
         if not (is_canceled or failed or self._progress.is_over):
-            return End()  # a later answer may tell
+            return TaskOutcome()  # a later answer may tell
         if is_canceled:
             reason = reasons.not_run(reasons.RUN_WAS_ENDED)
         else:
             reason = reasons.not_run(reasons.ends_the_run(failed)) if failed else NO_START
-        time = self._time(self._progress.ended_at)
+        time = self._time(self._progress.last.ended_at)
         for place in self._inside(component, names):
             self._finish(StageResult(place.name, place.task.name, State.NOT_RUN, reason=reason), scope, time)
-        return End(State.NOT_RUN, scope.names.of(task.name), time, is_canceled=is_canceled)
+        return TaskOutcome(State.NOT_RUN, scope.names.of(task.name), time, is_canceled=is_canceled)
 
-    def _unprepared(self, task: Task, driver: Node, scope: _Scope) -> End:
+    def _unprepared(self, task: Task, driver: Node, scope: DagRun) -> TaskOutcome:
         """Report that KFP's driver has failed before a task."""
         time = self._time(driver.end, driver.start)
-        if self._progress.is_canceled(driver):
+        if self._progress.is_canceled(driver.end):
             return self._drop(task, scope, time)
         name = scope.names.of(task.name)
         reason = f"could not be prepared: KFP's driver {exit_of(driver, is_driver=True)[1]}"
         self._finish(StageResult(name, task.name, State.FAILED, reason=clean(reason)), scope, time)
-        return End(State.FAILED, name, time)
+        return TaskOutcome(State.FAILED, name, time)
 
     # Stages
 
-    def _stage(self, task: Task, component: Component, scope: _Scope) -> End:
+    def _stage(self, task: Task, component: Component, scope: DagRun) -> TaskOutcome:
         name, path = scope.names.of(task.name), f"{scope.base}.{task.name}"
         driver, node = self._nodes.get(f"{path}-driver"), self._nodes.get(path)
         if component.importer is not None or volume_task(component):
@@ -345,21 +354,23 @@ class _Reading:
         pods = [pod for body in bodies for pod in self._nodes.attempts(f"{body.name}.executor")]
         if not pods and driver is None:
             pods = bodies  # a version of KFP without drivers of their own
+        starting = [*self._nodes.attempts(f"{path}-driver")[-1:], *pods[-1:]]
         is_skipped = bool(pods) and pods[-1].state is State.SKIPPED
         pods = [pod for pod in pods if pod.state is not State.SKIPPED]
         begun = [pod for pod in pods if pod.has_begun]
         base = self._attempts[name]
         self._attempts[name] += len(begun)
-        self._tell_attempts(task, component, begun, base, scope, is_over=node is not None and node.state.is_over)
+        self._tell_attempts(task, begun, base, scope, is_over=node is not None and node.state.is_over)
+        self._pending(name, task.name, starting, scope.round)
         last = begun[-1] if begun else None
         is_cached = last is None and (is_skipped or (not pods and node is not None and node.state is State.SUCCEEDED))
         state, reason, end = end_of_stage(self._progress, node, last, is_cached=is_cached)
         if state is None:
-            return End()
+            return TaskOutcome()
         exit_code = exit_of(last)[0] if last is not None and state is State.FAILED else None
         if last is not None and last.state is State.SUCCEEDED:
             exit_code = 0
-        pod = self._pod(last, task, component) if last is not None else ""
+        pod = last.pod if last is not None else ""
         tracked = self._plan.tracked.get(without_indices(name)) if pod else None
         started = begun[0].start if begun else None
         time = self._time(end, started)
@@ -377,17 +388,16 @@ class _Reading:
             started_at=started,
         )
         self._finish(result, scope, time)
-        is_canceled = state is State.CANCELED or (state is State.NOT_RUN and self._progress.canceled_at is not None)
-        return End(state, name, time, is_canceled=is_canceled)
+        is_canceled = state is State.CANCELED or (
+            state is State.NOT_RUN and self._progress.last.canceled_at is not None
+        )
+        return TaskOutcome(state, name, time, is_canceled=is_canceled)
 
-    def _tell_attempts(
-        self, task: Task, component: Component, pods: list[Node], base: int, scope: _Scope, *, is_over: bool
-    ) -> None:
+    def _tell_attempts(self, task: Task, pods: list[Node], base: int, scope: DagRun, *, is_over: bool) -> None:
         name = scope.names.of(task.name)
         for index, pod in enumerate(pods):
             number = base + index + 1
-            pod_name = self._pod(pod, task, component)
-            started = StageStarted(name, pod_name, number, task.name, time=self._time(pod.start))
+            started = StageStarted(name, pod.pod, number, task.name, time=self._time(pod.start))
             self._tell_of(name, started, ("started", number), scope)
             if pod.state is not State.FAILED:
                 continue
@@ -402,32 +412,42 @@ class _Reading:
             retried = StageRetried(name, number, clean(exit_of(pod)[1]), delay, time=end)
             self._tell_of(name, retried, ("retried", number), scope)
 
-    def _pod_of_kfp(self, task: Task, node: Node | None, scope: _Scope) -> End:
+    def _pod_of_kfp(self, task: Task, node: Node | None, scope: DagRun) -> TaskOutcome:
         """Read a task that KFP does by itself: an import, or a volume claim that is made or deleted."""
         name = scope.names.of(task.name)
         if node is None:
-            return End()
+            return TaskOutcome()
+        self._pending(name, task.name, self._nodes.attempts(node.name)[-1:], scope.round)
         time = self._time(node.end, node.start)
         state, reason = node.state, ""
         if state is State.FAILED:
-            if self._progress.is_canceled(node):
+            if self._progress.is_canceled(node.end):
                 return self._drop(task, scope, time)
             reason = exit_of(node)[1]
         elif state is not State.SUCCEEDED:
-            if self._progress.state is not State.SUCCEEDED:
-                return End()
+            if self._progress.last.state is not State.SUCCEEDED:
+                return TaskOutcome()
             state = State.SUCCEEDED
         self._finish(StageResult(name, task.name, state, reason=clean(reason), started_at=node.start), scope, time)
-        return End(state, name, time)
+        return TaskOutcome(state, name, time)
+
+    def _pending(self, name: str, task: str, pods: Iterable[Node], round_: tuple[int, ...]) -> None:
+        """Report what the first of these pods that has not begun waits for."""
+        if pod := next((pod for pod in pods if pod.state is State.QUEUED and pod.pod), None):
+            reason = pending_reason(pod)
+            event = StagePending(name, task, reason, time=self._time(pod.start))
+            self._tell(StageEvent(event, ("pending", pod.name), name, round_, reason))
+
+    def _pending_group(self, component: Component, names: StageNames, driver: str, round_: tuple[int, ...]) -> None:
+        """Report what KFP's driver of a group waits for, at the first stage of the group."""
+        if first := next(self._inside(component, names), None):
+            self._pending(first.name, first.task.name, self._nodes.attempts(driver)[-1:], round_)
 
     # Helpers
 
-    def _pod(self, node: Node, task: Task, component: Component) -> str:
-        return node.pod or self._plan.pods.name(node.name, task, component)
-
     @property
     def _is_ending(self) -> bool:
-        return self._progress.is_over or self._progress.canceled_at is not None
+        return self._progress.is_over or self._progress.last.canceled_at is not None
 
     def _time(self, *times: float | None) -> float:
         return next((time for time in times if time is not None), self._progress.started_at)
@@ -435,18 +455,18 @@ class _Reading:
     def _inside(self, component: Component, names: StageNames) -> Iterator[Place]:
         return (place for place in walk(self._pipeline, component, names) if place.is_stage)
 
-    def _finish(self, result: StageResult, scope: _Scope, time: float) -> None:
+    def _finish(self, result: StageResult, scope: DagRun, time: float) -> None:
         self._tell_of(result.name, StageFinished(result, time=time), "finished", scope)
 
-    def _tell_of(self, stage: str, event: Event, what: Hashable, scope: _Scope) -> None:
+    def _tell_of(self, stage: str, event: Event, what: Hashable, scope: DagRun) -> None:
         # Clocks of pods and of KFP differ: an event of a stage is not older than the one before it.
         time = self._clocks[stage] = max(event.time, self._clocks.get(stage, event.time))
         event = dataclasses.replace(event, time=time) if time > event.time else event
-        self._tell(Told(event, (what, stage, scope.round), stage, scope.round))
+        self._tell(StageEvent(event, (what, stage, scope.round), stage, scope.round))
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, told: StageEvent) -> None:
         self._told.append(told)
 
 
-def _latest(ends: Mapping[str, End], task: Task) -> float:
+def _latest(ends: Mapping[str, TaskOutcome], task: Task) -> float:
     return max((ends[name].time for name in task.depends_on), default=0.0)

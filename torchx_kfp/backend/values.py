@@ -1,11 +1,10 @@
-"""Values in JSON that may be anything, and Argo's hash of names."""
+"""Values in JSON that may be anything."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-_OFFSET, _PRIME = 2166136261, 16777619
 _NONE: Mapping[str, Any] = {}
 
 
@@ -19,10 +18,3 @@ def text(value: Any) -> str:
     if type(value) is str:
         return value
     return str(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
-
-
-def hash_of(text: str, base: int = _OFFSET) -> int:
-    """Return the hash of a name (FNV-1a, 32 bits) of which Argo makes ids; ``base`` is that of the text before it."""
-    for byte in text.encode(errors="replace"):
-        base = ((base ^ byte) * _PRIME) & 0xFFFFFFFF
-    return base

@@ -24,11 +24,13 @@ from torchx_kfp.runs.vocabulary import State
 VERSION = 1
 #: The reason of a ``RunEnding`` on a KFP host, where no second signal ends a run at once.
 CANCELED_ON_KFP = "Canceled on KFP"
+#: Seconds that an application has after SIGTERM there: 0.2-1.0 s were seen.
+KFP_GRACE = 1.0
 
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The first event of a run, and the first of each time that it is resumed.
+    """The first event of a run, and the first of each time that it is resumed, or retried on KFP.
 
     A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``not_applied``
     lists settings of the pipeline that have no effect on this machine, ``arguments`` has the values of all parameters,
@@ -63,6 +65,19 @@ class StageWaiting:
 
     name: str
     task: str
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class StagePending:
+    """The pod of a stage exists and cannot start yet, or its reason has changed; the reason is empty once it is gone.
+
+    ``reason`` is what Kubernetes says: ``Unschedulable: 0/1 nodes are available: 1 Insufficient cpu``.
+    """
+
+    name: str
+    task: str
+    reason: str
     time: float = field(default_factory=time.time)
 
 
@@ -150,6 +165,7 @@ Event: TypeAlias = (
     RunStarted
     | LoopStarted
     | StageWaiting
+    | StagePending
     | StageStarted
     | StageReplicas
     | StageRetried

@@ -22,6 +22,7 @@ from torchx_kfp.runs.events import (
     RunFinished,
     RunStarted,
     StageFinished,
+    StagePending,
     StageReplicas,
     StageRetried,
     StageStarted,
@@ -97,6 +98,11 @@ class StageState:
     session: int = 0
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether the stage's pod cannot start yet; ``reason`` says why."""
+        return self.state is State.QUEUED and bool(self.reason)
+
+    @property
     def path(self) -> str:
         """The name without the indices of loops."""
         return without_indices(self.name)
@@ -140,7 +146,7 @@ class StageState:
 
     def queue(self, when: float) -> None:
         """Record the time at which the inputs were known; the next attempt begins a new series."""
-        self.queued_at, self.started_at, self._has_ended = when, None, False
+        self.queued_at, self.started_at, self._has_ended, self.reason = when, None, False, ""
 
     def retry(self, reason: str, when: float) -> None:
         """Record the reason for another attempt, and the time at which it is due."""
@@ -254,6 +260,8 @@ class RunState:
                 task.looped = True
         elif isinstance(event, StageWaiting):
             self._move(event.name, event.task, State.QUEUED).queue(event.time)
+        elif isinstance(event, StagePending):
+            self._move(event.name, event.task, State.QUEUED).reason = event.reason
         elif isinstance(event, StageStarted):
             self._move(event.name, event.task, State.RUNNING).start(event)
             task = self.task_of(event.name)

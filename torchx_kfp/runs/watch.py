@@ -17,12 +17,14 @@ from typing import Any, TextIO
 
 from torchx_kfp.runs.events import (
     CANCELED_ON_KFP,
+    KFP_GRACE,
     Event,
     PipelineRetried,
     RunEnding,
     RunFinished,
     RunStarted,
     StageFinished,
+    StagePending,
     StageRetried,
     StageStarted,
 )
@@ -79,6 +81,10 @@ class Lines(Watch):
 
 def messages(event: Event, *, verbose: bool = False) -> list[str]:
     """Return lines about an event; if ``verbose``, also about starts of stages, and their inputs and outputs."""
+    if isinstance(event, RunStarted) and event.resumed and event.folder is None:
+        return [f"Run {event.run_id} was retried on KFP: it runs again."]
+    if isinstance(event, StagePending):
+        return [f"{event.name} cannot start: {event.reason}."] if event.reason else []
     if isinstance(event, RunStarted):
         where = f"logs and outputs are in {event.folder}" if event.folder is not None else event.link
         lines = [f"Run {event.run_id}: {where}"]
@@ -94,8 +100,10 @@ def messages(event: Event, *, verbose: bool = False) -> list[str]:
     if isinstance(event, StageFinished):
         return _finished(event, verbose)
     if isinstance(event, RunEnding):
-        kill = "" if event.reason == CANCELED_ON_KFP else "; another signal kills them"
-        return [f"{event.reason}: the running stages have {event.grace:g} s to end{kill}."]
+        if event.reason == CANCELED_ON_KFP:
+            replicas = f", replicas of an engine {event.grace:g} s" if event.grace > KFP_GRACE else ""
+            return [f"{event.reason}: the running applications have about {KFP_GRACE:g} s to end{replicas}."]
+        return [f"{event.reason}: the running stages have {event.grace:g} s to end; another signal kills them."]
     if isinstance(event, RunFinished) and event.state is State.CANCELED:
         return [f"Run {event.run_id} was ended by {event.reason}."]
     return []

@@ -14,6 +14,7 @@ from functools import partial
 from rich.text import Text
 
 from torchx_kfp.cli.display.printing import show_results
+from torchx_kfp.runs.events import CANCELED_ON_KFP
 from torchx_kfp.runs.state import RunState, StageState, TaskState
 from torchx_kfp.runs.vocabulary import State, state_of_all
 from torchx_kfp.text import REPLACEMENT, clean, duration
@@ -140,7 +141,8 @@ def _header(run: RunState, now: float) -> Text:
     if run.ending is not None:
         left = max(0, round(run.ending.time + run.ending.grace - now))
         reason = run.ending.reason
-        header = Text.assemble((f"{reason}: ending, {left} s left", "bold yellow"), "; Ctrl-C: at once  ", header)
+        at_once = "" if reason == CANCELED_ON_KFP else "; Ctrl-C: at once"
+        header = Text.assemble((f"{reason}: ending, {left} s left", "bold yellow"), f"{at_once}  ", header)
     return header
 
 
@@ -172,14 +174,15 @@ def _rows(
             continue
         row.time = _loop_time(member, now)
         failed = list(member.failed.values())[-_FAILED:]
-        for stage in (*member.active.values(), *failed):
+        stuck = [stage for stage in member.stages.values() if stage.is_stuck] if State.QUEUED in counts else []
+        for stage in (*member.active.values(), *stuck[:_FAILED], *failed):
             inner = _stage_row(tails, stage, row, now, {})
             inner.rank = (inner.rank[0] + 1, inner.rank[1])
             yield inner
 
 
 def _stage_row(tails: Tails, stage: StageState, parent: _Row | None, now: float, counts: Mapping[State, int]) -> _Row:
-    rank = _rank(stage.state, stage.ended_at)
+    rank = _rank(State.RETRYING if stage.is_stuck else stage.state, stage.ended_at)
     row = _Row(stage.name, stage.state, parent, partial(_detail, stage, now), counts=counts, rank=rank)
     if stage.state.is_active:
         row.time = duration(now - (stage.started_at or now), whole=True)
@@ -199,7 +202,8 @@ def _detail(stage: StageState, now: float) -> Text:
         return Text(f"attempt {result.attempts + 1} {when}: {stage.reason}", "yellow")
     if not stage.state.is_over:
         running = f"{stage.replicas[0]}/{stage.replicas[1]} replicas  " if stage.replicas else ""
-        return Text.assemble((attempt, "yellow"), running)
+        stuck = f"cannot start: {stage.reason}" if stage.is_stuck else ""
+        return Text.assemble((attempt, "yellow"), running, (stuck, "yellow"))
     if result.state.is_success:
         cached = ("cached  ", "dim") if stage.state is State.CACHED else ""
         # Numbers first: texts are long and would hide whatever follows them.

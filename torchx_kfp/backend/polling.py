@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Pace:
+class PollPolicy:
     """How often a run is polled. Times are in seconds.
 
     The wait between two polls is ``shortest`` after a change, and grows by ``factor`` up to ``longest`` while nothing
@@ -26,17 +26,17 @@ class Pace:
     sleep: Callable[[float], object] = time.sleep
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_POLICY = PollPolicy()
 
 
-class Waits:
+class PollTimer:
     """The waits between the polls of one run."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._next = pace.shortest
+    def __init__(self, policy: PollPolicy) -> None:
+        self._policy = policy
+        self._next = policy.shortest
         #: The CPU time that is left; below 0, it has to be waited for.
-        self._left = pace.credit
+        self._left = policy.credit
 
     def wait(self, *, changed: bool, cost: float, longest: float | None = None) -> None:
         """Wait until the next poll.
@@ -46,13 +46,13 @@ class Waits:
             cost: the CPU time that it took.
             longest: how long to wait at most.
         """
-        pace = self._pace
+        policy = self._policy
         if changed:
-            self._next = pace.shortest
+            self._next = policy.shortest
         self._left -= cost
-        seconds = max(self._next, -self._left / pace.share)
+        seconds = max(self._next, -self._left / policy.share)
         if longest is not None:
             seconds = min(seconds, longest)
-        pace.sleep(seconds)
-        self._left = min(self._left + seconds * pace.share, pace.credit)
-        self._next = min(self._next * pace.factor, pace.longest)
+        policy.sleep(seconds)
+        self._left = min(self._left + seconds * policy.share, policy.credit)
+        self._next = min(self._next * policy.factor, policy.longest)

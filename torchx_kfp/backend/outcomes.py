@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchx_kfp.backend.nodes import Node
+from torchx_kfp.backend.states import Progress
 from torchx_kfp.runs import reasons
-from torchx_kfp.runs.result import describe_exit
+from torchx_kfp.runs.result import StageResult, describe_exit
 from torchx_kfp.runs.vocabulary import State
+from torchx_kfp.text import clean
 
 #: The end of Argo's message about a container that has failed.
 _EXIT = re.compile(r"(?:main: )?(?P<what>.*?) ?\(exit code (?P<code>\d{1,9})\)")
+#: What the kubelet says while it waits to pull an image again, before it says why.
+_BACK_OFF = re.compile(r'ImagePullBackOff: Back-off pulling image "[^"]*": (?=ErrImagePull: )')
+#: KFP's launcher ends with 1 whatever the exit code of the stage's own process is.
+_OF_LAUNCHER = "of KFP's launcher"
+_STATUS = re.compile(r"exit status (\d{1,3})")
 #: The reasons of stages about whose end KFP says nothing.
 _NO_END = "was running when KFP last reported it"
 NO_START = "was not run, as far as KFP has reported it"
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is: its state, and when (in seconds since the epoch) it was canceled and has ended."""
-
-    run_id: str
-    state: State
-    started_at: float
-    canceled_at: float | None = None
-    ended_at: float | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended."""
-        return self.state.is_over
-
-    def is_canceled(self, node: Node) -> bool:
-        """Tell whether a node failed because the run was canceled."""
-        canceled = self.canceled_at
-        return canceled is not None and (node.end is None or node.end >= canceled)
-
-
 @dataclass
-class End:
-    """How a task has ended; ``state`` is None if it has not. ``name`` is for sentences."""
+class TaskOutcome:
+    """How a task has ended. ``state`` is None while it has not ended, and messages use ``name``."""
 
     state: State | None = None
     name: str = ""
@@ -70,7 +56,7 @@ def end_of_stage(
         return State.SUCCEEDED, "", node.end
     if node is not None and node.state is State.FAILED:
         failed = last if last is not None and last.state is State.FAILED else node
-        if progress.is_canceled(failed):
+        if progress.is_canceled(failed.end):
             return State.CANCELED, reasons.ended_with_the_run(), failed.end or node.end
         return State.FAILED, exit_of(failed)[1], failed.end or node.end
     return _end_with_run(progress, last) if progress.is_over else (None, "", None)
@@ -78,32 +64,32 @@ def end_of_stage(
 
 def _end_with_run(progress: Progress, last: Node | None) -> tuple[State, str, float | None]:
     """Return the same for a stage of which KFP has not reported an end although the run is over."""
-    time = progress.ended_at
-    if progress.state is State.SUCCEEDED:
+    time, canceled = progress.last.ended_at, progress.last.canceled_at is not None
+    if progress.last.state is State.SUCCEEDED:
         return State.SUCCEEDED, "", time
-    if last is not None and last.state is State.FAILED and not progress.is_canceled(last):
-        if progress.canceled_at is None:
+    if last is not None and last.state is State.FAILED and not progress.is_canceled(last.end):
+        if not canceled:
             return State.FAILED, exit_of(last)[1], last.end
         return State.CANCELED, reasons.canceled_while_waiting(reasons.RUN_WAS_ENDED, exit_of(last)[1]), time
-    if progress.canceled_at is not None:
+    if canceled:
         if last is None:
             return State.NOT_RUN, reasons.not_run(reasons.RUN_WAS_ENDED), time
         return State.CANCELED, reasons.ended_with_the_run(), last.end or time
     return (State.NOT_RUN, NO_START, time) if last is None else (State.INTERRUPTED, _NO_END, time)
 
 
-def together(ends: list[End], failed: list[str], time: float) -> End:
+def together(ends: list[TaskOutcome], failed: list[str], time: float) -> TaskOutcome:
     """Return the end of a group of tasks that have all ended; ``failed`` are the failed stages in it."""
     time = max((end.time for end in ends), default=time)
     states = {end.state for end in ends}
     if not states & {State.FAILED, State.CANCELED, State.NOT_RUN, State.INTERRUPTED}:
-        return End(State.SUCCEEDED, time=time)
+        return TaskOutcome(State.SUCCEEDED, time=time)
     if any(end.state is State.FAILED and not end.is_canceled for end in ends):
-        return End(State.FAILED, time=time, failed=failed)
+        return TaskOutcome(State.FAILED, time=time, failed=failed)
     if any(end.is_canceled for end in ends):
-        return End(State.FAILED, time=time, is_canceled=True)
+        return TaskOutcome(State.FAILED, time=time, is_canceled=True)
     # It may have failed, or its end was not reported.
-    return End(State.INTERRUPTED, time=time)
+    return TaskOutcome(State.INTERRUPTED, time=time)
 
 
 def exit_of(node: Node, *, is_driver: bool = False) -> tuple[int | None, str]:
@@ -112,8 +98,28 @@ def exit_of(node: Node, *, is_driver: bool = False) -> tuple[int | None, str]:
     code = node.exit_code if node.exit_code is not None else int(found["code"]) if found else None
     if not code:
         return None, f"failed: {node.message}" if node.message else "failed"
-    # KFP's launcher ends with 1 whatever the exit code of the stage's own process is.
-    of = ["of KFP's launcher"] if code == 1 and not is_driver else []
+    of = [_OF_LAUNCHER] if code == 1 and not is_driver else []
     what = [found["what"]] if found and found["what"] not in ("", "Error") else []
     notes = f" ({', '.join(of + what)})" if of or what else ""
     return code, f"{describe_exit(code)}{notes}"
+
+
+def ends_with_launcher(result: StageResult) -> bool:
+    """Tell whether all that is known of a failure is that KFP's launcher has failed."""
+    return result.state is State.FAILED and result.reason == f"{describe_exit(1)} ({_OF_LAUNCHER})"
+
+
+def explained(result: StageResult, said: str) -> StageResult:
+    """Return a result with what KFP's launcher has said about its failure, if it has."""
+    if not said:
+        return result
+    if status := _STATUS.fullmatch(said):
+        code = int(status[1])
+        return replace(result, exit_code=code, reason=describe_exit(code))
+    return replace(result, reason=f"failed in KFP's launcher: {said}")
+
+
+def pending_reason(pod: Node) -> str:
+    """Return what a pod waits for that cannot start yet; empty for the usual steps of a start."""
+    reason = clean(_BACK_OFF.sub("", pod.message)).partition(". preemption: ")[0].rstrip(".")
+    return reason if ": " in reason else ""

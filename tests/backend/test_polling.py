@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from torchx_kfp.backend.pace import DEFAULT_PACE, Pace, Waits
+from torchx_kfp.backend.polling import DEFAULT_POLICY, PollPolicy, PollTimer
 
 
-def waits(changes: list[bool], pace: Pace = DEFAULT_PACE, cost: float = 0.0) -> list[float]:
+def waits(changes: list[bool], policy: PollPolicy = DEFAULT_POLICY, cost: float = 0.0) -> list[float]:
     slept: list[float] = []
-    waiting = Waits(dataclasses.replace(pace, sleep=slept.append))
+    waiting = PollTimer(dataclasses.replace(policy, sleep=slept.append))
     for changed in changes:
         waiting.wait(changed=changed, cost=cost)
     return [round(seconds, 3) for seconds in slept]
@@ -19,7 +19,7 @@ def waits(changes: list[bool], pace: Pace = DEFAULT_PACE, cost: float = 0.0) -> 
 
 def test_waits_grow_while_nothing_changes_and_begin_again_after_a_change() -> None:
     changes = [True, True, False, False, False, False, True, False]
-    assert waits(changes, Pace(shortest=1, longest=5, factor=2)) == [1, 1, 2, 4, 5, 5, 1, 2]
+    assert waits(changes, PollPolicy(shortest=1, longest=5, factor=2)) == [1, 1, 2, 4, 5, 5, 1, 2]
 
 
 def test_the_default_waits() -> None:
@@ -40,6 +40,6 @@ def test_polls_take_a_small_part_of_a_core(cost: float) -> None:
 
 def test_the_first_poll_of_a_large_run_does_not_delay_the_next() -> None:
     slept: list[float] = []
-    pace = Waits(Pace(sleep=slept.append))
-    pace.wait(changed=True, cost=0.8)
+    policy = PollTimer(PollPolicy(sleep=slept.append))
+    policy.wait(changed=True, cost=0.8)
     assert slept == [1.0]
