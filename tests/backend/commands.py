@@ -22,7 +22,7 @@ print("training with", sys.argv[1], flush=True)
 current_run().put(loss=float(sys.argv[1]))
 """
 #: What names a host, or proves who asks, on the machine that runs the tests.
-_OF_HOSTS = ("TORCHX_KFP_", "KF_PIPELINES_", "KUBECONFIG", "KUBERNETES_", "COLUMNS", "LINES", "NO_COLOR", "XDG_CONFIG")
+OF_HOSTS = ("TORCHX_KFP_", "KF_PIPELINES_", "KUBECONFIG", "KUBERNETES_", "COLUMNS", "LINES", "NO_COLOR", "XDG_CONFIG")
 
 Done = subprocess.CompletedProcess[str]
 
@@ -105,7 +105,7 @@ class Program:
 
     def environ(self, **more: str) -> dict[str, str]:
         """Return the environment of the program."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_HOSTS)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_HOSTS)}
         return {**kept, "HOME": str(self.folder / "home"), **self.variables, **more}
 
     def __call__(self, *words: str, **environ: str) -> Done:
@@ -118,7 +118,7 @@ class Program:
 
     def terminal(self, columns: int, *words: str, **environ: str) -> Terminal:
         """Start a command in a terminal."""
-        hidden = {name: "" for name in os.environ if name.startswith(_OF_HOSTS)}
+        hidden = {name: "" for name in os.environ if name.startswith(OF_HOSTS)}
         return Terminal(
             self.folder,
             columns,

@@ -159,5 +159,5 @@ class PodLog:
         # The host's words go into a command that users copy.
         command = shlex.join(["kubectl", "logs", "-n", namespace, self._pod, "-c", "main"])
         ways = command + (f", or look at {link}" if link else "")
-        why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the pod may be gone"
+        why = "the host has no such log" if isinstance(error, HostNotFoundError) else "the host does not give it"
         return f"The log of the pod {self._pod} cannot be read, because {why}. Try: {ways}. ({error})"

@@ -118,17 +118,20 @@ class Exchange:
         if packing != "identity" and packing not in _PACKED:
             raise HTTPError(f"the answer is packed as {packing[:40]!r}")
         unpack = zlib.decompressobj(_PACKED[packing]) if packing in _PACKED else None
-        body = bytearray()
+        pieces, size = [], 0
         for piece in answer.stream(_PIECE, decode_content=False):
-            try:
-                body += unpack.decompress(piece, self._most + 1 - len(body)) if unpack is not None else piece
-            except zlib.error:
-                raise HTTPError("the answer cannot be unpacked") from None
-            if len(body) > self._most:
+            if unpack is not None:
+                try:
+                    piece = unpack.decompress(piece, self._most + 1 - size)
+                except zlib.error:
+                    raise HTTPError("the answer cannot be unpacked") from None
+            pieces.append(piece)
+            size += len(piece)
+            if size > self._most:
                 raise TooLargeError(f"the answer is larger than {self._most >> 20} MiB")
         if unpack is not None and not unpack.eof:
             raise HTTPError("the answer ends too early")
-        return bytes(body)
+        return b"".join(pieces)
 
 
 #: The exchange of each thread.

@@ -197,7 +197,8 @@ class _Printer:
         self.replicas: set[str] = set()
         self._bytes = not prefixed and not sys.stdout.isatty()
         self._read: dict[Path, int] = {}
-        self._rests: dict[Path, tuple[str, bytes]] = {}
+        #: The pieces of the last line that is not complete: joined once, however long the line is.
+        self._rests: dict[Path, tuple[str, list[bytes]]] = {}
 
     def show(self, name: str, path: Path) -> None:
         """Print the new output in the log of this stage: as plain bytes for a single stage, unless to a terminal."""
@@ -220,16 +221,20 @@ class _Printer:
 
     def finish(self) -> None:
         """Print the last lines that are not complete."""
-        for name, rest in self._rests.values():
-            if rest:
+        for name, pieces in self._rests.values():
+            if rest := b"".join(pieces):
                 self._print_lines(name, [rest])
 
     def _print(self, name: str, path: Path, data: bytes) -> None:
         if self._bytes and self._replica is None:
             print_bytes(data)
             return
-        *lines, rest = (self._rests.get(path, (name, b""))[1] + data).split(b"\n")
-        self._rests[path] = name, rest
+        pieces = self._rests.setdefault(path, (name, []))[1]
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*pieces, lines[0]))
+            pieces.clear()
+        pieces.append(rest)
         if lines:
             self._print_lines(name, lines)
 
