@@ -240,6 +240,7 @@ def test_the_parameters_are_arguments_of_a_component(tmp_path: Path) -> None:
         ({"trial": lambda p: f"{p.lr}{p.layers}"}, ["returns '{{channel", "AppDef"]),
         ({"trial": lambda p: python("", f"{p.lr}")}, ["does not use 'layers'", "{p.layers}", "leave it out"]),
         ({"trial": lambda lr: python("", f"{lr}")}, ["does not use 'lr', 'layers'", "lambda p: component(lr=p.lr)"]),
+        ({"trial": lambda p: python("", f"{p.layers}") if p.lr > 0.1 else None}, ["'lr' has a value", "pass them"]),
         ({"trial": lr_and_layers}, ["one argument", "lambda p: lr_and_layers(**p)"]),
         ({"trial": lambda p: python("", f"{p.layer}")}, ["'layer'", "Did you mean 'layers'?"]),
         ({"parallelism": 0}, ["parallelism is 0", "1 or more"]),

@@ -19,7 +19,7 @@ from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.tasks import task_from_app
 from torchx_kfp.adapter.values.references import Channel
 from torchx_kfp.engines import Engine
-from torchx_kfp.errors import SearchError
+from torchx_kfp.errors import ChannelError, SearchError
 from torchx_kfp.hpo.plan import BUILT_IN, TRIALS, Plan, plan_search
 from torchx_kfp.hpo.spaces import Space
 from torchx_kfp.named import describe_unknown
@@ -186,7 +186,13 @@ def _look_at(trial: Callable[[Parameters], specs.AppDef], plan: Plan) -> specs.A
     )
     if not _takes(trial, stand_ins) and (call := _call_of_component(trial, plan.parameters)):
         raise SearchError(f"trial cannot be called with one argument, the parameters of a trial. {call}")
-    app = trial(stand_ins)
+    try:
+        app = trial(stand_ins)
+    except ChannelError as error:
+        raise SearchError(
+            "trial() makes the AppDef of all trials, so it cannot depend on the values of parameters: pass them to the "
+            f"application. ({str(error).replace(_STAND_IN, '')})"
+        ) from None
     if not isinstance(app, specs.AppDef):
         raise SearchError(f"trial() returns {app!r} ({type(app).__name__}). It must return an AppDef.")
     check_app(app)
