@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from tests.backend.answers_of_kfp import RUNS, manifest, polls
 from tests.backend.commands import OF_HOSTS
 from tests.backend.scripted import Reply, Request, Scripted, scripted
-from torchx_kfp.backend.pace import DEFAULT_PACE
+from torchx_kfp.backend.polling import DEFAULT_POLICY
 from torchx_kfp.cli import cli
 from torchx_kfp.cli.commands.logs import _Printer
 
@@ -104,8 +104,8 @@ def hostile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scripte
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(DEFAULT_PACE.__dict__, "sleep", lambda seconds: None)
-    monkeypatch.setitem(DEFAULT_PACE.__dict__, "patience", 0.0)
+    monkeypatch.setitem(DEFAULT_POLICY.__dict__, "sleep", lambda seconds: None)
+    monkeypatch.setitem(DEFAULT_POLICY.__dict__, "patience", 0.0)
     with scripted(lambda request: Reply({})) as server:
         monkeypatch.setenv("TORCHX_KFP_HOST", server.url)
         monkeypatch.setenv("TORCHX_KFP_TRACKER_BASE", str(tmp_path))
