@@ -9,12 +9,14 @@ import subprocess
 import warnings
 from pathlib import Path
 
+import click
 import pytest
 
 from tests import pages
 from tests.cli.ready import Ready
 from tests.events import finished_stages
 from torchx_kfp import component_from_function
+from torchx_kfp.cli import cli
 from torchx_kfp.errors import AppDefError
 
 
@@ -154,6 +156,21 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
     assert len(cells) > 10
     for message in re.findall(r"`([^`]{5,})`", " ".join(cells)):
         assert max(re.split(r"\.\.\.|\d+|'[^']*'|[()]", message), key=len).strip() in code, message
+
+
+def test_options_on_pages_exist() -> None:
+    """Also those in sentences, which are not run."""
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    options = {name: {option for it in command.params for option in it.opts} for name, command in commands.items()}
+    found = 0
+    for page in pages.PAGES:
+        for name, words in re.findall(r"torchx-kfp ([a-z]+)\b([^`\n|#]*)", page.read_text(encoding="utf-8")):
+            if name in commands:
+                for option in re.findall(r"(?<!\S)-(?:-[a-z-]+|[a-z])(?![\w-])", words):
+                    assert option in options[name], f"{page.name}: torchx-kfp {name} has no {option}"
+                    found += 1
+    assert found > 50
 
 
 def test_the_readme_is_short() -> None:
