@@ -14,7 +14,8 @@ from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.errors import AppDefError, ChannelError
 
-pytestmark = pytest.mark.versions
+#: TorchX's nightly has a different name for dist.ddp.
+pytestmark = [pytest.mark.versions, pytest.mark.filterwarnings("ignore:.*dist.ddp is deprecated")]
 
 CONDITIONS: dict[str, tuple[Callable[[Any, Any, Any], object], str]] = {
     "if": (lambda debug, n, acc: [1 for _ in "a" if debug], "debug == True"),
