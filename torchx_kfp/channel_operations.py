@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHANNELS = "kfp.dsl.pipeline_channel"
+#: Parts of KFP's names of a loop's item, and of a field of it.
+_ITEM, _FIELD = "loop-item", "-subvar-"
 #: Operations of a channel, and what to do instead.
 _WAYS_OUT = {
     "iter": "To run stages for each item of a list, write: `with dsl.ParallelFor({code}) as item:`.",
@@ -105,6 +107,8 @@ def _error(channel: Any, rest: str) -> Exception:
 
 def name_of(task: str | None, name: str) -> str:
     """Return the name of a pipeline's parameter or of a task's output, for the beginning of a sentence."""
+    if _ITEM in name:
+        return "The item of a loop"
     return f"The output {name!r} of {task!r}" if task else f"The pipeline parameter {name!r}"
 
 
@@ -112,6 +116,10 @@ def _code(operand: Any) -> str:
     """Return the code of a comparison's operand, as far as the channel tells how it was written."""
     if not hasattr(operand, "channel_type"):
         return repr(operand)
-    if "loop-item" in operand.name:
-        return "item"
-    return f"{operand.task_name.replace('-', '_')}.outputs[{operand.name!r}]" if operand.task_name else operand.name
+    if _ITEM in operand.name:
+        _, is_field, field = operand.name.rpartition(_FIELD)
+        return f"item.{field}" if is_field else "item"
+    if not operand.task_name:
+        return str(operand.name)
+    task = operand.task_name.replace("-", "_")
+    return f"{task}.output" if operand.name == "Output" else f"{task}.outputs[{operand.name!r}]"

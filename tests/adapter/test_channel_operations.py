@@ -84,6 +84,20 @@ def test_a_list_is_not_there_yet(operation: Callable[[Any], object], way_out: st
         compile_pipeline(pipeline)
 
 
+def test_an_item_of_a_loop_is_called_that() -> None:
+    def pipeline(xs: list) -> None:  # type: ignore[type-arg]
+        with dsl.ParallelFor([{"lr": 0.1}]) as item:
+            assert item.lr > 0.5
+
+    def other(xs: list) -> None:  # type: ignore[type-arg]
+        with dsl.ParallelFor(xs) as item:
+            assert item == "a"
+
+    for made, code in ((pipeline, "dsl.If(item.lr > 0.5)"), (other, "dsl.If(item == 'a')")):
+        with pytest.raises(ChannelError, match=says("The item of a loop", code)):
+            compile_pipeline(made)
+
+
 def test_containers_find_a_channel_that_is_in_them() -> None:
     found: list[bool] = []
 
