@@ -85,7 +85,7 @@ _CHANGING = {
     _ID: "<id>",
     _POD: r"\1<workflow>\2<node>",
     _TIME: "<time>",
-    r"\b(\d+h)?(\d+m)?\d+(\.\d+)? ?s\b|(?<=succeeded)\s+[\d.]+\b|(?<=failed)\s+[\d.]+\b": "<duration>",
+    r"\b(\d+h)?(\d+m)?\d+(\.\d+)? ?s\b|(?<=succeeded)\s+(\d+ +)?[\d.]+\b|(?<=failed)\s+(\d+ +)?[\d.]+\b": "<duration>",
     r" host +\S+| on \S+$": " <host>",
     r"─+": "<line>",
     r"[ \t]+": " ",

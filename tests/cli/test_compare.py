@@ -156,7 +156,8 @@ def test_numbers_that_have_no_difference(inside: Call, project: Path) -> None:
     tracker["a/s/1"] = {"huge": 10**400, "inf": math.inf, "text": "x", "flag": True, "int": 3}
     tracker["b/s/1"] = {"huge": 0.5, "inf": math.inf, "text": 1, "flag": 1, "int": 1}
     shown = inside("compare", "odd", "a", "b").stdout.splitlines()[2:]
-    assert {line.split()[1]: line.split()[-1] for line in shown} == {
+    whole = [line for line in shown if len(line.split()) > 2]  # the others go on with the digits of "huge"
+    assert {line.split()[1]: line.split()[-1] for line in whole} == {
         "huge": "0.5",
         "inf": "inf",
         "text": "1",

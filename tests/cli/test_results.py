@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +98,15 @@ def test_a_terminal_cuts_long_texts(terminal: Terminal) -> None:
         "────────────────────────────────────────────────────────────\n"
         "prepare/p         1000   s3://datasets/digits/of/a/long/nam…\n"
     )
+
+
+def test_a_pipe_folds_long_cells(call: Call, project: Path) -> None:
+    url = "s3://bucket/" + "folder/" * 40
+    FsspecResultTracker(project / "long")["a-1/train/t"] = {"model": url, "loss": 0.5}
+    shown = call("results", "long", "a-1").stdout
+    assert max(map(len, shown.splitlines())) < 140
+    assert url in re.sub(r"\s", "", shown.replace("0.5", ""))
+    assert url in call("results", "long", "a-1", "--format", "csv").stdout
 
 
 def test_results_that_do_not_fit_are_shown_beside_each_other(terminal: Terminal) -> None:

@@ -64,6 +64,14 @@ def journal(project: Path, name: str) -> Journal:
     )
 
 
+def test_the_table_of_a_run_has_attempts_if_there_were_retries(inside: Call, run_id: str) -> None:
+    heading, _, *rows = inside("watch", run_id).stdout.splitlines()
+    cells = {row.split()[0]: row.split()[1:3] for row in rows}
+    assert cells["shell-3"] == ["succeeded", "2"], rows
+    assert cells["shell"] == ["succeeded", "1"]
+    assert heading.split()[:4] == ["stage", "state", "attempts", "seconds"]
+
+
 def test_runs(inside: Call, project: Path, run_id: str) -> None:
     shown = inside("runs")
     assert (shown.returncode, shown.stderr) == (0, "")

@@ -93,3 +93,17 @@ def test_text_of_others_is_no_html(execute):
     html = execute(pipeline)._repr_html_()
     assert "&lt;script&gt;=&#x27;&lt;img src=x&gt;&#x27;" in html
     assert "<script>" not in html
+
+
+def test_printing_a_result_shows_a_short_table(result):
+    long = dataclasses.replace(result["shell"], attempts=3, results={"url": "s3://" + "x" * 300, "loss": 0.1})
+    shown = str(dataclasses.replace(result, stages=(*result.stages, long)))
+    caption, head, *rows = shown.splitlines()
+    assert caption.startswith(f"{result.run_id}: succeeded, ")
+    assert head.split() == ["stage", "state", "seconds", "results"]
+    names = ["inner[0]/shell-out", "inner[1]/shell-out", "shell", "shell"]
+    assert sorted(row.split()[0] for row in rows) == names
+    assert "3 attempts" in rows[-1]
+    assert max(map(len, shown.splitlines())) < 160
+    assert str(result["shell"]).startswith("shell: succeeded, ")
+    assert repr(result).startswith(f"<RunResult {result.run_id}: succeeded, ")

@@ -15,14 +15,14 @@ from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.protocol import Execution
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import clean, clean_line, counted, did_you_mean, duration, listed, shown
+from torchx_kfp.text import clean, clean_line, counted, did_you_mean, duration, listed, printable, shorten, shown
 
 #: How many lines of a failed stage's log a message quotes, and how many bytes are read for them.
 LAST_LINES, _TAIL_BYTES = 10, 8192
 #: How many failed stages a message quotes, and how many more it names.
 _QUOTED, _NAMED = 5, 20
-#: How many rows the table in a notebook has.
-_ROWS = 100
+#: How many rows the table of a run has, and how many characters a cell that is printed.
+_ROWS, _LONGEST = 100, 100
 # KFP's type of artifacts whose metadata are metrics, and the entry that KFP itself adds.
 _METRICS, _DISPLAY_NAME = "system.Metrics", "display_name"
 
@@ -75,6 +75,11 @@ class StageResult:
             values = getattr(self, f"{kind}s")
             if values is not None:
                 object.__setattr__(self, f"{kind}s", Named(values, f"The stage {self.name!r}", kind))
+
+    def __str__(self) -> str:
+        """Return the stage's state, seconds and results, in one line: ``train: succeeded, 0.3 s, loss=0.04``."""
+        name, state, seconds, facts = map(printable, _cells(self))
+        return f"{name}: {', '.join(filter(None, [state, seconds and f'{seconds} s', facts]))}"
 
     @property
     def attempts_in_pod(self) -> int:
@@ -153,14 +158,29 @@ class RunResult:
         there = listed((stage.name for stage in self.stages), _NAMED)
         return f"The run {self.run_id} has no stage {name!r}.{did_you_mean(name, known)} It has: {there}."
 
+    def __repr__(self) -> str:
+        return f"<RunResult {self._caption()}, {counted(len(self.stages), 'stage')}>"
+
+    def __str__(self) -> str:
+        """Return the run's state and the table of its stages, as text."""
+        rows = [[shorten(printable(cell), _LONGEST) for cell in row] for row in self._rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+        return "\n".join([self._caption(), *(line.rstrip() for line in lines)])
+
     def _repr_html_(self) -> str:
         """Return the table of stages that a notebook shows."""
-        caption = f"{self.run_id}: {self.state}, {duration(self.duration)}"
-        rows = [_row("th", ("stage", "state", "seconds", "results"))]
-        rows += [_row("td", _cells(stage)) for stage in self.stages[:_ROWS]]
-        if more := self.stages[_ROWS:]:
-            rows.append(_row("td", (f"and {len(more):,} more", "", "", "")))
-        return f"<table><caption>{_text(caption)}</caption>{''.join(rows)}</table>"
+        head, *rows = self._rows()
+        table = _row("th", head) + "".join(_row("td", row) for row in rows)
+        return f"<table><caption>{_text(self._caption())}</caption>{table}</table>"
+
+    def _caption(self) -> str:
+        return f"{self.run_id}: {self.state}, {duration(self.duration)}"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        more = self.stages[_ROWS:]
+        rows: list[tuple[str, ...]] = [("stage", "state", "seconds", "results"), *map(_cells, self.stages[:_ROWS])]
+        return [*rows, (f"and {len(more):,} more", "", "", "")] if more else rows
 
     def raise_for_failure(self) -> None:
         """Raise StageFailedError if the run failed; its message has the failed stages, why, and their last lines."""
@@ -218,7 +238,8 @@ def describe_failure(result: RunResult) -> str:
 def _cells(stage: StageResult) -> tuple[str, str, str, str]:
     told = [f"{name}={shown(value)}" for name, value in stage.measures.items()]
     seconds = f"{stage.duration:.1f}" if stage.attempts else ""
-    return stage.name, str(stage.state), seconds, ", ".join(told) or stage.reason
+    state = f"{stage.state}, {stage.attempts} attempts" if stage.attempts > 1 else str(stage.state)
+    return stage.name, state, seconds, ", ".join(told) or stage.reason
 
 
 def _row(tag: str, cells: tuple[str, ...]) -> str:

@@ -116,20 +116,27 @@ def undelivered(result: RunResult) -> list[str]:
 
 
 def print_stages(stages: Sequence[StageResult]) -> None:
-    """Print a table of the stages on stdout; on a terminal, many iterations that ended alike share a row."""
+    """Print a table of the stages on stdout; on a terminal, many iterations that ended alike share a row.
+
+    Attempts have a column if there were retries.
+    """
     from torchx_kfp.cli.display.tables import print_table
 
     alike: dict[tuple[str, State], list[StageResult]] = {}
     for stage in stages:
         alike.setdefault(_kind(stage), []).append(stage)
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, ...]] = []
     for stage in stages:
         group = alike[_kind(stage)]
         if len(group) <= _ROWS or not sys.stdout.isatty():
-            rows.append((stage.name, str(stage.state), _seconds([stage]), _told(stage)))
+            rows.append((stage.name, str(stage.state), _attempts([stage]), _seconds([stage]), _told(stage)))
         elif group[0] is stage:
-            rows.append((f"{_kind(stage)[0]}[...]", f"{len(group):,} {stage.state}", _seconds(group), ""))
-    print_table(("stage", "state", "seconds", "results"), rows, right=("seconds",))
+            state = f"{len(group):,} {stage.state}"
+            rows.append((f"{_kind(stage)[0]}[...]", state, _attempts(group), _seconds(group), ""))
+    columns: tuple[str, ...] = ("stage", "state", "attempts", "seconds", "results")
+    if all(stage.attempts < 2 for stage in stages):
+        columns, rows = columns[:2] + columns[3:], [row[:2] + row[3:] for row in rows]
+    print_table(columns, rows, right=("attempts", "seconds"))
 
 
 def _kind(stage: StageResult) -> tuple[str, State]:
@@ -141,6 +148,11 @@ def _told(stage: StageResult) -> str:
         return show_results(stage.measures)
     # The column beside it has the first part of "was skipped: its condition is false".
     return f"({stage.reason.rpartition(': ')[2]})" if stage.reason and not stage.attempts else ""
+
+
+def _attempts(group: Sequence[StageResult]) -> str:
+    counts = {stage.attempts for stage in group if stage.attempts}
+    return " - ".join(f"{count:,}" for count in sorted({min(counts), max(counts)})) if counts else ""
 
 
 def _seconds(group: Sequence[StageResult]) -> str:

@@ -1,4 +1,4 @@
-"""Print tables and trees. They fit the terminal; in a file or a pipe, nothing is cut."""
+"""Print tables and trees. They fit the terminal; in a file or a pipe, nothing is cut, but long cells are folded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torchx_kfp.text import printable
 #: The gap between two columns, and the least widths: of a column that is cut, of the last column when it is folded, and
 #: of other columns that are folded.
 _GAP, _CUT, _FOLDED, _NARROW = 3, 12, 32, 8
-#: The width if stdout is not a terminal, and the indent of lines below a row's first cell.
-_WIDE, _INDENT = 10_000, 4
+#: The width if stdout is not a terminal, the widest cell there, and the indent of lines below a row's first cell.
+_WIDE, _WIDEST_CELL, _INDENT = 10_000, 100, 4
 
 
 def print_table(
@@ -35,6 +35,8 @@ def print_table(
     below: str = "",
 ) -> None:
     """Print a table on stdout. For a narrow terminal, some columns are cut and then others are folded.
+
+    In a file or a pipe, only cells of more than 100 characters are folded.
 
     The first column identifies the row, for instance by a run id, and is never cut or folded. If the other columns do
     not fit beside it, they are printed below it.
@@ -51,9 +53,13 @@ def print_table(
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = _widths(columns, cells, cut)
-    room = terminal_width() or _WIDE
+    room = terminal_width()
     least = dict.fromkeys(fold, _NARROW) or {columns[-1]: _FOLDED}
-    folded = _narrowed(widths, [least.get(column) for column in columns], room)
+    if room is None:
+        cut, room = (), _WIDE
+        folded: list[int] | None = [widths[0], *(min(width, _WIDEST_CELL) for width in widths[1:])]
+    else:
+        folded = _narrowed(widths, [least.get(column) for column in columns], room)
     shown = _beside(columns, cells, folded, right, cut, dim) if folded else _stacked(columns, cells, room, dim)
     print_text("\n".join(filter(None, [above, rendered(shown), below])))
 
