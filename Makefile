@@ -25,7 +25,9 @@ demo: $(VENV)/.ready ## run the digits pipeline on this machine
 	$(bin)/torchx-kfp compile pipelines/digits.py -o $(DEMO)/digits.yaml
 	$(bin)/torchx-kfp run $(DEMO)/digits.yaml --tracker-base $(DEMO)/tracker
 
-test: $(VENV)/.ready ## run all tests (tests in containers need a running Docker engine)
+test: $(VENV)/.ready ## run all tests: about 10 minutes on two cores (tests in containers need a running Docker engine)
+	@echo 'About 10 minutes on two cores; make test-changed runs only what a change needs.'
+	@echo 'At the end, pytest says how long it took, which tests were skipped, and what runs them.'
 	$(bin)/python -m pytest $(ARGS)
 
 test-changed: $(VENV)/.ready ## run the tests that the changes since BASE need (default: what is not committed)

@@ -22,6 +22,7 @@ from fsspec.asyn import sync
 from tests.cli.ready import Ready, ready
 from tests.s3 import S3Server, running
 from tests.serving import serving
+from tests.skipped import summary
 from torchx_kfp.tracking import announcing
 
 
@@ -50,6 +51,13 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_xdist_auto_num_workers() -> int:
     """Return the number of workers for ``-n auto``: tests wait for processes, so two CPUs have work for four."""
     return max(4, len(os.sched_getaffinity(0)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests were skipped, why, and what runs them."""
+    if lines := summary(terminalreporter.stats.get("skipped", ())):
+        terminalreporter.section("skipped tests, by reason")
+        terminalreporter.write_line("\n".join(lines))
 
 
 #: Folders and files of tests that wait: for servers, containers, trainings, time limits.
