@@ -44,7 +44,7 @@ class LinkError(OSError):
     """A path has a symbolic link where links are not followed."""
 
 
-class UnfitFileError(ValueError):
+class UnfitFileError(OSError):
     """A path does not lead to a file that may be read; the message says what it leads to."""
 
 

@@ -219,10 +219,11 @@ def test_a_run_that_has_not_come_far(inside: Call, project: Path, run_id: str) -
 def test_following_a_stage_that_runs_again(project: Path, start: Start) -> None:
     """Its end before the run was resumed does not count."""
     folder = project / "local_outputs" / "run-1"
-    logs = [project / "0.txt", project / "1.txt"]
-    logs[0].write_text("before\n")
-    logs[1].write_text("again\n")
+    logs = [folder / "a-0" / "log.txt", folder / "a-1" / "log.txt"]
     with journal(project, "run-1") as written:
+        for log, text in zip(logs, ("before\n", "again\n"), strict=True):
+            log.parent.mkdir()
+            log.write_text(text)
         written.write(RunStarted("p", "run-1", folder))
         written.write(StageStarted("a", "a-0", 1, "a", logs[0]))
         written.write(StageFinished(StageResult("a", "a", State.FAILED)))

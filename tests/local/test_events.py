@@ -33,6 +33,8 @@ TEXT = st.text(max_size=8)
 #: A stage may be in a folder whose name is not UTF-8: Python represents its bytes as surrogates.
 PATHS = st.binary(min_size=1, max_size=8).filter(lambda name: b"\0" not in name).map(os.fsdecode).map(Path)
 TIMES = st.floats(0, 2e9)
+#: The largest count that JSON has exactly, in any language.
+MOST = 2**53 - 1
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -56,12 +58,12 @@ STATES = st.sampled_from(State)
 
 EVENTS = st.one_of(
     st.builds(RunStarted, TEXT, TEXT, PATHS, st.lists(TEXT, max_size=2).map(tuple), PARAMETERS, st.booleans(), TIMES),
-    st.builds(LoopStarted, TEXT, st.integers(0), st.lists(TEXT, max_size=2).map(tuple), TIMES),
+    st.builds(LoopStarted, TEXT, st.integers(0, MOST), st.lists(TEXT, max_size=2).map(tuple), TIMES),
     st.builds(StageWaiting, TEXT, TEXT, TIMES),
     st.builds(StagePending, TEXT, TEXT, TEXT, TIMES),
-    st.builds(StageStarted, TEXT, TEXT, st.integers(1), TEXT, st.none() | PATHS, PARAMETERS, TIMES),
-    st.builds(StageReplicas, TEXT, st.integers(0), st.integers(1), TIMES),
-    st.builds(StageRetried, TEXT, st.integers(1), TEXT, TIMES, TIMES),
+    st.builds(StageStarted, TEXT, TEXT, st.integers(1, MOST), TEXT, st.none() | PATHS, PARAMETERS, TIMES),
+    st.builds(StageReplicas, TEXT, st.integers(0, MOST), st.integers(1, MOST), TIMES),
+    st.builds(StageRetried, TEXT, st.integers(1, MOST), TEXT, TIMES, TIMES),
     st.builds(
         StageFinished,
         st.builds(
@@ -84,14 +86,14 @@ EVENTS = st.one_of(
             started_at=st.none() | TIMES,
             key=TEXT,
             cached_from=TEXT,
-            replicas=st.none() | st.integers(1),
+            replicas=st.none() | st.integers(1, MOST),
             files=st.lists(TEXT, max_size=2).map(tuple),
             undelivered=st.dictionaries(TEXT, TEXT, max_size=2),
         ),
         st.booleans(),
         TIMES,
     ),
-    st.builds(RunFinished, TEXT, STATES, TIMES, PARAMETERS, ARTIFACTS, TIMES),
+    st.builds(RunFinished, TEXT, STATES, TIMES, PARAMETERS, ARTIFACTS, TEXT, TIMES),
 )
 
 

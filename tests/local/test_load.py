@@ -248,7 +248,7 @@ def damage(documents: list[Any], random: Random) -> None:
             places.append((value, key))
             if isinstance(value[key], (dict, list)):
                 stack.append(value[key])
-    for _ in range(random.choice([1, 1, 1, 2, 3])):
+    for _ in range(random.choice([1, 1, 1, 2, 3]) if places else 0):
         value, key = random.choice(places)
         other, there = random.choice(places)
         with contextlib.suppress(KeyError, IndexError):

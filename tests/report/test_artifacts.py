@@ -67,8 +67,8 @@ def artifact(kind: str, uri: object = "", metadata: Mapping[str, Any] | None = N
 
 def finished(folder: Path, artifacts: Mapping[str, Artifact | list[Artifact]], log: str = "") -> Path:
     """Return the page of a run whose only stage has these artifacts; with a log, the stage has failed."""
-    log_file = folder / "log.txt"
-    folder.mkdir(parents=True, exist_ok=True)
+    log_file = folder / "make-0" / "log.txt"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
     log_file.write_text(log)
     state, now = (State.FAILED if log else State.SUCCEEDED), time.time()
     stage = StageResult("make", "make", state, reason="failed", attempts=1, log_file=log_file, artifacts=artifacts)
@@ -82,8 +82,9 @@ def finished(folder: Path, artifacts: Mapping[str, Artifact | list[Artifact]], l
     return folder / "report.html"
 
 
-def view(runs: Path, given: Artifact) -> ArtifactView:
-    [found] = ArtifactViews(runs, runs).of({"it": given})
+def view(run: Path, given: Artifact) -> ArtifactView:
+    (run / "events.jsonl").touch()
+    [found] = ArtifactViews(run, run.parent).of({"it": given})
     return found
 
 

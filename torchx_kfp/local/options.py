@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.local.engines.mounts import Mount, parse_mount
 from torchx_kfp.pipeline.conditions import LONGEST
+from torchx_kfp.runs.fields import verify_fields
 from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.text import did_you_mean, did_you_mean_path, shown
 
@@ -144,7 +145,15 @@ class RunOptions:
                 f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} does not record its option "
                 f"{name!r}. Start a new run."
             )
-        return cls(**_converted({name: value for name, value in record.options.items() if name in names}))
+        try:
+            options = cls(**_converted({name: value for name, value in record.options.items() if name in names}))
+            verify_fields(options)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"The run {record.run_id} cannot be resumed: {str(record.folder)!r} records other options than a run "
+                f"has ({error}). Start a new run."
+            ) from None
+        return options
 
     def resumed(self, keywords: ResumeKeywords) -> RunOptions:
         """Return these options, changed by the keywords of ``resume``. Raises the same exceptions as ``of``."""

@@ -20,6 +20,7 @@ from torchx_kfp.errors import PipelineFileError, TorchxKfpError
 from torchx_kfp.pipeline.reader import TaskCycleError, read_pipeline
 from torchx_kfp.pipeline.shape import MalformedError
 from torchx_kfp.pipeline.spec import Pipeline
+from torchx_kfp.safe_files import open_regular
 from torchx_kfp.sdk import quick_sdk
 from torchx_kfp.text import did_you_mean_path
 
@@ -51,6 +52,11 @@ def load_pipeline(pipeline: PipelineLike) -> Pipeline:
     if isinstance(pipeline, (str, os.PathLike)):
         return _load_file(Path(pipeline))
     return _compile(pipeline)
+
+
+def load_recorded(path: Path, root: Path) -> Pipeline:
+    """Return the pipeline in a file that must be inside of a folder. The errors are those of ``load_pipeline``."""
+    return _load_file(path, root)
 
 
 def _compile(function: Callable[..., Any]) -> Pipeline:
@@ -111,9 +117,10 @@ def compile_function(function: Any, name: str = "") -> Pipeline:
     return pipeline_from_documents(documents, name or function.name, text, kind="pipeline")
 
 
-def _load_file(path: Path) -> Pipeline:
+def _load_file(path: Path, root: Path | None = None) -> Pipeline:
     try:
-        with path.open("rb") as file:
+        # A file that the user names may be a pipe, such as that of <(command).
+        with path.open("rb") if root is None else open(open_regular(str(path), str(root)), "rb") as file:
             data = file.read(_LONGEST + 1)
         if len(data) > _LONGEST:
             raise PipelineFileError(
@@ -148,7 +155,7 @@ def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
         except ValueError:
             pass
         else:
-            _verify_depth(document)
+            verify_depth(document)
             return [document]
     return [
         document
@@ -157,9 +164,10 @@ def _documents(text: str, *, is_compiled: bool = False) -> list[Any]:
     ]
 
 
-def _verify_depth(value: Any) -> None:
+def verify_depth(value: Any, deepest: int = _DEEPEST) -> None:
+    """Raise ValueError if a value has lists or dicts that are nested more deeply."""
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(deepest):
         inner = (list(item.values()) if isinstance(item, dict) else item for item in level)
         level = [part for items in inner if isinstance(items, list) for part in items if isinstance(part, (dict, list))]
         if not level:

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.report.formats import number
+from torchx_kfp.runs.history import is_run
 
 #: The largest artifact, in bytes, that the page shows; larger ones are linked.
 MOST_BYTES = 1_000_000
@@ -176,13 +177,18 @@ class ArtifactViews:
             path = Path(artifact.path).resolve()
             if not path.is_file():
                 return None, "It no longer exists."
-            if self._runs is None or not path.is_relative_to(self._runs):
+            if self._runs is None or not path.is_relative_to(self._runs) or not self._is_of_a_run(path):
                 return None, "It is outside the folder of runs and therefore not shown."
             if path.stat().st_size > MOST_BYTES:
                 return None, f"It is larger than {MOST_BYTES // 1_000_000} MB and therefore not shown."
             return path.read_text(encoding="utf-8", errors="replace"), ""
         except (OSError, ValueError, RuntimeError) as error:
             return None, f"It cannot be read: {getattr(error, 'strerror', None) or error}."
+
+    def _is_of_a_run(self, path: Path) -> bool:
+        """Tell whether a file below the folder of runs is in one of them, rather than beside them."""
+        assert self._runs is not None
+        return is_run(self._runs / path.relative_to(self._runs).parts[0])
 
 
 def render_markdown(text: str) -> str:

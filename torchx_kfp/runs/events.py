@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, get_args
 
 from torchx_kfp.pipeline.artifacts import Artifact, ArtifactList
 from torchx_kfp.pipeline.spec import ArtifactType
+from torchx_kfp.runs.fields import verify_fields
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.vocabulary import State
 
@@ -211,10 +212,15 @@ def decode(content: Mapping[str, Any]) -> Event | None:
             return None
         if kind is StageFinished:
             result = StageResult(**_fields(StageResult, content))
-            return StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
-        event: Event = kind(**_fields(kind, content))
+            event: Event = StageFinished(result, kept=bool(content.get("kept")), time=content["time"])
+        else:
+            event = kind(**_fields(kind, content))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not an event of a run ({type(error).__name__}: {error})") from None
+    try:
+        verify_fields(event)
+    except ValueError as error:
+        raise ValueError(f"it is not an event of a run: {error}") from None
     return event
 
 

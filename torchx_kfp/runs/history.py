@@ -7,26 +7,46 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp.errors import ArgumentError, UnknownRunError
-from torchx_kfp.pipeline.load import load_pipeline
+from torchx_kfp.errors import ArgumentError, UnknownRunError, explain
+from torchx_kfp.pipeline.load import load_recorded, verify_depth
 from torchx_kfp.pipeline.names import LATEST, fitting
 from torchx_kfp.runs.events import Event, RunStarted, StageFinished, StageStarted, decode
+from torchx_kfp.runs.fields import verify_fields
 from torchx_kfp.runs.growing import GrowingFile
-from torchx_kfp.runs.journal import EVENTS_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
+from torchx_kfp.runs.journal import EVENTS_FILE, LOG_FILE, PIPELINE_FILE, REQUEST_FILE, VERSION, is_running
 from torchx_kfp.runs.record import RunRecord
 from torchx_kfp.runs.state import RunState
-from torchx_kfp.text import did_you_mean, did_you_mean_path, listed
+from torchx_kfp.safe_files import read_bytes
+from torchx_kfp.text import did_you_mean, did_you_mean_path, listed, shown
+
+#: The largest ``run.json``, in bytes. Arguments that KFP accepts have at most 1.5 MB.
+_LONGEST_REQUEST = 16 << 20
+#: The levels of nested lists and dicts in an event: twice those of a value that KFP can pass on.
+_DEEPEST = 200
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What ``run.json`` records."""
+
+    version: Any = VERSION
+    run_id: str = ""
+    pipeline: str = ""
+    created: float | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class EventReader:
     """Reads the events of a run in order, and later those that have been added since."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = GrowingFile(folder / EVENTS_FILE)
+        self._file = GrowingFile(folder / EVENTS_FILE, folder)
         self._lines = 0
         self._suspects: list[str] = []
         #: Sentences about lines that are not events, except at the end, where a killed process leaves such lines.
@@ -39,7 +59,9 @@ class EventReader:
     def _decode(self, line: bytes) -> Event | None:
         self._lines += 1
         try:
-            event = decode(json.loads(line))
+            content = json.loads(line)
+            verify_depth(content, _DEEPEST)
+            event = decode(content)
         except (ValueError, RecursionError) as error:
             self._suspects.append(f"Line {self._lines} of {self._file.path} is ignored: {error}.")
             return None
@@ -60,12 +82,11 @@ class RunReader:
         if not is_run(folder):
             raise ArgumentError(f"{str(folder)!r} is not the folder of a run: the file {EVENTS_FILE} is missing.")
         self._corrupt: list[str] = []
-        self._recorded: set[Path] = set()
         self._request = _read_request(folder, self._corrupt)
-        if self._request.get("version", VERSION) != VERSION:
+        if self._request.version != VERSION:
             raise ArgumentError(
                 f"The run in {str(folder)!r} was made by another version of torchx-kfp: it has format version "
-                f"{self._request['version']!r}, and this version reads {VERSION}. Use the version that made it."
+                f"{shown(self._request.version)}, and this version reads {VERSION}. Use the version that made it."
             )
         self._reader = EventReader(folder)
         self._events: list[Event] = []
@@ -75,13 +96,16 @@ class RunReader:
     @property
     def run_id(self) -> str:
         """The run's id."""
-        return str(self._request.get("run_id") or self.folder.name)
+        return self._request.run_id or self.folder.name
 
     def read(self) -> RunRecord:
         """Return the run as it is recorded now: the same object as before, if nothing has changed."""
         # Check this first: if the process ends right afterwards, its last events are read below.
         alive = is_running(self.folder)
-        new = self._reader.read_new()
+        try:
+            new = self._reader.read_new()
+        except OSError as error:
+            raise ArgumentError(f"The run in {str(self.folder)!r} is unreadable: {explain(error)}.") from None
         if self._last is None or new or alive != self._last.is_running:
             for event in new:
                 event = self._relocated(event)
@@ -113,33 +137,42 @@ class RunReader:
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)
         return RunRecord(
             folder=self.folder,
-            load=partial(load_pipeline, self.folder / PIPELINE_FILE),
+            load=partial(load_recorded, self.folder / PIPELINE_FILE, self.folder),
             run_id=self.run_id,
-            pipeline=str(self._request.get("pipeline") or (first.pipeline if first else "")),
+            pipeline=self._request.pipeline or (first.pipeline if first else ""),
             created=_created(self.folder, self._request),
             events=tuple(self._events),
             run=self._run,
             is_running=alive,
-            arguments=self._request.get("arguments") or (first.arguments if first else {}),
-            options=self._request.get("options") or {},
+            arguments=self._request.arguments or (first.arguments if first else {}),
+            options=self._request.options,
             corrupt=(*self._corrupt, *self._reader.corrupt),
         )
 
     def _relocated(self, event: Event) -> Event:
-        """Return the event with the log's current path: the folder may have been moved, even to another machine."""
+        """Return the event with current paths: the folder may have been moved, even to another machine."""
         if isinstance(event, RunStarted) and event.folder is not None:
-            self._recorded.add(event.folder)
+            event = dataclasses.replace(event, folder=self.folder.absolute())
         elif isinstance(event, StageStarted):
             event = dataclasses.replace(event, log_file=self._place_now(event.log_file))
         elif isinstance(event, StageFinished):
-            result = dataclasses.replace(event.result, log_file=self._place_now(event.result.log_file))
-            event = dataclasses.replace(event, result=result)
+            place = self._place_now(event.result.log_file, event.result.cached_from)
+            event = dataclasses.replace(event, result=dataclasses.replace(event.result, log_file=place))
         return event
 
-    def _place_now(self, log: Path | None) -> Path | None:
-        inside = (before for before in self._recorded if log is not None and log.is_relative_to(before))
-        before = next(inside, None)
-        return log if log is None or before is None else self.folder.absolute() / log.relative_to(before)
+    def _place_now(self, log: Path | None, cached_from: str = "") -> Path | None:
+        """Return the path of a log in this folder, or in that of the run that a stage was cached from.
+
+        The rest of the recorded path does not count: the events of somebody else could name any file.
+        """
+        if log is None or log.name != LOG_FILE or not is_name(log.parent.name):
+            return None
+        folder = self.folder.absolute()
+        if cached_from:
+            folder = folder.parent / cached_from
+            if not is_name(cached_from) or (folder.exists() and not is_run(folder)):
+                return None
+        return folder / log.parent.name / LOG_FILE
 
 
 def _last_output(attempt: StageStarted) -> float:
@@ -170,7 +203,7 @@ def find_runs(output_dir: str | os.PathLike[str]) -> list[Path]:
         ArgumentError: ``output_dir`` is not a folder.
     """
     try:
-        folders = [path for path in Path(output_dir).iterdir() if is_run(path)]
+        folders = [path for path in Path(output_dir).iterdir() if path.name[0] != "." and is_run(path)]
     except OSError as error:
         raise ArgumentError(
             f"There are no runs in {str(output_dir)!r}: {error.strerror}."
@@ -213,20 +246,35 @@ def find_run(output_dir: str | os.PathLike[str], name: str) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether this is the folder of a run on this machine."""
-    return os.path.isfile(folder / EVENTS_FILE) or os.path.isfile(folder / REQUEST_FILE)
+    """Tell whether a folder is that of a run, even if the run cannot be read."""
+    try:
+        names = set(os.listdir(folder))
+    except PermissionError:
+        return True  # it may be one, and reading it says why not
+    except (OSError, ValueError):  # a word of a command line may have any characters
+        return False
+    return EVENTS_FILE in names or REQUEST_FILE in names
 
 
-def _read_request(folder: Path, corrupt: list[str]) -> dict[str, Any]:
+def is_name(text: str) -> bool:
+    """Tell whether text can be the name of a file or folder in another folder."""
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
+
+
+def _read_request(folder: Path, corrupt: list[str]) -> _Request:
     """Return the content of ``run.json``. If it cannot be read, return nothing and add a sentence to ``corrupt``."""
     path = folder / REQUEST_FILE
     try:
-        request = json.loads(path.read_bytes())
-        if not isinstance(request, dict):
+        content = json.loads(read_bytes(str(path), str(folder), limit=_LONGEST_REQUEST))
+        if not isinstance(content, dict):
             raise ValueError("it does not contain a JSON object")
+        verify_depth(content, _DEEPEST)
+        names = {item.name for item in dataclasses.fields(_Request)}
+        request = _Request(**{name: value for name, value in content.items() if name in names})
+        verify_fields(request)
     except (OSError, ValueError, RecursionError) as error:
         corrupt.append(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
-        return {}
+        return _Request()
     return request
 
 
@@ -235,6 +283,5 @@ def created(folder: Path) -> float:
     return _created(folder, _read_request(folder, []))
 
 
-def _created(folder: Path, request: Mapping[str, Any]) -> float:
-    created = request.get("created")
-    return float(created) if isinstance(created, int | float) else folder.stat().st_mtime
+def _created(folder: Path, request: _Request) -> float:
+    return folder.stat().st_mtime if request.created is None else float(request.created)

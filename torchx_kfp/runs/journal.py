@@ -14,9 +14,11 @@ However the process ends, the folder shows how far the run came (see ``history``
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import Any
 from torchx_kfp.errors import ArgumentError, explain
 from torchx_kfp.files import write_file
 from torchx_kfp.runs.events import Event, decode, encode
+from torchx_kfp.safe_files import open_regular, read_bytes
 
 #: The version of ``run.json``. It increases by one with each change that readers of the old form would misread.
 VERSION = 1
@@ -34,6 +37,8 @@ PIPELINE_FILE = "pipeline.yaml"
 REQUEST_FILE = "run.json"
 EVENTS_FILE = "events.jsonl"
 LOCK_FILE = "lock"
+#: The log in the folder of each attempt at a stage.
+LOG_FILE = "log.txt"
 
 # Seconds for which the lock is tried: a process that checks whether it is taken holds it for an instant.
 _LOCK_PATIENCE = 1.0
@@ -170,7 +175,7 @@ class Journal:
                 )
 
     def _take_lock(self) -> None:
-        self._lock = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._lock = self._open(LOCK_FILE, os.O_RDWR)
         deadline = time.monotonic() + _LOCK_PATIENCE
         while True:
             try:
@@ -185,8 +190,16 @@ class Journal:
 
     def _open_events(self) -> None:
         # The file is also readable, because reopening looks for the last whole line.
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._events = os.open(self.folder / EVENTS_FILE, flags, 0o666)
+        self._events = self._open(EVENTS_FILE, os.O_RDWR | os.O_APPEND)
+
+    def _open(self, name: str, flags: int) -> int:
+        """Open a file of the folder, or create it. If the folder is somebody else's, it may be a link or a device."""
+        path = self.folder / name
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return descriptor
 
     def _repair(self) -> None:
         assert self._events is not None
@@ -211,7 +224,7 @@ def is_event(line: bytes) -> bool:
 def is_running(folder: Path) -> bool:
     """Return whether a process is running the pipeline, on this machine or on another one that shares the folder."""
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(str(folder / LOCK_FILE), str(folder))
     except OSError:
         return False
     try:
@@ -228,11 +241,11 @@ def is_running(folder: Path) -> bool:
 def read_pid(folder: Path) -> int | None:
     """Return the id of the process that last ran the pipeline; None if none is recorded."""
     try:
-        pid = int((folder / LOCK_FILE).read_text(encoding="ascii"))
+        pid = int(read_bytes(str(folder / LOCK_FILE), str(folder), limit=32))
     except (OSError, ValueError):
         return None
-    # A signal to 0 or a negative number would reach several processes.
-    return pid if pid > 0 else None
+    # A signal to 0 or a negative number would reach several processes. Linux has no larger ids.
+    return pid if 0 < pid < 2**31 else None
 
 
 def is_runner(pid: int, folder: Path) -> bool:

@@ -14,6 +14,7 @@ from torchx_kfp.named import Named
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
 from torchx_kfp.protocol import Execution
+from torchx_kfp.runs.growing import open_log
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean, clean_line, counted, did_you_mean, duration, listed, printable, shorten, shown
 
@@ -190,12 +191,12 @@ class RunResult:
 
 def last_lines(log_file: Path, count: int) -> list[str]:
     """Return the last lines of a log, without control characters; none if there is no log."""
-    if not log_file.exists():
+    try:
+        with open_log(log_file) as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            lines = file.read().removesuffix(b"\n").split(b"\n")
+    except OSError:
         return []
-    with log_file.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - _TAIL_BYTES))
-        lines = file.read().removesuffix(b"\n").split(b"\n")
     return [clean_line(line) for line in lines if lines != [b""]][-count:]
 
 

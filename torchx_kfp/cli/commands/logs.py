@@ -16,7 +16,7 @@ from torchx_kfp.cli.display.printing import is_read, print_bytes, print_message,
 from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.cli.hosts import Flags, host_options
 from torchx_kfp.cli.resolver import find_source
-from torchx_kfp.errors import ArgumentError, PipelineFileError
+from torchx_kfp.errors import ArgumentError, PipelineFileError, explain
 from torchx_kfp.text import clean_line, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -202,12 +202,14 @@ class _Printer:
 
     def show(self, name: str, path: Path) -> None:
         """Print the new output in the log of this stage: as plain bytes for a single stage, unless to a terminal."""
+        from torchx_kfp.runs.growing import open_log
+
         try:
-            file = path.open("rb")
+            file = open_log(path)
         except FileNotFoundError:
             return  # the process is still being started
         except OSError as error:
-            raise ArgumentError(f"The log {str(path)!r} cannot be read: {error.strerror}.") from None
+            raise ArgumentError(f"The log {str(path)!r} cannot be read: {explain(error)}.") from None
         with file:
             file.seek(self._read.get(path, 0))
             while data := file.read(_CHUNK):

@@ -10,6 +10,7 @@ from torchx_kfp.cli.display.printing import print_bytes, print_text
 from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.cli.hosts import Flags, host_options
 from torchx_kfp.cli.resolver import find_source
+from torchx_kfp.errors import ArgumentError
 from torchx_kfp.runs.vocabulary import State
 
 #: The longest part of a file's name that is made of the pipeline's.
@@ -52,5 +53,8 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
         return
     path = Path(output or name)
+    if output is None and path.is_symlink():
+        # Somebody else may have made the run's folder.
+        raise ArgumentError(f"{name!r} is a symbolic link. Name another file for the report: -o report.html.")
     write_report(read, path)
     print_text(str(path))

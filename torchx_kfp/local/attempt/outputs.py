@@ -83,7 +83,7 @@ def _read_output(attempt: AttemptPlan, name: str, type_: str, reported: Mapping[
         ) from None
     except UnicodeDecodeError:
         raise ValueError(f"wrote its output {name!r} in an encoding other than UTF-8: {path}") from None
-    except (OSError, safe_files.UnfitFileError) as error:
+    except OSError as error:
         raise ValueError(f"left its output {name!r} unreadable: {error}") from None
     try:
         return from_output(text, type_)
@@ -105,9 +105,8 @@ def _store(attempt: AttemptPlan, artifact: Artifact) -> Artifact:
         safe_files.verify_tree(stored.path, root)
         if root is None and stored.path.startswith(os.path.join(attempt.made, "")):
             safe_files.verify_content(stored.path)
-    except (OSError, safe_files.UnfitFileError) as error:
-        why = explain(error) if isinstance(error, OSError) else error
-        raise ValueError(f"left the artifact {artifact.name!r} unusable: {why}") from None
+    except OSError as error:
+        raise ValueError(f"left the artifact {artifact.name!r} unusable: {explain(error)}") from None
     return stored
 
 

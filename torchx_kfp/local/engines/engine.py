@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torchx_kfp import protocol
 from torchx_kfp.local.engines.containers import MADE, ContainerPlan
 from torchx_kfp.pipeline.artifacts import Artifact
+from torchx_kfp.runs.journal import LOG_FILE
 
 _NO_MODULE = re.compile(r"\bNo module named '?([\w.]+)'?\)?$")
 
@@ -53,7 +54,7 @@ class AttemptPlan:
 
     @property
     def log_file(self) -> Path:
-        return self.folder / "log.txt"
+        return self.folder / LOG_FILE
 
     def copies_root(self, path: str) -> str:
         """Return the folder that must contain a copy: the attempt's own, or the workspace."""
