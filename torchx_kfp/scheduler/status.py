@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -54,7 +55,10 @@ def restarts(result: RunResult) -> int:
 
 
 def role_statuses(result: RunResult, roles: Mapping[str, StageRoles]) -> list[specs.RoleStatus]:
-    """Return the status of each role. KFP knows the state of a stage, which all of its replicas have.
+    """Return the status of each role: that of its stage, which is all that KFP knows.
+
+    If a stage of several replicas has failed, the states of its replicas are unknown, and one more role, with the
+    stage's name, has the failure.
 
     Args:
         result: that of the run, as far as it has come.
@@ -63,10 +67,15 @@ def role_statuses(result: RunResult, roles: Mapping[str, StageRoles]) -> list[sp
     statuses: dict[str, specs.RoleStatus] = {}
     for stage in result.stages:
         of_stage = roles.get(without_indices(stage.name))
+        is_distributed = of_stage is not None and of_stage.is_distributed
         for role in of_stage.roles if of_stage else ():
             replicas = statuses.setdefault(role.name, specs.RoleStatus(role.name, [])).replicas
             for _ in range(role.num_replicas):
-                replicas.append(_replica(stage, role, len(replicas)))
+                one = _replica(stage, role.name, len(replicas))
+                replicas.append(_of_many(one) if is_distributed else one)
+        if is_distributed and _REPLICA_STATES[stage.state] is specs.ReplicaState.FAILED:
+            name = f"{stage.name} (all replicas)"
+            statuses[name] = specs.RoleStatus(name, [_replica(stage, name, 0)])
     return list(statuses.values())
 
 
@@ -78,13 +87,20 @@ def error_message(result: RunResult) -> str:
     return _message(result.reason) if result.state is State.FAILED and result.reason else specs.NONE
 
 
-def _replica(stage: StageResult, role: specs.Role, number: int) -> specs.ReplicaStatus:
+def _of_many(replica: specs.ReplicaStatus) -> specs.ReplicaStatus:
+    """Return the status of one of several replicas: the stage's pod, failure and exit code are not the replica's."""
+    is_failed = replica.state is specs.ReplicaState.FAILED
+    state = specs.ReplicaState.UNKNOWN if is_failed else replica.state
+    return dataclasses.replace(replica, hostname="", state=state, structured_error_msg=specs.NONE)
+
+
+def _replica(stage: StageResult, role: str, number: int) -> specs.ReplicaStatus:
     state = _REPLICA_STATES[stage.state]
     is_failed = state is specs.ReplicaState.FAILED
     return specs.ReplicaStatus(
         id=number,
         state=state,
-        role=role.name,
+        role=role,
         hostname=stage.pod_name,
         structured_error_msg=_structured(stage, stage.reason or "failed") if is_failed else specs.NONE,
     )
