@@ -88,7 +88,9 @@ def locate(
     return [_located(run, base, output_dir, flags) for run in runs]
 
 
-def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True) -> RunReader | HostRun:
+def find_source(
+    run: str, output_dir: str, flags: Flags, *, results: bool = True, raw_logs: bool = False
+) -> RunReader | HostRun:
     """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
 
     The whole id of a run on this machine means that run, even if the flags name a host.
@@ -99,6 +101,7 @@ def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True
         output_dir: the directory with the folders of runs on this machine.
         flags: the options of the host.
         results: whether a run on a host is read with the results of its stages, which may take some seconds.
+        raw_logs: whether logs of a run on a host keep the lines of KFP's launcher.
 
     Raises:
         UnknownRunError: there is no such run.
@@ -110,7 +113,7 @@ def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True
     if os.sep not in run and is_run(Path(run)) and not is_run(Path(output_dir, run)):
         run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
     if names_host(flags) and not is_run(Path(output_dir, run)):
-        return _on_host(run, flags, results=results)
+        return _on_host(run, flags, results=results, raw_logs=raw_logs)
     try:
         folder = find_run(output_dir, run)
     except ArgumentError as error:
@@ -118,24 +121,26 @@ def find_source(run: str, output_dir: str, flags: Flags, *, results: bool = True
         if not UUID.search(run.lower()) and not is_host_known():
             raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
         try:
-            source = _on_host(run, flags, results=results)
+            source = _on_host(run, flags, results=results, raw_logs=raw_logs)
             source.read()  # whether it exists: a whole id is not looked up
         except (UnknownRunError, HostError) as other:
             raise type(other)(f"{error} And on the host: {other}") from None
         return source
-    newer = _newer_on_host(folder, flags, results=results) if run == LATEST and is_host_known() else None
+    newer = (
+        _newer_on_host(folder, flags, results=results, raw_logs=raw_logs) if run == LATEST and is_host_known() else None
+    )
     return newer or RunReader(folder)
 
 
-def _on_host(run: str, flags: Flags, *, results: bool) -> HostRun:
+def _on_host(run: str, flags: Flags, *, results: bool, raw_logs: bool) -> HostRun:
     from torchx_kfp.backend.results import NoResults
     from torchx_kfp.backend.run import HostRun
 
     host = connect(flags)
-    return HostRun(host.connection, host.find(run), results=None if results else NoResults())
+    return HostRun(host.connection, host.find(run), results=None if results else NoResults(), raw_logs=raw_logs)
 
 
-def _newer_on_host(folder: Path, flags: Flags, *, results: bool) -> HostRun | None:
+def _newer_on_host(folder: Path, flags: Flags, *, results: bool, raw_logs: bool) -> HostRun | None:
     """Return the newest run on the host that is set up, if it is newer than the one in the folder."""
     from torchx_kfp.runs.history import created
 
@@ -146,7 +151,7 @@ def _newer_on_host(folder: Path, flags: Flags, *, results: bool) -> HostRun | No
         return None
     if newest is None or newest.created < created(folder):
         return None
-    return _on_host(newest.run_id, flags, results=results)
+    return _on_host(newest.run_id, flags, results=results, raw_logs=raw_logs)
 
 
 def _is_base(word: str, flags: Flags) -> bool:

@@ -17,6 +17,7 @@ from torchx_kfp.cli.flags import output_dir_option
 from torchx_kfp.cli.hosts import Flags, host_options
 from torchx_kfp.cli.resolver import find_source
 from torchx_kfp.errors import ArgumentError, PipelineFileError, explain
+from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean_line, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -38,10 +39,18 @@ _REPLICA = re.compile(rb"([a-z0-9-]+/\d+) \| ")
     metavar="ROLE/INDEX",
     help="Only the lines of this replica of a distributed stage, such as trainer/3, without its name.",
 )
+@click.option("--all", "raw", is_flag=True, help="Also the lines that KFP's launcher prints around a stage's own.")
 @output_dir_option
 @host_options
 def logs_command(
-    run: str, stage: str | None, follow: bool, attempt: int | None, replica: str | None, output_dir: str, flags: Flags
+    run: str,
+    stage: str | None,
+    follow: bool,
+    attempt: int | None,
+    replica: str | None,
+    raw: bool,
+    output_dir: str,
+    flags: Flags,
 ) -> None:
     """Print the output of the stages of RUN, or of one STAGE.
 
@@ -61,7 +70,7 @@ def logs_command(
     if replica is not None and stage is None:
         raise ArgumentError("--replica needs a STAGE.")
     _end_orderly()
-    source = find_source(run, output_dir, flags, results=False)
+    source = find_source(run, output_dir, flags, results=False, raw_logs=raw)
     record = source.read()
     for sentence in record.corrupt:
         print_message(sentence)
@@ -83,6 +92,10 @@ def logs_command(
     if printer.is_empty and is_read():
         what = f"The stage {stage!r} has" if stage else "The stages have"
         print_message(f"{what} printed nothing{'' if choice.is_over(record) else ' yet'}.")
+        for name in choice.stages(record):
+            result = record.run.ends.get(name)
+            if result is not None and result.state is State.FAILED:
+                print_message(f"{name} {result.reason or 'failed'}.")
 
 
 def _end_orderly() -> None:
@@ -262,7 +275,6 @@ class _Printer:
 
 def _may_come(record: RunRecord, stage: str) -> bool:
     """Return whether the pipeline has this stage, although it has not had an event yet."""
-    from torchx_kfp.local import State
     from torchx_kfp.pipeline.names import indices_of, without_indices
     from torchx_kfp.pipeline.walk import walk
 
