@@ -367,12 +367,48 @@ def test_logs_do_not_wait_for_results(program: Program) -> None:
 
 def answer(request: Request, name: str, **more: Any) -> Reply:
     """Answer as at the end of a recorded run."""
-    run = {**answers_of_kfp.polls(name)[-1], **more}
+    run = {**answers_of_kfp.last(name), **more}
     if request.path.endswith("/log"):
         return Reply("printed\n")
     if "v1beta1" in request.path:
         return Reply(answers_of_kfp.manifest(name))
     return Reply({"runs": [run]} if request.path.partition("?")[0].endswith("/runs") else run)
+
+
+def of_no_program(request: Request) -> Reply:
+    """Answer as at the end of a run whose image lacks the program of its stage."""
+    if request.path.endswith("/log"):
+        return Reply(answers_of_kfp.answer("no-program-log-376464928"))
+    return answer(request, "no-program")
+
+
+def test_what_kfps_launcher_says_of_an_application_that_never_began(program: Program) -> None:
+    why = 'plain failed in KFP\'s launcher: exec: "trainer": executable file not found in $PATH'
+    with scripted(of_no_program) as server:
+        watched = program("watch", "latest", "--host", server.url)
+        logs = program("logs", "latest", "--host", server.url)
+        everything = program("logs", "latest", "plain", "--all", "--host", server.url)
+    assert watched.returncode == 1
+    assert why in watched.stderr
+    assert (logs.returncode, logs.stdout) == (0, "")
+    assert logs.stderr == f"The stages have printed nothing.\n{why}.\n"
+    assert "F1123 05:45:49.746398      14 main.go:59] failed to execute component" in everything.stdout
+
+
+def test_stages_that_cannot_start_are_said(program: Program) -> None:
+    with scripted(lambda request: answer(request, "stuck")) as server:
+        table = program("runs", "--host", server.url)
+        form = program("runs", "--format", "json", "--host", server.url)
+        polled = itertools.count()
+        server.script = lambda request: answer(
+            request, "stuck", **({"state": "FAILED"} if "v2beta1/runs/" in request.path and next(polled) > 1 else {})
+        )
+        watched = program("watch", "latest", "--json", "--host", server.url)
+    assert re.search(says("too-large cannot start: Unschedulable: 0/1 nodes are available: 1 Insuff"), table.stderr)
+    assert list(json.loads(form.stdout)[0]["cannot_start"]) == ["no-image", "too-large"]
+    events = [json.loads(line) for line in watched.stdout.splitlines()]
+    assert [event["name"] for event in events if event["event"] == "stage_pending"] == ["no-image", "too-large"]
+    assert watched.stderr.count("cannot start: ErrImagePull: failed to pull and unpack") == 1
 
 
 def test_logs_of_a_replica(kfp_host: KfpHost, program: Program) -> None:

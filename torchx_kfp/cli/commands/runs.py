@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +18,11 @@ from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import duration, printable
 
 if TYPE_CHECKING:
-    from torchx_kfp.backend.host import RunSummary
+    from torchx_kfp.backend.host import Host, RunSummary
     from torchx_kfp.runs.record import RunRecord
+
+#: For no more running runs than this, the host is asked which stages cannot start.
+_MOST_LOOKED_INTO = 8
 
 
 @click.command("runs", short_help="List runs, the newest first.")
@@ -39,10 +43,11 @@ def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
     given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     here: list[RunRecord] = []
     there: list[RunSummary] = []
-    name = ""
+    name, stuck = "", dict[str, dict[str, str]]()
     if names_host(flags):
         host = connect(flags)
         name, there = host.connection.name, list(host.list(limit=limit))
+        stuck = _stuck(host, there)
     else:
         name, there = ("", []) if given else _runs_there(limit, flags)
         try:
@@ -51,12 +56,15 @@ def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
             if not there:
                 raise
     if form == "json":
-        print_json([*map(_as_json, here), *map(_summary_as_json, there)])
+        found = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
+        print_json([*map(_as_json, here), *found])
         return
     if here:
         _print_here(here, above=f"On this machine, in {output_dir}" if there else "")
     if there:
         _print_there(there, above=f"\nOn {name}" if here else "")
+    for run_id, stages in stuck.items():
+        print_message("\n".join(f"{run_id}: {stage} cannot start: {why}." for stage, why in stages.items()))
     if not here and not there:
         print_message(f"There are no runs {f'on {name}' if names_host(flags) else f'in {output_dir!r}'}.")
 
@@ -71,6 +79,24 @@ def _runs_there(limit: int, flags: Flags) -> tuple[str, list[RunSummary]]:
     except HostError as error:
         print_message(f"The runs on the KFP host are missing: {error}")
         return "", []
+
+
+def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:
+    """Return the stages of the newest running runs whose pods cannot start, and why, by the ids of the runs."""
+    from torchx_kfp.backend.results import NoResults
+    from torchx_kfp.backend.run import HostRun
+
+    def read(run_id: str) -> dict[str, str]:
+        try:
+            record = HostRun(host.connection, run_id, results=NoResults(), say=lambda sentence: None).read()
+        except HostError:
+            return {}
+        return {stage.name: stage.reason for stage in record.run.stages if stage.is_stuck}
+
+    running = [run.run_id for run in runs if run.state is State.RUNNING][:_MOST_LOOKED_INTO]
+    with ThreadPoolExecutor(_MOST_LOOKED_INTO) as pool:
+        found = dict(zip(running, pool.map(read, running), strict=True))
+    return {run_id: stages for run_id, stages in found.items() if stages}
 
 
 def _print_there(runs: Sequence[RunSummary], above: str) -> None:
