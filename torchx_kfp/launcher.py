@@ -592,7 +592,7 @@ class Stage:
         self.pod = os.environ.get("KFP_POD_NAME", "")
         self.uid = os.environ.get("KFP_POD_UID")
         #: What names this attempt. When KFP retries a run, Argo gives the new pod the name of the one that failed.
-        self.attempt = f"{self.uid or self.pod}{attempt}"
+        self.attempt = f"{self.pod}{f'_{self.uid[:8]}' if self.uid else ''}{attempt}"
         self.collection = self.path(spec["api"], spec["plural"])
         self.object = f"{self.collection}/{self.name}"
         #: The object that this attempt may delete, as it was seen last.

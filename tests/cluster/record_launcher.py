@@ -195,6 +195,8 @@ def normalized(recording: Recording, names: Mapping[str, str]) -> Recording:
     def uid_of(found: re.Match[str]) -> str:
         return found[0] if found[0] == RUN else f"00000000-0000-0000-0000-{uids.index(found[0]):012}"
 
+    # The beginning of a pod's UID, in run ids and in what names an attempt.
+    text = re.sub(r"(?<=[\w-]_)[0-9a-f]{8}(?=[\"/_\\])", "0" * 8, text)
     versions = sorted(set(_VERSION.findall(text)), key=int)
     text = _UID.sub(uid_of, _TIME.sub(time_of, _VERSION.sub(lambda found: str(versions.index(found[0]) + 1), text)))
     made: list[str] = []

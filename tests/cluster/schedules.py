@@ -388,7 +388,7 @@ def _is_ending(found: Object) -> bool:
 
 
 def _follower(found: Object) -> str:
-    return str(found["metadata"]["annotations"]["torchx-kfp/launcher"])
+    return str(found["metadata"]["annotations"]["torchx-kfp/launcher"]).partition("_")[0]
 
 
 def _index(pod: Object) -> str:

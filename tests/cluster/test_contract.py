@@ -170,7 +170,7 @@ def test_a_retry_adopts_what_runs(cluster_with: Cluster) -> None:
     assert second.outputs["loss"] == "0.5"
     (same,) = cluster_with.objects
     assert same["metadata"]["uid"] == made["metadata"]["uid"]
-    assert same["metadata"]["annotations"]["torchx-kfp/launcher"] == second.name
+    assert same["metadata"]["annotations"]["torchx-kfp/launcher"].startswith(f"{second.name}_")
 
 
 def test_a_retry_adopts_what_has_succeeded(cluster_with: Cluster) -> None:
