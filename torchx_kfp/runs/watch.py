@@ -29,7 +29,7 @@ from torchx_kfp.runs.events import (
     StageStarted,
 )
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import clean, duration, shown
+from torchx_kfp.text import clean, duration, printable, shorten, shown
 
 #: How many characters of a value are shown.
 _LONGEST = 200
@@ -175,7 +175,8 @@ def _finished(event: StageFinished, verbose: bool) -> list[str]:
         return []
     how = stage.reason or ("is taken from an earlier run" if stage.cached_from else str(stage.state))
     lines = [f"{stage.name} {how} ({duration(stage.duration)})." if stage.attempts else f"{stage.name} {how}."]
-    lines += [f"{stage.name}: the tracker {name!r} lacks records ({why})." for name, why in stage.undelivered.items()]
+    for name, why in stage.undelivered.items():
+        lines.append(f"{stage.name}: the tracker {name!r} lacks records ({shorten(printable(why), _LONGEST)}).")
     if verbose:
         artifacts = {
             name: [item.location or item.uri for item in made] if isinstance(made, list) else made.location or made.uri
