@@ -12,7 +12,7 @@ from tests.adapter.apps import compile_pipeline, load, make_app, unresolved_inpu
 from tests.adapter.engines import constants
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, task_from_app
-from torchx_kfp.errors import ChannelError, ReadsError
+from torchx_kfp.errors import ChannelError, ReadsError, UnknownOutputError
 
 pytestmark = pytest.mark.versions
 
@@ -344,6 +344,14 @@ def test_only_stages_are_collected_as_tasks() -> None:
         stage(make_app("select"), reads={"x": dsl.Collected(made)})
 
     with pytest.raises(ReadsError, match=says("'foreign'", "dsl.Collected(task.outputs", "'accuracy'")):
+        compile_pipeline(pipeline)
+
+
+def test_an_untracked_stage_has_no_run_id() -> None:
+    def pipeline() -> None:
+        component_from_app(make_app())().outputs["run_id"]
+
+    with pytest.raises(UnknownOutputError, match=says("'train'", "'run_id'", "tracker_base", "tracked=True")):
         compile_pipeline(pipeline)
 
 

@@ -14,7 +14,7 @@ from kfp.dsl import container_component_class, pipeline_context
 
 from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.stage.plan import StagePlan
-from torchx_kfp.adapter.stage.reads import Stage, TrackerBase, remember_stage
+from torchx_kfp.adapter.stage.reads import RUN_ID, Stage, TrackerBase, remember_stage
 from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.errors import ReadsError, UnknownOutputError
 from torchx_kfp.protocol import TRACKER_BASE_PARAMETER
@@ -69,6 +69,11 @@ class Outputs(dict[str, Any]):
     def __missing__(self, name: object) -> Any:
         if isinstance(name, str) and output_name(name) in self:
             return self[output_name(name)]
+        if name == RUN_ID:
+            raise UnknownOutputError(
+                f"The stage {self.stage!r} has no output {RUN_ID!r}, because it is not tracked. Pass a tracker_base to "
+                "its task_from_app, or tracked=True to its component_from_function."
+            )
         raise UnknownOutputError(
             f"The stage {self.stage!r} has no output {name!r}.{did_you_mean(name, self)} Its outputs: "
             f"{', '.join(map(repr, self)) or 'none'}. To make a result or an artifact an output, declare it where the "
