@@ -233,12 +233,19 @@ def top_level(distribution_name: str) -> set[str]:
     return {file.parts[0] for file in files}
 
 
+def test_pip_refuses_an_old_python_at_once(metadata: email.message.Message) -> None:
+    """Without markers, pip of Python 3.9 searches all versions of kfp before it looks at Requires-Python."""
+    found = [text for text in metadata.get_all("Requires-Dist", []) if text.endswith('extra == "pipelines"')]
+    assert found
+    assert [text for text in found if 'python_version >= "3.10"' not in text] == []
+
+
 def test_modules_of_extras_are_those_of_their_distributions(metadata: email.message.Message) -> None:
     for extra, modules in MODULES.items():
         named = [
             re.split(r"[<>=;\[ ]", requirement)[0]
             for requirement in metadata.get_all("Requires-Dist", [])
-            if requirement.endswith(f'; extra == "{extra}"')
+            if requirement.endswith(f'extra == "{extra}"')
         ]
         # kfp-kubernetes is inside kfp.
         assert len(modules) == len(set(named) - {"kfp-kubernetes"}), extra
