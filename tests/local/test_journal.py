@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -224,6 +225,19 @@ def test_a_full_disk_does_not_end_the_run(tmp_path):
     assert 0 < len(events) < limit
     assert events.endswith(b"}\n")
     assert read_run(folder).corrupt == ()
+
+
+def test_a_disk_that_is_full_as_a_run_begins(tmp_path):
+    path = tmp_path / "p.yaml"
+    compiler.Compiler().compile(recorded, str(path))
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); {RUN}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "runs")], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert re.search(says("cannot be recorded", "the file is larger than a limit allows", "--output-dir"), said)
+    assert list((tmp_path / "runs").iterdir()) == [], "nothing that could be resumed"
 
 
 def test_the_command_that_resumes_a_run_finds_it(tmp_path, monkeypatch):

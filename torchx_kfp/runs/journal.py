@@ -18,6 +18,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -80,6 +81,9 @@ class Journal:
             arguments: the values of all parameters.
             options: the options that the run keeps when it is resumed.
             warn: takes a sentence, once, if the run cannot be recorded.
+
+        Raises:
+            ArgumentError: the disk is full, or the folder is not writable; the folder is removed.
         """
         journal = cls(folder, warn)
         request = {
@@ -93,9 +97,17 @@ class Journal:
         # Each step may fail by itself: a file system without locks can still store files.
         with journal._recording():
             journal._take_lock()
-        with journal._recording():
-            write_file(bytes(folder / PIPELINE_FILE), text.encode(), durable=False)
-            write_file(bytes(folder / REQUEST_FILE), f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
+        try:
+            with journal._recording(OSError):
+                write_file(bytes(folder / PIPELINE_FILE), text.encode(), durable=False)
+                write_file(bytes(folder / REQUEST_FILE), f"{json.dumps(request, indent=2)}\n".encode(), durable=False)
+        except OSError as error:
+            journal.close()
+            shutil.rmtree(folder, ignore_errors=True)  # without these files, the run could not be resumed
+            raise ArgumentError(
+                f"The run cannot be recorded in {str(folder)!r}: {explain(error)}. Make room, or name another place "
+                "for it (output_dir, or --output-dir on the command line)."
+            ) from None
         with journal._recording():
             journal._open_events()
         return journal
@@ -161,11 +173,13 @@ class Journal:
         self.close()
 
     @contextlib.contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Turn errors in the block into one warning: the run is worth more than its record."""
+    def _recording(self, *raised: type[Exception]) -> Iterator[None]:
+        """Turn errors in the block, except for some, into one warning: the run is worth more than its record."""
         try:
             yield
         except (OSError, ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, raised):
+                raise
             if not self._warned:
                 self._warned = True
                 reason = explain(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
