@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -22,17 +23,35 @@ def test_results_are_read(tmp_path: Path) -> None:
     FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
     for base in (str(tmp_path), f"file://{tmp_path}"):
         reader = ResultReader([str(tmp_path)])
-        assert reader.read(base, [KEY, "run/other/pod"]) == {KEY: {"loss": 0.5}, "run/other/pod": {}}
+        assert reader.read(base, {KEY: None, "run/other/pod": None}) == {
+            KEY: (KEY, {"loss": 0.5}),
+            "run/other/pod": ("run/other/pod", {}),
+        }
         assert reader.problems == ()
 
 
 def test_a_file_that_is_damaged_does_not_hide_others(tmp_path: Path) -> None:
     FsspecResultTracker(tmp_path).put(KEY, loss=0.5)
-    (tmp_path / "broken").write_text("{")
+    (tmp_path / "broken" / "x").mkdir(parents=True)
+    (tmp_path / "broken" / "x" / "y").write_text("{")
     reader = ResultReader([f"file://{tmp_path}/"])
-    assert reader.read(str(tmp_path), ["broken", KEY]) == {KEY: {"loss": 0.5}}
+    assert reader.read(str(tmp_path), {"broken/x/y": None, KEY: None}) == {KEY: (KEY, {"loss": 0.5})}
     [problem] = reader.problems
-    assert str(tmp_path / "broken") in problem
+    assert str(tmp_path / "broken" / "x" / "y") in problem
+
+
+def test_the_attempt_of_a_pod_is_found(tmp_path: Path) -> None:
+    """The host names the pod; the run id has the beginning of its UID as well, and the attempt in it."""
+    tracker = FsspecResultTracker(tmp_path)
+    for place, execution in enumerate(("_0b5a1f3c", "_0b5a1f3c_2", "_99999999")):
+        tracker.put(f"{KEY}{execution}", attempt=place)
+        os.utime(tmp_path / f"{KEY}{execution}", (1000 + place, 1000 + place))
+    tracker.put(f"{KEY}0_0b5a1f3c", of="another pod")
+    reader = ResultReader([str(tmp_path)])
+    assert reader.read(str(tmp_path), {KEY: None}) == {KEY: (f"{KEY}_99999999", {"attempt": 2})}
+    (tmp_path / f"{KEY}_99999999").unlink()
+    assert reader.read(str(tmp_path), {KEY: None}) == {KEY: (f"{KEY}_0b5a1f3c_2", {"attempt": 1})}
+    assert reader.read(str(tmp_path), {KEY: 1100.0}) == {KEY: (KEY, {})}, "all of them are those of an earlier pod"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +67,7 @@ def test_a_file_that_is_damaged_does_not_hide_others(tmp_path: Path) -> None:
 )
 def test_a_base_that_is_not_here(base: str, facts: tuple[str, ...]) -> None:
     reader = ResultReader([base])
-    assert reader.read(base, [KEY]) == {}
+    assert reader.read(base, {KEY: None}) == {}
     [problem] = reader.problems
     for fact in (repr(base), *facts):
         assert fact in problem
@@ -75,7 +94,7 @@ def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str,
     FsspecResultTracker(tmp_path).put(KEY, secret=1)
     base = base.format(folder=tmp_path, name=tmp_path.name)
     reader = ResultReader(["", "/", str(tmp_path.parent), f"{tmp_path}x", "s3://bucket"], deadline=5)
-    assert reader.read(base, [KEY]) == {}
+    assert reader.read(base, {KEY: None}) == {}
     [problem] = reader.problems
     assert re.search(says(base, "only the run names it", "TORCHX_KFP_TRACKER_BASE", "s3://bucket/results"), problem)
     assert Silent.asked == 0
@@ -116,13 +135,13 @@ def test_a_store_that_hangs_costs_one_deadline(silent: str) -> None:
     reader = ResultReader([silent], deadline=0.1, again=60, clock=lambda: now)
     begun = time.monotonic()
     for _ in range(5):
-        assert reader.read(silent, [KEY]) == {}
+        assert reader.read(silent, {KEY: None}) == {}
     assert time.monotonic() - begun < 30
     assert Silent.asked == 1
     [problem] = reader.problems
     assert "0.1 s" in problem
     now = 61.0
-    reader.read(silent, [KEY])
+    reader.read(silent, {KEY: None})
     assert Silent.asked == 2
 
 
@@ -130,15 +149,15 @@ def test_a_base_that_can_be_read_later_has_no_problem_then(tmp_path: Path) -> No
     now = 0.0
     base = tmp_path / "results"
     reader = ResultReader([str(base)], clock=lambda: now)
-    assert reader.read(str(base), [KEY]) == {}
+    assert reader.read(str(base), {KEY: None}) == {}
     assert reader.problems
     FsspecResultTracker(base).put(KEY, loss=0.5)
     now = 61.0
-    assert reader.read(str(base), [KEY]) == {KEY: {"loss": 0.5}}
+    assert reader.read(str(base), {KEY: None}) == {KEY: (KEY, {"loss": 0.5})}
     assert reader.problems == ()
 
 
 def test_nothing_is_asked_for_no_runs() -> None:
     reader = ResultReader()
-    assert reader.read("/nowhere", []) == {}
+    assert reader.read("/nowhere", {}) == {}
     assert reader.problems == ()

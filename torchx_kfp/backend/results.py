@@ -16,8 +16,10 @@ from typing import Any
 
 from torchx_kfp.backend.settings import variable
 from torchx_kfp.errors import TorchxKfpError
+from torchx_kfp.protocol import Execution
 from torchx_kfp.text import printable, shorten, shown
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
+from torchx_kfp.tracking.stores.store import Store
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -59,19 +61,28 @@ class ResultReader:
         """Sentences about the bases that could not be read, and why."""
         return tuple(self._problems.values())
 
-    def read(self, base: str, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Return the results of those runs that can be read now; those without results have ``{}``."""
-        if not run_ids or self._clock() - self._failed_at.get(base, -self._again) < self._again:
+    def read(self, base: str, executions: Mapping[str, float | None]) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+        """Return the run id of each execution that can be read now, and its results; ``{}`` if it has none.
+
+        The nodes of a run name a stage's pod, but neither its UID nor the attempt in it, so the run is listed once.
+
+        Args:
+            base: the tracker base.
+            executions: ``<run>/<stage>/<pod>``, and when the pod started if an earlier one had its name.
+        """
+        if not executions or self._clock() - self._failed_at.get(base, -self._again) < self._again:
             return {}
         if problem := why_not_read(base, self._named):
             return self._fail(base, problem)
-        found: list[Mapping[str, Mapping[str, Any]]] = []
+        found: list[Mapping[str, tuple[str, Mapping[str, Any]]]] = []
         problems: list[str] = []
 
         def read() -> None:
             try:
                 tracker = FsspecResultTracker(base, patience=self._patience)
-                found.append(tracker.get_many(run_ids, corrupt=lambda error: problems.append(str(error))))
+                real = find_run_ids(tracker.store, executions)
+                results = tracker.get_many(real.values(), corrupt=lambda error: problems.append(str(error)))
+                found.append({one: (run_id, results[run_id]) for one, run_id in real.items() if run_id in results})
             except TorchxKfpError as error:
                 problems.append(str(error))
             except Exception as error:  # of a driver of fsspec, or a library below it
@@ -89,7 +100,7 @@ class ResultReader:
             self._problems.pop(base, None)
         return found[0] if found else {}
 
-    def _fail(self, base: str, why: str) -> Mapping[str, Mapping[str, Any]]:
+    def _fail(self, base: str, why: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         self._failed_at[base] = self._clock()
         self._problems[base] = missing(base, why)
         return {}
@@ -98,10 +109,29 @@ class ResultReader:
 class NoResults(ResultReader):
     """Reads no results, for those who do not show any."""
 
-    def read(self, base: str, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+    def read(self, base: str, executions: Mapping[str, float | None]) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         """Return nothing."""
-        del base, run_ids
+        del base, executions
         return {}
+
+
+def find_run_ids(store: Store, executions: Mapping[str, float | None]) -> dict[str, str]:
+    """Return the run id of each execution: that of its last attempt that has results; its own name if there is none.
+
+    Args:
+        store: the store of the tracker base.
+        executions: see ``ResultReader.read``. What was written before a pod started is that of an earlier one.
+    """
+    found: dict[str, tuple[tuple[float, int], str]] = {}
+    for run in dict.fromkeys(name.partition("/")[0] for name in executions):
+        for file in store.files(run):
+            stage, _, execution = file.key.rpartition("/")
+            parsed = Execution.parse(execution)
+            name = f"{stage}/{parsed.pod}"
+            # The times of nodes are whole seconds.
+            if name in executions and file.modified >= (executions[name] or 0.0) - 1:
+                found[name] = max(found.get(name, ((0.0, 0), "")), ((file.modified, parsed.attempt), file.key))
+    return {name: found[name][1] if name in found else name for name in executions}
 
 
 def missing(base: str, why: str) -> str:

@@ -28,7 +28,7 @@ from torchx_kfp.backend.observer import Observer
 from torchx_kfp.backend.outcomes import ends_with_launcher, explained
 from torchx_kfp.backend.polling import DEFAULT_POLICY, PollPolicy, PollTimer
 from torchx_kfp.backend.results import ResultReader
-from torchx_kfp.backend.states import run_state, seconds
+from torchx_kfp.backend.states import read_progress, run_state, seconds
 from torchx_kfp.backend.values import mapping
 from torchx_kfp.errors import (
     HostCredentialsError,
@@ -122,6 +122,8 @@ class HostRun:
         self._logs: dict[Path, PodLog] = {}
         #: The log files of the last attempts, by stage.
         self._log_files: dict[str, Path] = {}
+        #: When each pod of a retried run has started last, by its name.
+        self._starts: dict[str, float] = {}
         self._log_numbers = itertools.count(1)
         #: How many more failures are looked up in logs.
         self._most_explained = _MOST_EXPLAINED
@@ -336,13 +338,18 @@ class HostRun:
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with log files and results."""
-        found: dict[str, Mapping[str, Mapping[str, Any]]] = {}
-        wanted: dict[str, list[str]] = {}
+        found: dict[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {}
+        wanted: dict[str, dict[str, float | None]] = {}
+        # A pod of a run that KFP has retried may have the name of an earlier one.
+        is_retried = len(read_progress(self.answer).sessions) > 1
         for event in events:
+            if isinstance(event, StageStarted) and is_retried:
+                self._starts[event.pod_name] = event.time
             if isinstance(event, StageFinished) and self._is_key(event.result.run_id) and event.result.tracker_base:
-                wanted.setdefault(event.result.tracker_base, []).append(event.result.run_id)
-        for base, run_ids in wanted.items():
-            found[base] = self._results.read(base, run_ids)
+                executions = wanted.setdefault(event.result.tracker_base, {})
+                executions[event.result.run_id] = self._starts.get(event.result.pod_name)
+        for base, executions in wanted.items():
+            found[base] = self._results.read(base, executions)
         return [self._completed_one(event, found) for event in events]
 
     def _is_key(self, run_id: str | None) -> TypeGuard[str]:
@@ -355,14 +362,15 @@ class HostRun:
         except KeyRefusedError:
             return False
 
-    def _completed_one(self, event: Event, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Event:
+    def _completed_one(self, event: Event, found: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]]) -> Event:
         if isinstance(event, StageStarted) and event.pod_name:
             log_file = self._log_files[event.name] = self._log_file(event.name)
             return dataclasses.replace(event, log_file=log_file)
         if isinstance(event, StageFinished) and event.result.pod_name:
             result = event.result
             run_id = result.run_id if self._is_key(result.run_id) else None
-            results = found.get(result.tracker_base or "", {}).get(run_id or "", result.results)
+            one = found.get(result.tracker_base or "", {}).get(run_id or "")
+            run_id, results = one or (run_id, result.results)
             result = dataclasses.replace(
                 result, log_file=self._log_files.get(result.name), results=results, run_id=run_id
             )

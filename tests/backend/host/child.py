@@ -18,7 +18,11 @@ from tests.backend.host.argo import Naming, executor_template
 from torchx_kfp import local
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.local import runner, scheduler, stages
+from torchx_kfp.local.attempt import prepare
+from torchx_kfp.local.platform.settings import field_values
 from torchx_kfp.local.scopes import Node, Scope
+from torchx_kfp.pipeline.spec import Component
+from torchx_kfp.protocol import POD_UID
 from torchx_kfp.runs.events import Event, encode
 
 
@@ -56,6 +60,11 @@ class Pods:
         retries = node.task.retry is not None
         template = executor_template(node.component.platform.get("podMetadata"), retries=retries)
         return self.names.pod(self.names.executor(task_name(node, self.names), attempt - 1, retries=retries), template)
+
+
+def with_uid(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
+    """Return the variables of a pod, as KFP sets them. In place of ``field_values``."""
+    return {**field_values(component, run_id, pod_name, pod_uid), POD_UID: pod_uid}
 
 
 def task_name(node: Node, names: Naming) -> str:
@@ -115,6 +124,7 @@ def main() -> None:
     Recording.journal, Pods.nodes = journal, {}
     runner.make_run_name = lambda pipeline: request["run_id"]
     runner.Scheduler = Recording
+    prepare.field_values = with_uid
     stages.PodNames = Pods
     try:
         result = local.run(

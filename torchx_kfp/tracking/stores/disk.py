@@ -123,11 +123,11 @@ class DiskStore:
         except OSError as error:
             raise self._problem("list", prefix or "", error) from error
 
-    def files(self) -> list[File]:
-        """Return all files below the base, including links and the tracker's own files."""
+    def files(self, prefix: str = "") -> list[File]:
+        """Return all files below the base, or a folder in it, including links and the tracker's own files."""
         found = []
         try:
-            for key in sorted(self._walk(b"", set(), links=True)):
+            for key in sorted(self._walk(prefix.encode(), set(), links=True)):
                 try:
                     state = os.lstat(self._path(key))
                 except FileNotFoundError:  # removed since, or a temporary file

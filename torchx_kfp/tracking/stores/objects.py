@@ -201,9 +201,10 @@ class FsspecStore:
         there = self._below([entry["name"] + "/" * (entry["type"] == "directory") for entry in found], path)
         return [name for name in there if name != f"{PRIVATE}/"]
 
-    def files(self) -> list[File]:
-        """Return all files below the base, including the tracker's own files."""
-        found = self._listed(lambda: self._fs.find(self._root, detail=True) or {})
+    def files(self, prefix: str = "") -> list[File]:
+        """Return all files below the base, or a folder in it, including the tracker's own files."""
+        path = self._path(prefix) if prefix else self._root
+        found = self._listed(lambda: self._fs.find(path, detail=True) or {})
         entries = found.items() if isinstance(found, dict) else ()
         return sorted(
             File(path[len(self._root) + 1 :], int(entry["size"] or 0), self._modified(entry))

@@ -49,8 +49,8 @@ class Store(Protocol):
     def names(self, prefix: str | None = None) -> list[str]:
         """Return the names directly below the prefix or the base, sorted. Names of folders end with a slash."""
 
-    def files(self) -> list[File]:
-        """Return all files below the base, including the tracker's own files."""
+    def files(self, prefix: str = "") -> list[File]:
+        """Return all files below the base, or a folder in it, including the tracker's own files."""
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Call the function for each item, several at once if the store allows it, and yield the values in order."""
