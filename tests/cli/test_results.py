@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -408,3 +409,22 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
     unknown = call("results", "many", "run-29999").stderr
     assert unknown.startswith("Error: Nothing is recorded for 'run-29999' under 'many'. Did you mean 'run-1299'? Runs ")
     assert unknown.endswith(" and 2,995 more.\n")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last"), [("pod_0b5a1f3c", "pod_99999999"), ("pod_0b5a1f3c", "pod_0b5a1f3c_2"), ("pod-0", "pod-0_2")]
+)
+def test_earlier_attempts_are_left_out(call: Call, base: Path, earlier: str, last: str) -> None:
+    """KFP gives the pods of a retried run their old names, and a stage may start its application again in a pod."""
+    tracker = FsspecResultTracker(base)
+    for place, (execution, results) in enumerate([(earlier, {"stale": 1}), (last, {"w": 2.5})]):
+        tracker[f"c-1/train/{execution}"] = results
+        os.utime(base / "c-1" / "train" / execution, (1000 + place, 1000 + place))
+    tracker["c-1/train/other_0b5a1f3c"] = {"w": 3}
+    done = call("results", "base", "c-1", "--format", "json")
+    assert json.loads(done.stdout) == {f"c-1/train/{last}": {"w": 2.5}, "c-1/train/other_0b5a1f3c": {"w": 3}}
+    assert f"c-1/train/{earlier}" in done.stderr
+    named = call("results", "base", f"c-1/train/{earlier}", "--format", "json")
+    assert json.loads(named.stdout) == {f"c-1/train/{earlier}": {"stale": 1}}
+    (base / "c-1" / "train" / "other_0b5a1f3c").unlink()
+    assert json.loads(call("show", "base", "c-1/train", "--format", "json").stdout)["results"] == {"w": 2.5}

@@ -160,7 +160,36 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
         found = {key: real for key, real in found.items() if _next(key, done) == names[0]}
         done += f"{names[0]}/"
     cached = {real: key for key, real in found.items() if key != real}
-    return Chosen(done[:-1], tuple(dict.fromkeys(found[key] for key in sorted(found))), cached)
+    keys = dict.fromkeys(found[key] for key in sorted(found))
+    return Chosen(done[:-1], tuple(last_attempts(tracker, keys, done[:-1])), cached)
+
+
+def last_attempts(tracker: FsspecResultTracker, keys: Iterable[str], named: str) -> list[str]:
+    """Return the run ids without those of earlier attempts, which are named on stderr.
+
+    KFP retries a run with pods of the same names, and a stage starts its application again in one pod. An attempt is
+    known by the pod's UID in its run id, or by the number after the run id of the first one.
+
+    Args:
+        tracker: the tracker.
+        keys: the run ids.
+        named: the part of run ids that the user has named; an attempt that is named itself is kept.
+    """
+    from torchx_kfp.protocol import Execution
+
+    attempts: dict[str, dict[str, Execution]] = {}
+    for key in filter(parts, keys := list(keys)):
+        one = Execution.parse(key)
+        attempts.setdefault(f"{key.rpartition('/')[0]}/{one.pod}", {})[key] = one
+    earlier: set[str] = set()
+    for first, found in attempts.items():
+        if len(found) > 1 and (first in found or all(one.uid for one in found.values())):
+            times = {file.key: file.modified for file in tracker.store.files(first.partition("/")[0])}
+            last = max(found, key=lambda key: (times.get(key, 0.0), found[key].attempt))
+            earlier |= found.keys() - {last, named}
+    if earlier:
+        print_message(f"Left out, as those of earlier attempts: {printable(listed(sorted(earlier)))}.")
+    return [key for key in keys if key not in earlier]
 
 
 def recorded(tracker: FsspecResultTracker) -> set[str]:

@@ -27,6 +27,7 @@ from torchx_kfp.cli.selection import (
     Chosen,
     RunsHere,
     choose,
+    last_attempts,
     nothing,
     open_tracker,
     parts,
@@ -124,7 +125,7 @@ def _chosen(tracker: FsspecResultTracker, located: Located) -> Chosen:
         keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
     # The results that a cached stage was given are those of another run.
     if keys and run is not None and not _is_here(run, output_dir):
-        return Chosen(run.rstrip("/"), tuple(keys))
+        return Chosen(run.rstrip("/"), tuple(last_attempts(tracker, keys, run.rstrip("/"))))
     known = tracker.keys()
     if not known:
         from torchx_kfp.tracking.statements.kinds import run_ids
