@@ -146,13 +146,9 @@ def test_a_component_file_is_loaded_and_used(options: dict[str, Any]) -> None:
         assert paths["KFP_RUN_ID"] == "metadata.labels['pipeline/runid']"
         assert platform[name]["secretAsEnv"], "the launcher's publisher may need them"
         assert (LAUNCHER in executor["container"]["command"]) == options.get("inline", True)
-    retried = [
-        task.get("retryPolicy", {}).get("maxRetryCount")
-        for component in spec["components"].values()
-        for task in component.get("dag", {}).get("tasks", {}).values()
-        if "train-stage" in task["componentRef"]["name"]
-    ]
-    assert set(retried) == {2}
+    tasks = [task for one in spec["components"].values() for task in one.get("dag", {}).get("tasks", {}).values()]
+    assert tasks
+    assert not any("retryPolicy" in task for task in tasks), "the launcher starts replicas again"
 
 
 def test_an_image_that_has_torchx_kfp() -> None:

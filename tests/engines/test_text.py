@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torchx.specs import AppDef
+from torchx.specs import AppDef, macros
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline
 from tests.adapter.engines import kubelet
@@ -27,11 +27,17 @@ from torchx_kfp.errors import ChannelError
 pytestmark = pytest.mark.versions
 
 ID = "${replica_id}"
-#: Any text but ``$${`` before a macro, which TorchX turns into ``${``.
+#: Any text but other macros, and ``$${`` before a macro, which TorchX turns into ``${``.
 PIECES = st.sampled_from([*HOSTILE, *PLAIN, ID, "1000000000", "1", "0" * 9]) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
 )
-TEXTS = st.lists(PIECES, min_size=1, max_size=5).map("".join).filter(lambda text: "$${${" not in text)
+TEXTS = (
+    st.lists(PIECES, min_size=1, max_size=5)
+    .map("".join)
+    .filter(
+        lambda text: not any(other in text for other in ("$${${", macros.rank0_env, macros.app_id, macros.img_root))
+    )
+)
 VALUES: Any = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=80)
 
 
@@ -183,10 +189,12 @@ def test_digits_from_the_apps_name_stay(name: str) -> None:
 
 
 def test_a_channel_beside_the_index_stays_a_channel() -> None:
-    found = distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"echo {lr} $(( ${{replica_id}} + 1 ))"])))
+    found = distributed(
+        lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"echo {lr} $(expr ${{replica_id}} + 1)"]))
+    )
     (described,) = found.spec["roles"]
     assert [name for name, _ in described["env"]] == ["TORCHX_KFP_LR"]
     before, _, after = described["command"][2]
-    assert (found.words[before], found.words[after]) == (escape('echo "${TORCHX_KFP_LR}" $(( '), " + 1 ))")
+    assert (found.words[before], found.words[after]) == (escape('echo "${TORCHX_KFP_LR}" $(expr '), " + 1)")
     with pytest.raises(ChannelError, match=says("'trainer'", "'lr'", "eval")):
         distributed(lambda lr, *_: app(role(entrypoint="sh", args=["-c", f"eval echo {lr} ${{replica_id}}"])))
