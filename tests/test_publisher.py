@@ -135,7 +135,7 @@ def put(*code: str) -> list[str]:
 def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert carry.digests() == SOURCES, "a module has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 3_450), (LAUNCHER, 11_700), (ASK, 3_400)):
+    for program, most in ((PUBLISHER, 4_250), (LAUNCHER, 11_700), (ASK, 3_400)):
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"

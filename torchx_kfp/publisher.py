@@ -2,7 +2,7 @@
 
 In the command of a stage with results or artifacts, this program comes before the application::
 
-    python3 -c PROGRAM SPEC {{$}} PATH... APPLICATION...
+    python3 -c PROGRAM SPEC {{$}} PATH... VALUES APPLICATION...
 
 The command carries the program in a minified form (``adapter/stage/carried.py``), so the image needs only python3
 (3.8 or newer) and fsspec. Images that have torchx-kfp can import it instead (``inline=False``). For these reasons the
@@ -13,8 +13,11 @@ is KFP's name of the output, ``name`` is the name under which the application re
 UI shows the artifact. If SPEC has ``"may_fail": [exit code, ...]``, the stage goes on whatever the application's exit
 code is, except for these codes, and records it as the result ``exit_code``. If the stage was asked to end, the exit
 code counts. ``{{$}}`` is KFP's ExecutorInput, which names the file for each output. The PATHs are the local files of
-the artifacts, in SPEC's order. The tracker base and the run id come from the environment (``protocol``).
-Without APPLICATION, the program publishes the results of another stage.
+the artifacts, in SPEC's order. The tracker base comes from the environment (``protocol``).
+
+If SPEC has ``"reads"``, the program starts the stage like the script of a stage without results does: see ``start``.
+Otherwise, it finds the run id in the environment, and there are no VALUES: pipelines of version 0.1.0 have a script
+that starts the stage. Without APPLICATION, the program publishes the results of another stage.
 
 Results become the files of output parameters. Lists and dicts are recorded as metadata, because results are numbers and
 short text. All numbers among the results also become the metadata of the artifact ``metrics``, the first one in SPEC.
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -123,6 +127,64 @@ def end_leftovers(run_id: str, /) -> None:
         if not left:
             return
         signal.sigtimedwait((), 0.1)  # sleeps
+
+
+def start(spec: Any, executor: Any, words: Sequence[str], /) -> list[str]:
+    """Set the variables of the protocol and of the application, and write the run id for KFP.
+
+    Args:
+        spec: what the stage reads, ``"reads": [[alias, source], ...]``. A source is the name of an input, a run id
+            after ``=``, or a list of these; the next of the values is the alias if it is empty. ``"mask"`` has a letter
+            for each word of the application: ``v`` if the next value follows it, and ``b`` if it is escaped as values
+            are. ``"env"`` is the number of variables that follow the first word, ``env``.
+        executor: KFP's ExecutorInput.
+        words: the stage's name and the values, joined with ``|``, and the words of the application.
+
+    Returns:
+        The application's command line.
+    """
+    stage, *values = words[0].split("|")
+    given = executor.get("inputs", {}).get("parameterValues", {})
+    outputs = executor["outputs"]
+    environ = os.environ
+    with open("/proc/sys/kernel/random/uuid") as file:
+        unique = file.read().strip()
+    # KFP puts the outputs of a run into <pipeline>/<run>/<task>/<random UUID>/<name> below the pipeline root.
+    uuids = re.findall("/([0-9a-f-]{36})(?=/)", outputs["artifacts"]["metrics"]["artifacts"][0]["uri"])
+    run = environ.get("KFP_RUN_ID") or [unique, *uuids][-2:][0]
+    uid = environ.get("KFP_POD_UID", "")[:8]
+    run_id = f"{run}/{stage}/{environ.get('KFP_POD_NAME') or unique}{uid and '_' + uid}"
+    write(outputs["parameters"]["run_id"]["outputFile"], run_id)
+    environ.update(
+        TORCHX_JOB_ID=run_id,
+        TORCHX_TRACKERS="torchx_kfp",
+        TORCHX_TRACKER_TORCHX_KFP_CONFIG=environ["TORCHX_TRACKER_BASE"],
+    )
+    parents = {}
+    for alias, source in spec["reads"]:
+        found = [text[1:] if text[0] == "=" else given[text] for text in (source if type(source) is list else [source])]
+        parents[alias or json.loads(f'"{values.pop(0)}"')] = found if type(source) is list else found[0]
+    if parents:
+        every: list[Any] = [ids if type(ids) is list else [ids] for ids in parents.values()]
+        for one in sum(every, []):  # noqa: RUF017 (few lists)
+            if type(one) is not str or set(one) & set('"\\'):
+                say("not a run id:", one)
+                sys.exit(2)
+        environ["TORCHX_PARENT_RUN_IDS"] = json.dumps(parents)
+        if every[0]:
+            environ["TORCHX_PARENT_RUN_ID"] = every[0][0]
+    filled = []
+    for kind, word in zip(spec.get("mask", "").ljust(len(words)), words[1:]):  # noqa: B905 (Python 3.8)
+        if kind == "v":
+            word += values.pop(0)
+        if kind in "vb":
+            word = os.fsdecode(re.sub(rb"\\0(\d{3})", lambda octal: bytes([int(octal[1], 8)]), os.fsencode(word)))
+        filled.append(word)
+    variables = spec.get("env", -1) + 1
+    for assignment in filled[1:variables]:
+        name, _, value = assignment.partition("=")
+        environ[name] = value
+    return filled[variables:]
 
 
 def regular(path: str, local: bool = True, /) -> str:
@@ -322,9 +384,12 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
 def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     """Run the application, if there is one, publish its records, and exit with the stage's exit code."""
     spec = json.loads(spec_text)
+    executor = json.loads(executor_input)
+    application: Sequence[str] = words[len(spec["artifacts"]) :]
+    if "reads" in spec:
+        application = start(spec, executor, application)
     run_id = os.environ["TORCHX_JOB_ID"]
     base = os.environ["TORCHX_TRACKER_BASE"]
-    application = words[len(spec["artifacts"]) :]
     if not any(finder.find_spec("fsspec", None) for finder in sys.meta_path):
         sys.exit("torchx-kfp: fsspec is missing")
     recorded = None
@@ -338,7 +403,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
         elif code:
             sys.exit(code)
     try:
-        outputs = json.loads(executor_input)["outputs"]
+        outputs = executor["outputs"]
         # The application may have been started again. A launcher may have gone on with the run of an earlier attempt.
         run_id = open(outputs["parameters"]["run_id"]["outputFile"]).read()  # noqa: SIM115
         sys.exit(publish(spec, outputs, words, base, run_id, recorded))

@@ -241,7 +241,7 @@ def test_names_that_python_keeps(name: str) -> None:
 
     spec, _ = load(compile_pipeline(pipeline))
     inputs = spec["root"]["dag"]["tasks"]["second"]["inputs"]["parameters"]
-    assert inputs["stage"] == {"runtimeValue": {"constant": f"second {name}"}}
+    assert inputs["stage"] == {"runtimeValue": {"constant": f"second|{name}"}}
 
 
 def test_a_channel_as_entrypoint_may_hold_an_equals_sign_in_a_tracked_stage() -> None:

@@ -391,7 +391,7 @@ def test_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
 
 def test_what_results_add_to_a_stage() -> None:
     plain, carried = (len(stage(**options)) for options in ({}, {"results": {"accuracy": float}}))
-    assert carried - plain < 4_000, "bytes of YAML: the program, what is declared, outputs, a check for python3"
+    assert carried - plain < 4_250, "bytes of YAML: the program, what is declared, outputs, a check for python3"
 
 
 # publish_results

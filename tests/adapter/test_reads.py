@@ -35,7 +35,7 @@ def parents(compiled: str, executor: str) -> dict[str, Any]:
     spec, _ = load(compiled)
     assert unresolved_inputs(spec) == []
     value = parents_text(spec["deploymentSpec"]["executors"][f"exec-{executor}"]["container"]["command"])
-    for name in constants(compiled)[executor]["stage"].split(" ")[1 : value.count('""') + 1]:
+    for name in constants(compiled)[executor]["stage"].split("|")[1 : value.count('""') + 1]:
         value = value.replace('""', f'"{name}"', 1)
     value = value.replace(": {{$", ': "{{$').replace("}},", '}}",').replace("}}}", '}}"}').replace('""', '"')
     return {key: str(ids) for key, ids in json.loads(value).items()}

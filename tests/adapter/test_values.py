@@ -42,7 +42,7 @@ def test_a_chain_of_stages_has_one_container() -> None:
     compiled = compile_pipeline(pipeline)
     (first, others) = shapes(compiled).values()
     assert (len(first), len(others)) == (1, 4), "the first one reads nothing"
-    assert constants(compiled)["stage-3"] == {"stage": "stage-3 stage-2 3 app.train 3"}
+    assert constants(compiled)["stage-3"] == {"stage": "stage-3|stage-2|3|app.train|3"}
 
 
 def test_results_that_travel_by_value_too() -> None:
@@ -79,20 +79,20 @@ def test_a_stage_is_the_same_whatever_its_neighbours_are() -> None:
 
     one, several = compile_pipeline(alone), compile_pipeline(beside)
     assert containers(one)["train"] == containers(several)["train"]
-    assert constants(one)["train"] == constants(several)["train"] == {"stage": "train 1"}
+    assert constants(one)["train"] == constants(several)["train"] == {"stage": "train|1"}
 
 
 def test_what_stays_in_the_container() -> None:
     """The program, names of options and variables, long text, and text that is not a line of ASCII stay there."""
-    words = ["-m", "--lr", "0.1", "--lr=0.2", "-5", "x" * 256, "x" * 257, "two\nlines", "é", "", "a b\\"]
+    words = ["-m", "--lr", "0.1", "--lr=0.2", "-5", "x" * 256, "x" * 257, "two\nlines", "é", "", "a b\\", "c|d"]
 
     def pipeline(tracker_base: str = "/tmp/results") -> None:
         app = make_app(entrypoint="python", args=words, env={"A": "1", "b.c": "2", "D": "é"})
         task_from_app(app, tracker_base=tracker_base, trackers={"mlflow": "http://mlflow"})
 
     compiled = compile_pipeline(pipeline)
-    assert constants(compiled)["train"]["stage"].split(" ") == [
-        *("train", "1", "0.1", "--lr=0.2", "-5", "x" * 256, r"a\0040b\0134")
+    assert constants(compiled)["train"]["stage"].split("|") == [
+        *("train", "1", "0.1", "--lr=0.2", "-5", "x" * 256, r"a b\0134", r"c\0174d")
     ]
     command: Any = containers(compiled)["train"]["command"]
     rest = command[command.index("env", 1) :]
@@ -100,7 +100,7 @@ def test_what_stays_in_the_container() -> None:
         *("env", "TORCHX_TRACKERS=torchx_kfp,mlflow", "TORCHX_TRACKER_MLFLOW_CONFIG=http://mlflow", "A=", "b.c=2"),
         "D=é",
     ]
-    assert rest[6:] == ["python", "-m", "--lr", "", "", "", "", "x" * 257, "two\nlines", "é", "", ""]
+    assert rest[6:] == ["python", "-m", "--lr", "", "", "", "", "x" * 257, "two\nlines", "é", "", "", ""]
 
 
 def test_long_command_lines_stay_as_they_are() -> None:
@@ -219,4 +219,4 @@ def test_inputs_of_these_names_are_the_users(name: str) -> None:
     (inputs,) = all_inputs(compile_pipeline(pipeline), "train")
     assert len(inputs) == 4
     assert {"componentInputParameter": name} in inputs.values()
-    assert {"runtimeValue": {"constant": "train first"}} in inputs.values()
+    assert {"runtimeValue": {"constant": "train|first"}} in inputs.values()

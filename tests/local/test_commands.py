@@ -1,5 +1,7 @@
 """Commands of tracked stages, with the values from an input filled in: the same words that the script puts together."""
 
+import gzip
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,36 +12,67 @@ from hypothesis import strategies as st
 from kfp import dsl
 
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
-from tests.adapter.engines import container_of
+from tests.adapter.engines import Container, container_of
 from torchx_kfp import task_from_app
 from torchx_kfp.local import Watch, run
-from torchx_kfp.pipeline.commands import fill_in
+from torchx_kfp.pipeline.commands import application_of, fill_in, stage_name_of
 
+RECORDED = Path(__file__).parents[1] / "recorded" / "sizes.json.gz"
+#: Has the python3 that publishes results.
+PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+OPTIONS = [{}, {"ui_metadata": {}}, {"results": {}}, {"ui_metadata": {}, "results": {}}]
 WORDS = st.lists(st.sampled_from([*HOSTILE, *PLAIN, "--lr", "0.1", "app.train", "a b"]), max_size=8)
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(words=WORDS, reads=st.integers(0, 2), options=st.sampled_from([{}, {"ui_metadata": {}}]), value=st.text("a $\\"))
+@given(words=WORDS, reads=st.integers(0, 2), options=st.sampled_from(OPTIONS), value=st.text("a $\\|"))
 def test_the_application_is_what_it_is_given(
     words: list[str], reads: int, options: dict[str, Any], value: str, tmp_path: Path
 ) -> None:
-    def pipeline(tracker_base: str = "/tmp/results") -> None:
+    def pipeline(tracker_base: str = str(tmp_path)) -> None:
         tasks = [task_from_app(make_app(f"read {number}"), tracker_base=tracker_base) for number in range(reads)]
-        app = make_app("show", entrypoint="printf", args=["%s\\0", *words], env={"A": value})
+        app = make_app("show", entrypoint="printf", args=["%s\\0", *words], env={"PATH": PATH, "A": value})
         task_from_app(app, tracker_base=tracker_base, reads=tasks, **options)
 
     container = container_of(
         compile_pipeline(pipeline),
         "show",
-        inputs={"tracker_base": "/tmp/results", "reads": "r/a/1", "reads_2": "r/b/2"},
+        inputs={"tracker_base": str(tmp_path), "reads": "r/a/1", "reads_2": "r/b/2"},
         outputs={"run_id": str(tmp_path / "run_id")},
-        artifacts={"mlpipeline_ui_metadata": str(tmp_path / "ui")} if options else {},
+        artifacts={"mlpipeline_ui_metadata": str(tmp_path / "ui"), "metrics": str(tmp_path / "metrics")},
     )
     filled = fill_in(container.argv())
     assert filled[filled.index("printf") :] == ["printf", "%s\\0", *words]
     assert filled[filled.index("printf") - 1] == f"A={value}"
+    assert application_of(container.argv()) == ["env", f"PATH={PATH}", f"A={value}", "printf", "%s\\0", *words]
+    assert stage_name_of(container.argv()) == "show"
     done = container.run()
     assert (done.returncode, done.stdout) == (0, b"".join(word.encode() + b"\0" for word in words or [""]))
+
+
+@pytest.mark.parametrize("form", ["inline", "image"])
+def test_stages_that_version_0_1_0_compiled(form: str, tmp_path: Path) -> None:
+    """Recorded pipelines: a script starts these stages, and values are separated by spaces."""
+    with gzip.open(RECORDED) as file:
+        spec = json.load(file)[form]["spec"]
+    command = spec["deploymentSpec"]["executors"]["exec-stage-15"]["container"]["command"]
+    constant = spec["root"]["dag"]["tasks"]["stage-15"]["inputs"]["parameters"]["stage"]["runtimeValue"]["constant"]
+    container = Container(
+        command,
+        inputs={"tracker_base": str(tmp_path), "reads": "run/stage-5/pod"},
+        outputs={"run_id": str(tmp_path / "run_id"), "accuracy": str(tmp_path / "accuracy")},
+        artifacts={"metrics": str(tmp_path / "metrics")},
+        environ={"KFP_RUN_ID": "run", "KFP_POD_NAME": "pod", "PATH": PATH},
+        constants={"stage": constant},
+    )
+    argv = container.argv()
+    assert stage_name_of(argv) == "stage-15"
+    application = application_of(argv)
+    assert (application[-4:-2], application[-1]) == (["python3", "-c"], '{"accuracy": 15.5}')
+    done = container.run()
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run_id").read_text() == "run/stage-15/pod"
+    assert (tmp_path / "accuracy").read_text() == "15.5"
 
 
 @pytest.mark.parametrize("words", [[], ["-ec"], ["sh", "-ec", "x"], ["sh", "-ec", "x", "torchx-kfp-1"], ["env", "a=b"]])

@@ -128,7 +128,7 @@ def _constants(place: Place) -> Iterator[str]:
     """Yield the words of the task's constant inputs."""
     for source in place.task.inputs.values():
         if isinstance(source, Constant) and isinstance(source.value, str):
-            yield from source.value.split()
+            yield from re.split(r"[\s|]", source.value)
 
 
 def _host_of(url: str) -> str:

@@ -1,18 +1,24 @@
-"""The command of a stage: a script that runs before the application, and the application's own words.
+"""The command of a stage: a program that runs before the application, and the application's own words.
 
 A tracked stage's command is::
 
     env TORCHX_TRACKER_BASE=... \
         sh -ec SCRIPT SIGNATURE RUN_ID_FILE VALUES [PARENTS...] [UI_FILE UI_METADATA] [MASK] \
-        [env NAME=VALUE...] [PUBLISHER...] [RETRIES...] WORDS...
+        [env NAME=VALUE...] [RETRIES...] WORDS...
 
 ``env`` comes first because older backends do not fill placeholders into a command's first element; it sets a variable
 whose value is known only at run time. The script makes the run id, writes it to KFP's output, checks the run ids of
 PARENTS, and ends with ``exec WORDS``, so that signals reach the application and the exit code is the application's.
 WORDS are the application's entrypoint and arguments. An ``env`` before them sets the role's variables, because KFP's
 cache key covers the command but not the container's environment. It also sets the variables of further trackers, which
-replace those of the script. A stage with outputs has a PUBLISHER (``torchx_kfp.publisher``), which runs WORDS as its
-child and passes on signals and the exit code. RETRIES (``retries``) start WORDS again if they fail.
+replace those of the script. RETRIES (``retries``) start WORDS again if they fail.
+
+A stage with outputs has a PUBLISHER (``torchx_kfp.publisher``), which runs WORDS as its child and passes on signals and
+the exit code. It also does what the script does, in a fraction of the text: the state of a run has six copies of each
+stage's command (``semantics.nodes``). The script only says what is missing if there is no python3::
+
+    env TORCHX_TRACKER_BASE=... [NAME=VALUE...] sh -ec SCRIPT SIGNATURE [UI_FILE UI_METADATA] \
+        PUBLISHER... VALUES [env NAME=VALUE...] [RETRIES...] WORDS...
 
 VALUES is the input ``stage`` (``stage_input``): the stage's name, the names that PARENTS lack, and the values of the
 words that MASK marks. Everything else is the same for all stages of the same shape. KFP's backend stores such a
@@ -21,15 +27,16 @@ do: SIGNATURE represents the component's inputs, their defaults and its outputs.
 
 Scripts are constants; everything that comes from an AppDef is an argument. They run in dash, busybox and bash, do not
 start processes (except ``mkdir`` if the output's folder is missing), and do not contain ``$(``, ``$$`` or ``{{``, which
-the kubelet and Argo rewrite.
+the kubelet and Argo rewrite. ``torchx_kfp.pipeline.commands`` reads all forms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torchx_kfp import protocol
-from torchx_kfp.adapter.stage.stage_input import Prefix
+from torchx_kfp.adapter.stage.stage_input import EARLY, Prefix
 from torchx_kfp.adapter.values.channels import check_parts
 from torchx_kfp.adapter.values.escapes import check_word, escape, find_rewritten
 from torchx_kfp.adapter.values.references import Parts, Reference
@@ -38,15 +45,15 @@ from torchx_kfp.errors import AppDefError
 #: Makes the run id ``<pipeline run>/<stage>/<pod>_<UID>``. A random UUID replaces names that are not set.
 _RUN_ID = (
     "read -r _i </proc/sys/kernel/random/uuid; "
-    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%% *}}/${{{protocol.POD_NAME}:-$_i}}'
+    f'export {protocol.JOB_ID}="${{{protocol.PIPELINE_RUN}:-$_i}}/${{2%%|*}}/${{{protocol.POD_NAME}:-$_i}}'
     f'${{{protocol.POD_UID}:+_${{{protocol.POD_UID}%%-*}}}}" '
     f'{protocol.TRACKERS}={protocol.TRACKER_NAME} {protocol.TRACKER_CONFIG}="${protocol.TRACKER_BASE}"; '
     f'[ -d "${{1%/*}}" ] || mkdir -p "${{1%/*}}"; printf %s "${protocol.JOB_ID}" >"$1"; _v=$2; shift 2; '
 )
 #: Puts the next values into the text of parents wherever a name is missing.
 _NAMES = (
-    "while case $_t in *'\"\"'*) ;; *) false;; esac; do _v=${_v#* }; "
-    '_t=${_t%%\'""\'*}\\"${_v%% *}\\"${_t#*\'""\'}; done; '
+    "while case $_t in *'\"\"'*) ;; *) false;; esac; do _v=${_v#*|}; "
+    '_t=${_t%%\'""\'*}\\"${_v%%|*}\\"${_t#*\'""\'}; done; '
 )
 #: Makes the JSON object of parents, from constant text and run ids in turn (``protocol.parent_words``). A run id may be
 #: any text: with a quote, or a list that ends early, it could add an alias that the pipeline does not declare.
@@ -64,7 +71,7 @@ _PARENTS = (
 #: with ``b``. The ``x`` protects newlines at the end of a word.
 _DECODE = (
     "_m=$1; shift; for _w do shift; "
-    "case $_m in v*) _v=${_v#* }; _w=$_w${_v%% *};; esac; "
+    "case $_m in v*) _v=${_v#*|}; _w=$_w${_v%%|*};; esac; "
     'case $_m,$_w in [bv]*,*\\\\*) _w=`printf %bx "$_w"`; _w=${_w%x};; esac; '
     'set -- "$@" "$_w"; _m=${_m#?}; done; '
 )
@@ -151,7 +158,6 @@ def tracked_command(
     words: Sequence[Parts],
     inputs: Mapping[Reference, str],
     *,
-    publisher: Sequence[str] = (),
     program: Sequence[str] = (),
     ui_metadata: Sequence[str] = (),
 ) -> tuple[str, ...]:
@@ -166,18 +172,16 @@ def tracked_command(
         variables: the words that set the application's variables: see ``application_words``.
         words: the application's words: see ``application_words``.
         inputs: the name of each reference's input.
-        publisher: the words of the program around the application, if there is one. It gets the application's
-            variables, because they may configure the storage.
         program: words before ``words`` that are constant, or placeholders that KFP fills in.
         ui_metadata: the path and the escaped text of ``mlpipeline_ui_metadata``, if there is one.
     """
-    mask, texts = _join_words(variables, (*publisher, *program), words, inputs)
+    mask, texts = _join_words(variables, program, words, inputs)
     is_launcher = program[:1] == ("python3",)
     script = (
         _RUN_ID
         + (_PARENTS if parents else "")
         + (_UI_METADATA if ui_metadata else "")
-        + (_PYTHON.format(_OF_LAUNCHER if is_launcher else _OF_PUBLISHER) if publisher or is_launcher else "")
+        + (_PYTHON.format(_OF_LAUNCHER) if is_launcher else "")
         + (_DECODE if mask else "")
         + _EXEC
     )
@@ -193,6 +197,43 @@ def tracked_command(
         *parents,
         *ui_metadata,
         *((mask,) if mask else ()),
+        *texts,
+    )
+
+
+def published_command(
+    name: str,
+    tracker_base: Parts,
+    values: Parts,
+    variables: Sequence[Parts],
+    words: Sequence[Parts],
+    inputs: Mapping[Reference, str],
+    publisher: Callable[[Mapping[str, Any]], Sequence[str]],
+    *,
+    program: Sequence[str] = (),
+    ui_metadata: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Return the words of a tracked stage with outputs.
+
+    Args:
+        name: likewise all others: see ``tracked_command``.
+        publisher: returns the words of the program around the application, which starts the stage, from the ``mask``
+            and the number of variables, ``env``. It sets them for itself, too, because they may configure the storage.
+    """
+    early = [word for word in variables[1:] if _is_early(word)]
+    late = [word for word in variables[1:] if not _is_early(word)]
+    mask, texts = _join_words([*variables[:1], *late] if late else [], program, words, inputs)
+    return (
+        "env",
+        f"{protocol.TRACKER_BASE}={render(tracker_base, inputs)}",
+        *(render(word, inputs) for word in early),
+        "sh",
+        "-ec",
+        (_UI_METADATA if ui_metadata else "") + _PYTHON.format(_OF_LAUNCHER if program else _OF_PUBLISHER) + _EXEC,
+        name,
+        *ui_metadata,
+        *publisher({**({"mask": mask} if mask else {}), **({"env": len(late)} if late else {})}),
+        render(values, inputs),
         *texts,
     )
 
@@ -241,6 +282,12 @@ def _encode(words: Sequence[Parts], inputs: Mapping[Reference, str]) -> tuple[st
         mask += "v" if isinstance(parts[0], Prefix) else "b" if escaped else "s"
         texts.append(check_word(escape(text) if escaped else text, "An argument or variable, as it is passed on,"))
     return mask, tuple(texts)
+
+
+def _is_early(parts: Parts) -> bool:
+    """Return whether the word sets a variable that the program around the application needs when it starts."""
+    escaped = _is_constant(parts) and find_rewritten(str(parts[0])) is not None
+    return not escaped and EARLY.fullmatch(str(parts[0]).partition("=")[0]) is not None
 
 
 def _is_constant(parts: Parts) -> bool:

@@ -127,6 +127,19 @@ def parents(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mappi
     return protocol.parent_words({alias: parent(source, inputs) for alias, source in sources.items()}, aliases)
 
 
+def reads(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> list[Any]:
+    """Return the stages that are read as ``torchx_kfp.publisher.start`` takes them."""
+
+    def text(run_id: Reference | str) -> str:
+        return f"={run_id}" if isinstance(run_id, str) else inputs[run_id]
+
+    def ids(source: Source) -> str | list[str]:
+        run_ids = source.run_ids if isinstance(source, FanIn) else source
+        return [text(run_id) for run_id in run_ids] if isinstance(run_ids, tuple) else text(run_ids)
+
+    return [["" if alias in aliases else alias, ids(source)] for alias, source in sources.items()]
+
+
 def plan_inputs(
     inputs: Mapping[Reference, str], image: Parts, defaults: Mapping[Reference, object] | None = None
 ) -> tuple[str, dict[str, Input]]:

@@ -110,7 +110,11 @@ def check_artifact_class(kind: object) -> None:
 
 
 def publisher_words(
-    publication: Publication, *, inline: bool, may_fail: Sequence[int] | None = None
+    publication: Publication,
+    *,
+    inline: bool,
+    may_fail: Sequence[int] | None = None,
+    start: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Return the words that run ``torchx_kfp.publisher`` around the application, whose words follow.
 
@@ -118,6 +122,7 @@ def publisher_words(
         publication: the declared outputs.
         inline: whether the command carries the program. Otherwise, the image must have torchx-kfp.
         may_fail: the exit codes that fail the stage all the same; None if every exit code except 0 does.
+        start: what the program needs to start a stage; None if it publishes the results of another one.
     """
     spec: dict[str, Any] = {
         "results": {output: [kind.__name__, name] for output, (kind, name) in publication.results.items()},
@@ -128,6 +133,7 @@ def publisher_words(
     }
     if may_fail is not None:
         spec["may_fail"] = list(may_fail)
+    spec.update(start or {})
     return (
         "python3",
         "-c",

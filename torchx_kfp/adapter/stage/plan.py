@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kfp import dsl
 from torchx import specs
@@ -19,6 +20,7 @@ from torchx_kfp.adapter.stage.inputs import (
     parent,
     parents,
     plan_inputs,
+    reads,
     signature,
 )
 from torchx_kfp.adapter.stage.options import Settings
@@ -102,31 +104,36 @@ def plan_stage(
     image_text, planned = plan_inputs(inputs, image, parameters or {})
     script_name = signature(planned, outputs)
     ui_metadata = ui_metadata_words(settings.ui_metadata)
-    publisher: tuple[str, ...] = ()
-    if settings.publication:
-        fatal = (LAUNCHER_FAILED,) if settings.engine else ()
-        may_fail = fatal if settings.may_fail else None
-        publisher = publisher_words(settings.publication, inline=settings.inline, may_fail=may_fail)
     field_paths = dict(payload.field_paths)
-    if settings.tracker_base is None:
-        argv = command.untracked_command(
-            script_name, variables, words, inputs, program=payload.program, ui_metadata=ui_metadata
-        )
-    else:
+    script = {"program": payload.program, "ui_metadata": ui_metadata}
+    base, publication = settings.tracker_base, settings.publication
+    if base is None:
+        argv = command.untracked_command(script_name, variables, words, inputs, **script)
+    elif publication is None:
         argv = command.tracked_command(
             script_name,
-            settings.tracker_base,
+            base,
             parents(settings.sources, lifted.aliases, inputs),
             command.output_placeholder(RUN_ID),
             values,
             lifted.variables,
             lifted.words,
             inputs,
-            publisher=publisher,
-            program=payload.program,
-            ui_metadata=ui_metadata,
+            **script,
         )
         field_paths[protocol.PIPELINE_RUN] = protocol.RUN_ID_LABEL
+    else:
+        fatal = (LAUNCHER_FAILED,) if settings.engine else ()
+        may_fail = fatal if settings.may_fail else None
+        given = reads(settings.sources, lifted.aliases, inputs)
+
+        def publisher(start: Mapping[str, Any]) -> tuple[str, ...]:
+            start = {"reads": given, **start}
+            return publisher_words(publication, inline=settings.inline, may_fail=may_fail, start=start)
+
+        argv = command.published_command(
+            script_name, base, values, lifted.variables, lifted.words, inputs, publisher, **script
+        )
     return StagePlan(
         alias=alias,
         stage=names.stage_name(alias),

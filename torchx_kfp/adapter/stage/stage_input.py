@@ -7,11 +7,14 @@ of the stages that it reads, and short values of arguments and variables. Text t
 stays in the container: the program, the names of options and variables, and long values. All values share one input,
 because each further input would cost 130 bytes per task plus its text::
 
-    stage-7 stage-6 app.train 0.01
+    stage-7|stage-6|app.train|0.01
 
 The rule considers each stage by itself: a stage's command, and so KFP's cache key, must not depend on other stages. The
 text is one line of ASCII, which the databases on the way do not change. Values are escaped (``escapes.escape``), and so
-are names of stages (as in JSON); neither contains a space.
+are names of stages (as in JSON); neither contains a ``|``.
+
+Two kinds of text stay in the container because stages share them, though they are short: variables that the program
+which publishes results needs when it starts, such as PATH, and a program after ``python -c`` that reads ``sys.argv``.
 """
 
 from __future__ import annotations
@@ -29,6 +32,11 @@ from torchx_kfp.adapter.values.references import Parts
 #: The bytes that one value may have, and all of them. Storing more than that twice would take more than another
 #: container.
 LONGEST, MOST = 256, 1024
+#: What is between the values.
+SEPARATOR = "|"
+#: The names of variables that programs read before their code runs.
+EARLY = re.compile(r"PATH|PYTHON\w*|LD_\w+", re.ASCII)
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 
 
@@ -67,26 +75,40 @@ def lift(
         kept: variables that stay in the container, because the stages of a pipeline share them.
     """
     named = [alias for alias in aliases if isinstance(alias, StageName)]
-    names = [protocol.encode_alias(alias).replace(" ", r"\u0020") for alias in named]
+    names = [protocol.encode_alias(alias).replace(SEPARATOR, r"\u007c") for alias in named]
     split = [*(_split_variable(word, kept) for word in variables), None, *map(_split_argument, words[1:])]
-    values = [escape(word[1]).replace(" ", r"\0040") for word in split if word]
+    if _is_program(words):
+        split[len(variables) + 2] = None
+    values = [escape(word[1]).replace(SEPARATOR, r"\0174") for word in split if word]
     if sum(map(len, (*names, *values))) > MOST:
         return Lifted(stage, (), variables, words)
     parts = [(Prefix(found[0]),) if found else word for found, word in zip(split, (*variables, *words), strict=True)]
-    return Lifted(" ".join([stage, *names, *values]), named, parts[: len(variables)], parts[len(variables) :])
+    return Lifted(SEPARATOR.join([stage, *names, *values]), named, parts[: len(variables)], parts[len(variables) :])
 
 
 def _split_variable(word: Parts, kept: Collection[str]) -> tuple[str, str] | None:
     if len(word) != 1 or not isinstance(word[0], str):
         return None
     name, equals, value = word[0].partition("=")
-    return (name + equals, value) if is_shell_variable(name) and name not in kept and _is_value(value) else None
+    stays = name in kept or EARLY.fullmatch(name) or not is_shell_variable(name)
+    return None if stays or not _is_value(value) else (name + equals, value)
 
 
 def _split_argument(word: Parts) -> tuple[str, str] | None:
     if len(word) != 1 or not isinstance(word[0], str) or not _is_value(word[0]) or _OPTION.fullmatch(word[0]):
         return None
     return "", word[0]
+
+
+def _is_program(words: Sequence[Parts]) -> bool:
+    """Return whether the third word is a program for Python that finds what differs in its arguments."""
+    return (
+        len(words) > 2
+        and all(isinstance(word[0], str) for word in words[:3])
+        and _PYTHON.fullmatch(str(words[0][0])) is not None
+        and words[1][0] == "-c"
+        and "argv" in str(words[2][0])
+    )
 
 
 def _is_value(text: str) -> bool:

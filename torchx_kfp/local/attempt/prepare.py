@@ -25,7 +25,7 @@ from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.commands import RUNTIME_MARK, fill_in, parse_command
 from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
-from torchx_kfp.protocol import IMAGE, POD_NAME
+from torchx_kfp.protocol import IMAGE, PIPELINE_RUN, POD_NAME
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class Preparation:
         container = component.container
         assert container is not None
         fields = field_values(component, context.run_id, self._pod_name, str(uuid.uuid4()))
-        pod = {**dict(container.env), **self._keys, **fields, POD_NAME: self._pod_name}
+        run = {PIPELINE_RUN: context.run_id, POD_NAME: self._pod_name}
+        pod = {**dict(container.env), **self._keys, **fields, **run}
         own = {RUN_MARK: stage_mark(context.environ, context.run_id, self._pod_name)}
         plan, command, source = None, self._words, None
         installs: Sequence[Sequence[str]] = ()
