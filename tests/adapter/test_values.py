@@ -103,6 +103,19 @@ def test_what_stays_in_the_container() -> None:
     assert rest[6:] == ["python", "-m", "--lr", "", "", "", "", "x" * 257, "two\nlines", "é", "", "", ""]
 
 
+@pytest.mark.parametrize(
+    ("program", "stays"), [("import sys; print(sys.argv[1])", True), ("print(0.1)", False)], ids=["argv", "constant"]
+)
+def test_a_program_that_reads_its_arguments_stays_in_the_container(program: str, stays: bool) -> None:
+    def pipeline(tracker_base: str = "/tmp/results") -> None:
+        app = make_app(entrypoint="/usr/bin/python3", args=["-c", program, "a b"])
+        task_from_app(app, tracker_base=tracker_base)
+
+    compiled = compile_pipeline(pipeline)
+    assert constants(compiled)["train"]["stage"].split("|") == ["train", *([] if stays else [program]), "a b"]
+    assert (program in containers(compiled)["train"]["command"]) == stays
+
+
 def test_long_command_lines_stay_as_they_are() -> None:
     def pipeline(tracker_base: str = "/tmp/results") -> None:
         first = task_from_app(make_app("first"), tracker_base=tracker_base)
