@@ -23,7 +23,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "publisher": set(),
     "launcher": set(),
     "channel_operations": _FOUNDATION,
-    "sdk": _FOUNDATION,
+    "sdk": {*_FOUNDATION, "channel_operations"},
     "tracking": {*_FOUNDATION, "protocol"},
     "pipeline": {*_FOUNDATION, "sdk"},
     "semantics": {*_FOUNDATION, "launcher", "pipeline"},

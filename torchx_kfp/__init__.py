@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from torchx_kfp.channel_operations import refuse_operations
-
 if TYPE_CHECKING:
     from torchx_kfp import engines as engines
     from torchx_kfp import hpo as hpo
@@ -40,10 +38,6 @@ __all__ = [
     "publish_results",
     "task_from_app",
 ]
-
-
-# A condition in a pipeline may be evaluated before anything else of this package is used.
-refuse_operations()
 
 _SUBPACKAGES = ("engines", "hpo", "local", "tracking")
 

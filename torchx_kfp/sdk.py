@@ -1,4 +1,4 @@
-"""Make KFP's SDK quicker while torchx-kfp calls it; for all other callers, it stays as it is.
+"""Make KFP's SDK quicker while torchx-kfp calls it, and refuse conditions on channels (``channel_operations``).
 
 - For each task of a pipeline, the SDK converts the names of all tasks to Kubernetes' form, which makes a million names
   for 1,000 tasks (``build_spec_by_group``). Here, each name is converted once.
@@ -7,7 +7,7 @@
 - ``import kfp`` loads KFP's client with the whole Kubernetes client, which takes two thirds of the time and is not
   needed in a pipeline. Here, the client is loaded on first use.
 
-The compiled files are the same, byte for byte.
+The compiled files are the same, byte for byte, and for all other callers KFP's SDK is as quick as it was.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ import sys
 from collections.abc import Iterator
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
+
+from torchx_kfp.channel_operations import refuse_operations
+
+# Whatever makes, loads or submits pipelines imports this module; applications do not.
+refuse_operations()
 
 _CLIENT = "kfp.client"
 #: Functions of ``kfp.dsl.utils`` that convert a name.

@@ -133,7 +133,7 @@ def p(debug: bool = False):
 
 try:
     {use}
-except torchx_kfp.errors.ChannelError as error:
+except ValueError as error:
     print(str(error))
 """
 
@@ -141,7 +141,10 @@ except torchx_kfp.errors.ChannelError as error:
 @pytest.mark.parametrize(
     ("imports", "use"),
     [
-        ("import torchx_kfp.errors\nfrom kfp import compiler, dsl", "compiler.Compiler().compile(dsl.pipeline(p), '')"),
+        (
+            "from torchx_kfp import Stages, errors\nfrom kfp import compiler, dsl",
+            "compiler.Compiler().compile(dsl.pipeline(p), '')",
+        ),
         ("from kfp import dsl\nimport torchx_kfp.local", "torchx_kfp.local.run(p)"),
         (
             "import torchx_kfp.backend\nfrom kfp import dsl",

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.lowest
 ALLOWED = {
     "fsspec",
     "torchx_kfp",
-    "torchx_kfp.channel_operations",
     "torchx_kfp.errors",
     "torchx_kfp.extras",
     "torchx_kfp.files",
