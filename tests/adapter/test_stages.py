@@ -1,7 +1,10 @@
 """``Stages``, the options that stages share."""
 
+import ast
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +22,10 @@ from torchx_kfp import (
     publish_results,
     task_from_app,
 )
-from torchx_kfp.adapter.stage.options import ComponentOptions, TaskOptions
+from torchx_kfp.adapter.stage.options import ComponentOptions, PublisherOptions, SharedOptions, TaskOptions
 from torchx_kfp.errors import AppDefError, ReadsError
 
+PACKAGE = Path(inspect.getfile(Stages)).parents[1]
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
 SHARED: dict[str, Any] = {"secrets": SECRETS, "cache": False, "inline": False, "labels": True}
 
@@ -163,11 +167,47 @@ def test_fan_in() -> None:
     assert "run_id" in compile_pipeline(pipeline)
 
 
-def test_task_from_app_lists_all_options() -> None:
-    parameters = inspect.signature(task_from_app).parameters
-    assert set(parameters) == {"app", "reads", *TaskOptions.__annotations__}
-    for name, annotation in TaskOptions.__annotations__.items():
-        assert parameters[name].annotation == annotation.__forward_arg__
+def test_task_from_app_lists_and_describes_all_options() -> None:
+    """Although it only declares that it takes ``TaskOptions``."""
+    _, *parameters = inspect.signature(task_from_app).parameters.values()
+    assert [each.name for each in parameters] == list(TaskOptions.__annotations__)
+    for each in parameters:
+        assert each.annotation == TaskOptions.__annotations__[each.name].__forward_arg__
+        assert re.search(rf"^    {each.name}: [\w`]", task_from_app.__doc__ or "", re.MULTILINE), each.name
+    defaults = {each.name: each.default for each in parameters if each.default is not None}
+    assert defaults == {"may_fail": False, "cache": True, "inline": True, "labels": False}
+
+
+def places(option: str) -> Iterator[str]:
+    """Yield the functions and classes of the package whose code names the option."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            named = {
+                value
+                for node in ast.walk(statement)
+                for field, value in ast.iter_fields(node)
+                if isinstance(value, str)
+            }
+            if option in named:
+                yield f"{file.relative_to(PACKAGE).as_posix()} {getattr(statement, 'name', '')}".strip()
+
+
+def test_an_option_stands_where_it_is_declared_and_where_it_is_used() -> None:
+    """So many places does a new option need: two declare it, one is compared with them, and the plan uses it."""
+    program = {"adapter/stage/outputs.py publisher_words", "publisher.py main"}
+    search = {"hpo/rounds.py search"}  # its own option of this name
+    assert set(places("may_fail")) == program | search | {
+        "adapter/stage/options.py OutputOptions",
+        "adapter/stage/options.py Settings",
+        "adapter/components.py component_from_function",
+        "adapter/stage/plan.py plan_stage",
+        "adapter/stage/payload.py _read_launcher",
+    }
+
+
+@pytest.mark.parametrize(("function", "kind"), [(Stages.__init__, SharedOptions), (publish_results, PublisherOptions)])
+def test_docstrings_name_the_options(function: Callable[..., Any], kind: type[Any]) -> None:
+    assert all(f"``{name}``" in (function.__doc__ or "") for name in kind.__annotations__)
 
 
 def test_component_from_function_lists_the_options_of_components() -> None:
@@ -186,6 +226,7 @@ def test_component_from_function_lists_the_options_of_components() -> None:
     [
         (lambda: component_from_app(make_app(), result={}), r"component_from_app\(\).*'result'.*'results'"),
         (lambda: component_spec_from_app(make_app(), nam=""), r"component_spec_from_app\(\).*'nam'.*'name'"),
+        (lambda: task_from_app(make_app(), may_fial=True), r"task_from_app\(\).*'may_fial'.*'may_fail'"),
         (lambda: publish_results("a/b", image="i", cach=1), r"publish_results\(\).*'cach'"),
     ],
 )

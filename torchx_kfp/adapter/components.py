@@ -12,7 +12,7 @@ from torchx import specs
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.functions.calls import call_function
 from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
-from torchx_kfp.adapter.stage.options import ComponentOptions, check_names, read_settings
+from torchx_kfp.adapter.stage.options import ComponentOptions, check_names, given_outputs, read_settings
 from torchx_kfp.adapter.stage.outputs import METRICS, Artifacts, Results, UiMetadata
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
 from torchx_kfp.adapter.stage.reads import RUN_ID, Source, check_alias
@@ -47,8 +47,7 @@ def component_from_app(
             ``run_id``.
         reads: aliases of the stages that the component reads. Each becomes an input that takes another stage's
             ``run_id``. Implies ``tracked``.
-        options: ``results``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``, ``labels``, ``engine``,
-            ``replicas``, ``may_fail`` and ``name``: see ``task_from_app``. Results, artifacts and ``may_fail`` imply
+        options: those of ``task_from_app``, except ``tracker_base``. Options that give the stage outputs imply
             ``tracked``; the values of trackers are constants.
 
     Raises:
@@ -121,22 +120,9 @@ def component_from_function(
         ReadsError: an alias or a parameter has a name that the stage needs.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
-    options = {
-        "tracked": tracked,
-        "reads": reads,
-        "results": results,
-        "artifacts": artifacts,
-        "trackers": trackers,
-        "secrets": secrets,
-        "cache": cache,
-        "inline": inline,
-        "labels": labels,
-        "engine": engine,
-        "replicas": replicas,
-        "may_fail": may_fail,
-    }
-    defaults = inspect.signature(component_from_function).parameters
-    given = {name: value for name, value in options.items() if value is not defaults[name].default}
+    values = locals()
+    defaults = component_from_function.__kwdefaults__ or {}
+    given = {name: values[name] for name, default in defaults.items() if values[name] is not default}
     return make_function_component(fn, {}, {**given, **constants})
 
 
@@ -183,7 +169,7 @@ def _plan_component(
     own = {reference.name for reference in parameters or {}}
     sources = _read_aliases(reads, own)
     taken = {RUN_ID, *sources, *own}
-    publishes = any(options.get(option) is not None for option in ("results", "artifacts")) or options.get("may_fail")
+    publishes = given_outputs(options)
     if METRICS in own and publishes:
         raise OutputsError(
             f"The component has an input {METRICS!r}, the name of the artifact that shows results. Rename the input."

@@ -19,7 +19,7 @@ from torchx_kfp.adapter.stage.options import (
     check_names,
 )
 from torchx_kfp.adapter.stage.outputs import Artifacts, Results, UiMetadata
-from torchx_kfp.adapter.stage.reads import Readable, Reads, read_tracker_base
+from torchx_kfp.adapter.stage.reads import Readable, read_tracker_base
 from torchx_kfp.adapter.stage.secrets import read_secrets
 from torchx_kfp.adapter.stage.trackers import read_trackers
 from torchx_kfp.adapter.tasks import publish_results, task_from_app
@@ -85,13 +85,11 @@ class Stages:
         merged: Any = {**self._options, **options}
         return Stages(**merged)
 
-    def task(
-        self, app: specs.AppDef, *, reads: Reads | None = None, **options: Unpack[TaskOptions]
-    ) -> dsl.PipelineTask:
+    def task(self, app: specs.AppDef, **options: Unpack[TaskOptions]) -> dsl.PipelineTask:
         """Make a task from the AppDef, in the pipeline that is being defined: see ``task_from_app``."""
-        check_names("Stages.task", options, TaskOptions, "reads")
+        check_names("Stages.task", options, TaskOptions)
         merged: Any = {**self._options, **options}
-        return task_from_app(app, reads=reads, **merged)
+        return task_from_app(app, **merged)
 
     def publish(
         self,

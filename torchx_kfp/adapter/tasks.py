@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kfp import dsl
 from kfp.dsl import pipeline_context
@@ -12,85 +12,42 @@ from kfp.local import config
 from torchx import specs
 
 from torchx_kfp.adapter import emit
-from torchx_kfp.adapter.stage.options import TaskOptions, read_settings
-from torchx_kfp.adapter.stage.outputs import Artifacts, Results, UiMetadata, check_artifact_class
+from torchx_kfp.adapter.stage.options import (
+    PublisherOptions,
+    TaskOptions,
+    check_names,
+    given_outputs,
+    read_settings,
+    with_task_options,
+)
+from torchx_kfp.adapter.stage.outputs import Artifacts, Results, check_artifact_class
 from torchx_kfp.adapter.stage.plan import plan_publisher, plan_stage
 from torchx_kfp.adapter.stage.reads import (
     FanIn,
     Readable,
-    Reads,
     TrackerBase,
     read_sources,
     read_tracker_base,
     read_uri,
     stage_of,
 )
-from torchx_kfp.adapter.stage.replicas import Replicas
-from torchx_kfp.adapter.stage.secrets import Secrets
-from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.references import Channel
-from torchx_kfp.engines import Engine
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
+if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
+    from typing_extensions import Unpack
 
-def task_from_app(
-    app: specs.AppDef,
-    *,
-    tracker_base: TrackerBase | None = None,
-    reads: Reads | None = None,
-    results: Results | None = None,
-    artifacts: Artifacts | None = None,
-    ui_metadata: UiMetadata | None = None,
-    trackers: Trackers | None = None,
-    secrets: Secrets | None = None,
-    cache: bool = True,
-    inline: bool = True,
-    labels: bool = False,
-    engine: Engine | str | None = None,
-    replicas: Replicas | None = None,
-    may_fail: bool = False,
-    name: str | None = None,
-) -> dsl.PipelineTask:
+
+@with_task_options
+def task_from_app(app: specs.AppDef, **options: Unpack[TaskOptions]) -> dsl.PipelineTask:
     """Make a task from the AppDef, in the pipeline that is being defined.
 
     The entrypoint, the args, the values of env and the image may be pipeline channels, or text with channels inside.
 
     Args:
         app: an AppDef. With several roles or replicas, it needs an engine.
-        tracker_base: the fsspec URL or directory in which results are stored, or a channel for one. With None, the
-            stage is not tracked and runs exactly the AppDef's command.
-        reads: the stages whose results this one reads: a task, a list of tasks, or {alias: stage}, where a stage is a
-            task, ``dsl.Collected`` of run ids, or any channel or string that is a run id. The task runs after them.
-        results: results that become output parameters, {name: int, float, bool, str, list or dict}. KFP also shows all
-            numbers that the application records, as the artifact ``metrics``; ``results={}`` asks only for these. The
-            application records lists and dicts as metadata, ``current_run().add_metadata(trials=[...])``, of at most
-            64 KiB as JSON. ``dsl.ParallelFor`` loops over a list, and the fields of its dicts are channels. The image
-            needs python3 (3.8 or newer) and fsspec; if it does not have them, use ``publish_results``.
-        artifacts: artifacts that become KFP artifacts, {name: dsl.Model, dsl.HTML, dsl.Markdown or another class}.
-            The application registers them: ``current_run().add_artifact(name, path)``.
-        ui_metadata: KFP v1's UI metadata, a constant. It becomes the artifact ``mlpipeline_ui_metadata``.
-        trackers: further TorchX trackers that get the stage's records: {name: configuration}, such as
-            ``{"mlflow": "http://mlflow:5000"}``. The name is that of an entry point ``torchx.tracker``, or
-            ``module:function``. The configuration may be or contain channels; None means no configuration.
-        secrets: variables from Kubernetes secrets, {secret: {key: variable}}. Each value has the form of
-            ``secret_key_to_env`` of ``kfp.kubernetes.use_secret_as_env``.
-        cache: if False, the stage runs each time, even if KFP's cache has an execution with the same inputs.
-        inline: if False, the image must have torchx-kfp: the command does not carry the program that publishes results.
-        labels: if True, the pod gets the labels that TorchX's Kubernetes scheduler sets
-            (``torchx.pytorch.org/app-name``, ``app.kubernetes.io/name`` and others). They take about 1.5 kB of the
-            1 MiB that Argo allows for a run. KFP and Argo always label pods with the run and the workflow;
-            ``kubernetes.add_pod_label`` adds single labels.
-        engine: what runs the replicas of an AppDef with several replicas or roles: ``"job"``, ``"jobset"``,
-            ``"volcano"``, or one of ``torchx_kfp.engines`` with options. The stage's pod then starts them, shows their
-            output, and ends with them; it needs python3 (3.8 or newer) in the image of the first role. An engine also
-            runs a single replica whose mounts or devices KFP has no place for.
-        replicas: the number of replicas, if it is known only when the stage runs: a channel for a whole number
-            from the role's ``min_replicas`` (else 1) to its ``num_replicas``; {role: channel} if there are several.
-        may_fail: if True, the stage succeeds even if its application fails. The exit code is recorded as the result
-            ``exit_code``, which ``results={"exit_code": int}`` makes an output. A declared result or artifact that is
-            missing still fails the stage, and so does a signal that ends the stage itself.
-        name: the stage's name. The default is the AppDef's name.
+        options: see ``TaskOptions``.
 
     Returns:
         The task. A tracked one has the output ``run_id`` and one output for each declared result and artifact. In
@@ -103,34 +60,15 @@ def task_from_app(
         ReadsError: a stage that is read has no run id or alias, or there is no tracker base.
         OutputsError: a result or an artifact cannot be an output of KFP.
     """
+    check_names("task_from_app", options, TaskOptions)
+    tracker_base, reads = options.get("tracker_base"), options.get("reads")
     if tracker_base is None:
-        for what, value in (
-            ("reads", reads or None),
-            ("results", results),
-            ("artifacts", artifacts),
-            ("may_fail", may_fail or None),
-        ):
-            if value is not None:
-                raise ReadsError(
-                    f"{what} needs a tracker base, under which results are stored: "
-                    f"Stages(tracker_base=...).task(app, {what}=...), or task_from_app(app, tracker_base=..., "
-                    f"{what}=...)."
-                )
+        for what in (*(["reads"] if reads else []), *given_outputs(options)):
+            raise ReadsError(
+                f"{what} needs a tracker base, under which results are stored: Stages(tracker_base=...).task(app, "
+                f"{what}=...), or task_from_app(app, tracker_base=..., {what}=...)."
+            )
     _check_in_pipeline("task_from_app", "component_from_app makes components anywhere")
-    options = TaskOptions(
-        results=results,
-        artifacts=artifacts,
-        ui_metadata=ui_metadata,
-        trackers=trackers,
-        secrets=secrets,
-        cache=cache,
-        inline=inline,
-        labels=labels,
-        engine=engine,
-        replicas=replicas,
-        may_fail=may_fail,
-        name=name,
-    )
     base = None if tracker_base is None else read_tracker_base(tracker_base)
     plan = plan_stage(app, read_settings(options, base, read_sources(reads)))
     return emit.make_task(plan, tracker_base)
@@ -147,10 +85,8 @@ def publish_results(
     image: str,
     artifacts: Artifacts | None = None,
     tracker_base: TrackerBase | None = None,
-    secrets: Secrets | None = None,
-    cache: bool = True,
-    inline: bool = True,
     name: str | None = None,
+    **options: Unpack[PublisherOptions],
 ) -> dsl.PipelineTask:
     """Make a task that publishes the records of another stage, for stages whose image does not have Python.
 
@@ -160,8 +96,8 @@ def publish_results(
         image: an image with python3 (3.8 or newer), fsspec and the storage's driver, such as s3fs.
         artifacts: see ``task_from_app``.
         tracker_base: the tracker base of that stage. It is needed for a run id; a task's tracker base is known.
-        secrets: see ``task_from_app``, also for ``cache`` and ``inline``.
         name: the stage's name. The default is ``publish-`` followed by the other stage's name.
+        options: ``secrets``, ``cache`` and ``inline``: see ``task_from_app``.
 
     Returns:
         The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
@@ -172,6 +108,7 @@ def publish_results(
         OutputsError: a result or an artifact cannot be an output of KFP.
         ChannelError: a channel is used where its value cannot be filled in.
     """
+    check_names("publish_results", options, PublisherOptions, "results", "image", "artifacts", "tracker_base", "name")
     _check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
     known = stage_of(task)
     sources = read_sources({"stage": task})
@@ -184,15 +121,8 @@ def publish_results(
                 "publish_results(run_id, ..., tracker_base=...)."
             )
         tracker_base = known.tracker_base
-    options = TaskOptions(
-        results={} if results is None else results,
-        artifacts=artifacts,
-        secrets=secrets,
-        cache=cache,
-        inline=inline,
-        name=name,
-    )
-    settings = read_settings(options, read_tracker_base(tracker_base), sources)
+    declared = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
+    settings = read_settings({**options, **declared}, read_tracker_base(tracker_base), sources)
     plan = plan_publisher(settings, f"publish-{known.name}" if known else "publish", image)
     return emit.make_task(plan, tracker_base)
 

@@ -12,13 +12,11 @@ from torchx import specs
 
 from torchx_kfp.adapter.stage.carried import ASK
 from torchx_kfp.adapter.stage.fields import check_app, check_name
-from torchx_kfp.adapter.stage.options import StageOptions, check_names
+from torchx_kfp.adapter.stage.options import EngineOptions, PublisherOptions, check_names
 from torchx_kfp.adapter.stage.outputs import Artifacts, plain_json
 from torchx_kfp.adapter.stage.reads import Reads, TrackerBase
-from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.tasks import task_from_app
 from torchx_kfp.adapter.values.references import Channel
-from torchx_kfp.engines import Engine
 from torchx_kfp.errors import ChannelError, SearchError
 from torchx_kfp.hpo.plan import BUILT_IN, TRIALS, Plan, plan_search
 from torchx_kfp.hpo.spaces import Space
@@ -35,13 +33,11 @@ _INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp.hpo i
 _STAND_IN = "torchx-kfp-parameter-"
 
 
-class TrialOptions(StageOptions, total=False):
+class TrialOptions(EngineOptions, total=False):
     """The options of a search that its trials have in common with other stages: see ``task_from_app``."""
 
     reads: Reads | None
     artifacts: Artifacts | None
-    engine: Engine | str | None
-    replicas: Replicas | None
 
 
 class _UnknownParameterError(SearchError, AttributeError):
@@ -126,9 +122,8 @@ def search(
         configure: a function that sets anything on the trials' task that an AppDef has no word for, such as
             ``lambda task: kubernetes.add_toleration(task, key="gpu", operator="Exists")``. It is called for each round.
         name: the name of the search, with which the names of its stages begin.
-        options: options of the trials: ``reads``, ``artifacts``, ``trackers``, ``secrets``, ``cache``, ``inline``,
-            ``labels``, ``engine`` and ``replicas``: see ``task_from_app``. ``secrets``, ``cache`` and ``inline`` also
-            apply to the stages that ask.
+        options: options of the trials: those of ``task_from_app``, except ``results`` and ``ui_metadata``. ``secrets``,
+            ``cache`` and ``inline`` also apply to the stages that ask.
 
     Returns:
         The task of the last stage. Its outputs are the best value of each parameter, the objectives that the best
@@ -147,7 +142,7 @@ def search(
     if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
         raise SearchError(f"parallelism is {parallelism!r}. Give a whole number, 1 or more, or leave it out.")
     app = _ask_app(plan, _look_at(trial, plan), image, inline=options.get("inline", True))
-    own: Any = {option: value for option, value in options.items() if option in ("secrets", "inline")}
+    own: Any = {option: value for option, value in options.items() if option in PublisherOptions.__annotations__}
     own["cache"] = plan.cached and options.get("cache", True)
     reads: Any = None
     for number in range(1, plan.definition["rounds"] + 1):
