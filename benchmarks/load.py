@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.s3 import running
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 SHARED = [f"shared/train/{number}" for number in range(5)]

@@ -143,7 +143,7 @@ def test_an_application_needs_no_extra(image: Path, tmp_path: Path) -> None:
     program = """
 import importlib.util, sys
 assert not any(importlib.util.find_spec(name) for name in ("kfp", "torchx", "yaml", "click", "rich"))
-import torchx_kfp.errors, torchx_kfp.protocol, torchx_kfp.publisher
+import torchx_kfp.errors, torchx_kfp.contract.protocol, torchx_kfp.publisher
 from torchx_kfp.tracking import current_run
 run = current_run()
 run.put(accuracy=0.5)
@@ -253,7 +253,9 @@ def test_modules_of_extras_are_those_of_their_distributions(metadata: email.mess
             assert top_level(name) & set(modules), name
 
 
-@pytest.mark.parametrize("module", ["torchx_kfp", "torchx_kfp.errors", "torchx_kfp.protocol", "torchx_kfp.extras"])
+@pytest.mark.parametrize(
+    "module", ["torchx_kfp", "torchx_kfp.errors", "torchx_kfp.contract.protocol", "torchx_kfp.extras"]
+)
 def test_importing_loads_neither_kfp_nor_torchx(module: str) -> None:
     program = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = run(sys.executable, "-c", program)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.facts import says
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.protocol import RawJson, StageContext
 from torchx_kfp.errors import NotInStageError, ProtocolError
-from torchx_kfp.protocol import RawJson, StageContext
 
 #: Text that environment variables can contain.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
@@ -48,7 +48,7 @@ def test_encode_and_decode_are_a_pair(context: StageContext) -> None:
 @hypothesis.settings(max_examples=20)
 def test_the_environment_of_a_process_carries_it(context: StageContext) -> None:
     code = (
-        "from torchx_kfp import protocol; import ast, os, sys; c = protocol.decode(os.environ)\n"
+        "from torchx_kfp.contract import protocol; import ast, os, sys; c = protocol.decode(os.environ)\n"
         "sys.stdout.buffer.write(ascii((c.tracker_base, c.run_id, dict(c.parents), dict(c.trackers))).encode())"
     )
     done = subprocess.run([sys.executable, "-c", code], env=protocol.encode(context), capture_output=True, check=True)
@@ -179,7 +179,7 @@ def test_trackers_as_others_set_them() -> None:
 
 
 def test_needs_the_standard_library_alone() -> None:
-    code = "import sys; before = set(sys.modules); import torchx_kfp.protocol; print(*(set(sys.modules) - before))"
+    code = "import sys; old = set(sys.modules); import torchx_kfp.contract.protocol; print(*(set(sys.modules) - old))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     others = {name for name in done.stdout.split() if name.split(".")[0] not in sys.stdlib_module_names}
-    assert others == {"torchx_kfp", "torchx_kfp.errors", "torchx_kfp.protocol"}
+    assert others == {"torchx_kfp", "torchx_kfp.contract", "torchx_kfp.contract.protocol", "torchx_kfp.errors"}

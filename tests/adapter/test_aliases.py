@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.adapter.apps import compile_pipeline, make_app
 from tests.adapter.engines import container_of
-from torchx_kfp import protocol, task_from_app
+from torchx_kfp import task_from_app
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import ProtocolError
 
 SHOW = f'printf %s\\\\n "${protocol.PARENT_RUN_IDS}" "${protocol.PARENT_RUN_ID}"'

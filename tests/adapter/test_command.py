@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, EngineFailure, argo, container_of, containers, kubelet, launcher
 from tests.facts import says
-from torchx_kfp import protocol, task_from_app
+from torchx_kfp import task_from_app
 from torchx_kfp.adapter.stage import command, stage_input
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.adapter.values import escapes as text
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.semantics import rewriting as product
 

@@ -11,9 +11,9 @@ import pytest
 from tests.adapter.apps import make_app
 from tests.adapter.engines import Container, containers
 from tests.adapter.test_command import compile_stage, stage_container
-from torchx_kfp import protocol
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.contract import protocol
 from torchx_kfp.pipeline.commands import application_of, retries_of
 
 #: Prints its run id, and fails until it has been started as often as its argument says.

@@ -10,7 +10,8 @@ from torchx.components import utils
 from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app, unresolved_inputs
 from tests.adapter.engines import Container, container_of, containers
 from tests.facts import says
-from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, protocol, task_from_app
+from torchx_kfp import component_from_app, component_from_function, component_spec_from_app, task_from_app
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError, ChannelError
 
 pytestmark = pytest.mark.versions

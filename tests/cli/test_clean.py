@@ -12,7 +12,7 @@ import yaml
 
 from tests.cli.conftest import Call
 from torchx_kfp import cli
-from torchx_kfp.protocol import StageContext, encode
+from torchx_kfp.contract.protocol import StageContext, encode
 from torchx_kfp.text import clean, escape_json, is_unsafe
 from torchx_kfp.tracking import current_run
 

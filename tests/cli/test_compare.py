@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.searches import LR, tell
-from torchx_kfp import protocol
 from torchx_kfp.cli.display.printing import sparkline
+from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 from torchx_kfp.tracking.statements.artifacts import add_metadata
 from torchx_kfp.tracking.statements.search import SEARCH

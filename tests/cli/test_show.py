@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Call
 from tests.searches import stated
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, current_run
 from torchx_kfp.tracking.statements.search import SEARCH
 

@@ -14,7 +14,8 @@ from torchx.specs import AppDef, Role
 
 from tests.local.components import shell
 from tests.watching import Heard
-from torchx_kfp import protocol, task_from_app
+from torchx_kfp import task_from_app
+from torchx_kfp.contract import protocol
 from torchx_kfp.local import load_pipeline
 from torchx_kfp.local.engines.environment import RUN_MARK, stage_environment
 

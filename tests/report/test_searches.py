@@ -17,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.report.runs import EVIL
 from tests.searches import ACT, LAYERS, LR, PARAMETERS, loss, play_search, tell
-from torchx_kfp.protocol import StageContext, encode
+from torchx_kfp.contract.protocol import StageContext, encode
 from torchx_kfp.report import parallel, plots, read_model, write_report
 from torchx_kfp.report.parallel import draw_parallel
 from torchx_kfp.report.trials import draw_trials, number_trials

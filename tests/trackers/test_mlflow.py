@@ -28,7 +28,7 @@ from tests.facts import says
 from tests.modules import needs
 from tests.pipelines import regenerate
 from tests.tracking.trackers import run_application
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Point
 from torchx_kfp.tracking.backends import mlflow_values

@@ -16,7 +16,7 @@ from torchx.tracker import api
 from torchx.tracker.backend.fsspec import FsspecTracker
 
 from tests.facts import says
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError, TrackerError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, current_run
 from torchx_kfp.tracking.backends.stage import StageTracker, create

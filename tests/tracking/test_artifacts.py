@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.facts import says
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.backends.stage import create

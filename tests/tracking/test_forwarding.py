@@ -9,8 +9,8 @@ import pytest
 
 from tests.facts import says
 from tests.tracking.trackers import RECORDER, calls, install, run_application
+from torchx_kfp.contract.protocol import StageContext
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.forwarding import check_tracker
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from tests.s3 import S3Server
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run
 from torchx_kfp.tracking.lineage import trace

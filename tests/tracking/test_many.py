@@ -17,7 +17,7 @@ import pytest
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import KeyRefusedError
 from torchx_kfp.tracking import FanIn, FsspecResultTracker, Run, current_run
 from torchx_kfp.tracking.stores.calls import Concurrency, each

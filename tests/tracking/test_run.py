@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.facts import says
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import (
     CorruptResultError,
     MissingArtifactError,

@@ -15,7 +15,7 @@ import pytest
 from tests.facts import says
 from tests.proxy import Proxy
 from tests.s3 import S3Server
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.tracking import FsspecResultTracker, Source, current_run
 from torchx_kfp.tracking.statements.sources import SOURCES, Start, read_starts, record_start

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.facts import says
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import CorruptResultError, MissingMetricError, ResultRefusedError
 from torchx_kfp.tracking import FsspecResultTracker, History, Run, current_run, step_log
 from torchx_kfp.tracking.statements.steps import MAX_NAMES, MAX_POINTS, Point, Series

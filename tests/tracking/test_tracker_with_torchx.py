@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torchx.runtime.tracking import FsspecResultTracker as TorchxTracker
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.backends.stage import create
 

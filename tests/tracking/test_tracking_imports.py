@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 import torchx_kfp
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.tracking import FsspecResultTracker
 
 pytestmark = pytest.mark.lowest
@@ -25,7 +25,8 @@ ALLOWED = {
     "torchx_kfp.files",
     "torchx_kfp.safe_files",
     "torchx_kfp.named",
-    "torchx_kfp.protocol",
+    "torchx_kfp.contract",
+    "torchx_kfp.contract.protocol",
     "torchx_kfp.text",
     "torchx_kfp.tracking",
 }

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 
 #: A tracker that writes each call into the file in its configuration.
 RECORDER = """

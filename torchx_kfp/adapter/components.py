@@ -22,9 +22,9 @@ from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.names import is_input_name
 from torchx_kfp.adapter.values.references import Reference, parameter
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.engines import Engine
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:  # `typing` has it from Python 3.11 on, and nothing evaluates annotations
     from typing_extensions import Unpack

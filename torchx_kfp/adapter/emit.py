@@ -16,8 +16,8 @@ from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.stage.plan import StagePlan
 from torchx_kfp.adapter.stage.reads import RUN_ID, Stage, TrackerBase, remember_stage
 from torchx_kfp.adapter.values.names import output_name
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ReadsError, UnknownOutputError
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.sdk import quick_sdk
 from torchx_kfp.text import did_you_mean
 

@@ -14,8 +14,8 @@ from typing import Any
 from torchx import specs
 from torchx.runner import Runner, get_runner
 
-from torchx_kfp import protocol
 from torchx_kfp.ax.keys import KFP
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import TrialError
 from torchx_kfp.text import did_you_mean, printable, shorten, shown
 

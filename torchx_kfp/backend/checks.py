@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from torchx_kfp import protocol
 from torchx_kfp.backend.addresses import is_this_machine
+from torchx_kfp.contract import protocol
 from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.findings import Finding, Kind, merge, refuse
 from torchx_kfp.pipeline.known import known_values, variables_set

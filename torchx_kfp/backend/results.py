@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torchx_kfp.backend.settings import variable
+from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.protocol import Execution
 from torchx_kfp.text import printable, shorten, shown
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 from torchx_kfp.tracking.stores.store import Store

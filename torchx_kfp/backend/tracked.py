@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.pipeline.commands import stage_name_of
 from torchx_kfp.pipeline.known import known_inputs
 from torchx_kfp.pipeline.placeholders import Facts, resolve_text

@@ -17,8 +17,8 @@ import click
 from torchx_kfp.cli.display.printing import print_message
 from torchx_kfp.cli.flags import Decorator
 from torchx_kfp.cli.hosts import Flags, connect, is_host_known, names_host
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, UnknownRunError
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.text import UUID, did_you_mean_path, listed
 
 if TYPE_CHECKING:

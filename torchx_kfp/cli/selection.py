@@ -175,7 +175,7 @@ def last_attempts(tracker: FsspecResultTracker, keys: Iterable[str], named: str)
         keys: the run ids.
         named: the part of run ids that the user has named; an attempt that is named itself is kept.
     """
-    from torchx_kfp.protocol import Execution
+    from torchx_kfp.contract.protocol import Execution
 
     attempts: dict[str, dict[str, Execution]] = {}
     for key in filter(parts, keys := list(keys)):

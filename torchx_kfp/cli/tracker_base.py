@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchx_kfp.cli.flags import Decorator
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
     from torchx_kfp.pipeline.spec import Pipeline

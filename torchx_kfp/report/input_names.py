@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from torchx_kfp.contract.protocol import TRACKER_BASE
 from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.pipeline.walk import walk
-from torchx_kfp.protocol import TRACKER_BASE
 
 #: The suffixes that the adapter adds to the name of a channel.
 _ADDED = r"(_int|_float|_bool|_list|_dict)?(_\d+)?"

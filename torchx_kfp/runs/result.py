@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import StageFailedError, StageNotFoundError
 from torchx_kfp.named import Named
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.names import without_indices
-from torchx_kfp.protocol import Execution
 from torchx_kfp.runs.growing import open_log
 from torchx_kfp.runs.vocabulary import State
 from torchx_kfp.text import clean, clean_line, counted, did_you_mean, duration, listed, printable, shorten, shown

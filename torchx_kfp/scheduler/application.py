@@ -14,9 +14,9 @@ from typing import Any
 
 from torchx import specs
 
-from torchx_kfp import protocol
 from torchx_kfp.backend.checks import check_submission, refuse_submission
 from torchx_kfp.backend.submission import Submission
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError, ReadsError
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.scheduler.options import Options

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import KeyRefusedError, TrackerError
 from torchx_kfp.tracking.statements.sources import Source, add_source, is_first_rank, record_start, start_here
 from torchx_kfp.tracking.tracker import FsspecResultTracker

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from torchx_kfp.contract.protocol import StageContext
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.extras import install_line, is_installed
-from torchx_kfp.protocol import StageContext
 from torchx_kfp.tracking.statements.artifacts import UNDELIVERED, absolute
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from tests.backend.host.argo import Naming, executor_template
 from torchx_kfp import local
+from torchx_kfp.contract.protocol import POD_UID
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.local import runner, scheduler, stages
 from torchx_kfp.local.attempt import prepare
 from torchx_kfp.local.platform.settings import field_values
 from torchx_kfp.local.scopes import Node, Scope
 from torchx_kfp.pipeline.spec import Component
-from torchx_kfp.protocol import POD_UID
 from torchx_kfp.runs.events import Event, encode
 
 

@@ -16,11 +16,11 @@ from typing import Any
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.values import shell
 from torchx_kfp.adapter.values.channels import check_parts, parse, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.references import Parts, Reference, parameter, parameter_text
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError, ChannelError
 
 #: The index of a replica, which only the replica knows. No input of a component can have this name.

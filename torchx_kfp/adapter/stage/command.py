@@ -35,11 +35,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.stage.stage_input import EARLY, Prefix
 from torchx_kfp.adapter.values.channels import check_parts
 from torchx_kfp.adapter.values.escapes import check_word, escape, find_rewritten
 from torchx_kfp.adapter.values.references import Parts, Reference
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 
 #: Makes the run id ``<pipeline run>/<stage>/<pod>_<UID>``. A random UUID replaces names that are not set.

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.reads import RUN_ID, FanIn, Source, StageName
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.references import Parts, Reference
+from torchx_kfp.contract import protocol
 
 #: The types of parameters in Python, by their names in the IR.
 PYTHON_TYPES = {

@@ -10,7 +10,6 @@ from kfp import dsl
 from torchx import specs
 from torchx.schedulers import kubernetes_scheduler
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.application import REPLICA, Application, read_application
 from torchx_kfp.adapter.stage.carried import LAUNCHER
@@ -26,6 +25,7 @@ from torchx_kfp.adapter.stage.trackers import tracker_env
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.channels import check_parts, parse_checked
 from torchx_kfp.adapter.values.references import Parts, Reference
+from torchx_kfp.contract import protocol
 from torchx_kfp.engines import Engine
 from torchx_kfp.engines.engine import Role, Workload, marker
 from torchx_kfp.errors import AppDefError

@@ -9,7 +9,6 @@ from typing import Any
 from kfp import dsl
 from torchx import specs
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.fields import Resources, check_app
 from torchx_kfp.adapter.stage.inputs import (
@@ -32,6 +31,7 @@ from torchx_kfp.adapter.stage.stage_input import lift
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.channels import parse_checked
 from torchx_kfp.adapter.values.references import Reference
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 
 

@@ -11,7 +11,7 @@ failed attempt has recorded.
 
 from __future__ import annotations
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 
 #: Runs in dash, busybox and bash. A shell handles signals only while it waits for a child in the background. Without
 #: job control, it starts such a child with SIGINT ignored, so the child gets SIGTERM for each signal that ends a stage.

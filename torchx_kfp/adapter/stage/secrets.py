@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.names import is_shell_variable
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 
 #: {a Kubernetes secret's name: {key in it: environment variable}}.

@@ -23,11 +23,11 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.stage.reads import StageName
 from torchx_kfp.adapter.values.escapes import escape
 from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Parts
+from torchx_kfp.contract import protocol
 
 #: The bytes that one value may have, and all of them. Storing more than that twice would take more than another
 #: container.

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from torchx_kfp import protocol
 from torchx_kfp.adapter.stage.fields import warn_caller
 from torchx_kfp.adapter.values.channels import contains_channel, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Channel, Parts
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.text import did_you_mean
 

@@ -23,7 +23,7 @@ from torchx_kfp.cli.flags import format_option, output_dir_option
 from torchx_kfp.cli.hosts import Flags, host_options
 from torchx_kfp.cli.resolver import locate, records_argument
 from torchx_kfp.cli.selection import Chosen, choose_located, open_tracker, parts, read, recorded, say_cached, titled
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.statements.search import Search

@@ -11,8 +11,8 @@ import click
 
 from torchx_kfp.cli.flags import ContainerCommand, Duration, chosen_stages, parameter_option, view_options
 from torchx_kfp.cli.tracker_base import tracker_base_of, tracker_base_option
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from torchx_kfp.cli.flags import parameter_option, view_options
 from torchx_kfp.cli.following import show
 from torchx_kfp.cli.hosts import Flags, connect, host_options, host_words
 from torchx_kfp.cli.tracker_base import tracker_base_of, tracker_base_option
+from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.errors import ArgumentError
-from torchx_kfp.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 
 
 @click.command("submit", short_help="Run a pipeline on a KFP host.")

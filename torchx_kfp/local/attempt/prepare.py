@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME
 from torchx_kfp.local.attempt.packages import local_state
 from torchx_kfp.local.attempt.transfer import with_copies
 from torchx_kfp.local.cache.code import CodeFiles, TooManyFiles
@@ -25,7 +26,6 @@ from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
 from torchx_kfp.pipeline.commands import RUNTIME_MARK, fill_in, parse_command
 from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
-from torchx_kfp.protocol import IMAGE, PIPELINE_RUN, POD_NAME
 
 
 @dataclass(frozen=True)

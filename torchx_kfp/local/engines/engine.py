@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.local.engines.containers import MADE, ContainerPlan
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.runs.journal import LOG_FILE

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 
 #: A variable that every process of a run has, so that processes that have left their stage's session can be found: the
 #: run's mark, a colon, and the stage's mark. A run that is started inside a stage adds its own after another colon.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in, is_remote
 from torchx_kfp.safe_files import make_folder

@@ -10,12 +10,12 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torchx_kfp.contract.protocol import OF_LAUNCHERS, RUN_ID_LABEL
 from torchx_kfp.local.platform.secrets import VARIABLES
 from torchx_kfp.local.platform.volumes import VOLUMES
 from torchx_kfp.pipeline.distributed import ReplicaRole, engine_options, replica_roles
 from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.pipeline.volume_tasks import volume_task
-from torchx_kfp.protocol import OF_LAUNCHERS, RUN_ID_LABEL
 
 _POD_METADATA = "podMetadata"
 #: Prefixes of the labels that TorchX's Kubernetes scheduler and this project use to describe a pod.

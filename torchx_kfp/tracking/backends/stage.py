@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from torchx.tracker import api
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import NotInStageError
 from torchx_kfp.tracking.announcing import announce_start
 from torchx_kfp.tracking.lineage import Lineage, read_lineage

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp import protocol
+from torchx_kfp.contract import protocol
 from torchx_kfp.tracking.statements.kinds import Kind
 from torchx_kfp.tracking.stores.store import Store
 
