@@ -153,6 +153,14 @@ class Api:
         run.terminate()
         return {}
 
+    def _retry(self, run_id: str, **_: Any) -> Any:
+        run = self._find(run_id)
+        if run.describe()["state"] != "FAILED":
+            cause = "Workflow must be Failed/Error to retry"  # that of a run in another state was not recorded
+            raise Refused(400, 3, f"Failed to retry a run: {cause}", cause)
+        run.retry()
+        return {}
+
     def _archive(self, run_id: str, **_: Any) -> Any:
         self._find(run_id).record.storage_state = "ARCHIVED"
         return {}
@@ -211,6 +219,7 @@ _ROUTES = [
     ("GET", f"/apis/v2beta1/runs/({_ID})", "_get_run"),
     ("DELETE", f"/apis/v2beta1/runs/({_ID})", "delete"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):terminate", "_terminate"),
+    ("POST", f"/apis/v2beta1/runs/({_ID}):retry", "_retry"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):archive", "_archive"),
     ("POST", f"/apis/v2beta1/runs/({_ID}):unarchive", "_unarchive"),
     ("GET", "/apis/v2beta1/experiments", "_list_experiments"),

@@ -3,7 +3,7 @@
 It reads a request, as JSON, from the file that is its argument. Each line of the journal is an event of the run (see
 ``runs.events``), or a fact about a task, which may be a loop, a branch or a nested pipeline: it has begun, its DAG was
 opened or closed, it has ended. Tasks have the names of their Argo nodes. Parts of the runner are replaced: the run has
-the id that KFP gave it, and its pods have Argo's names.
+the id that KFP gave it, and its pods have Argo's names. A run that is retried is resumed, with the same names again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from torchx_kfp.local.platform.settings import field_values
 from torchx_kfp.local.scopes import Node, Scope
 from torchx_kfp.pipeline.spec import Component
 from torchx_kfp.runs.events import Event, encode
+from torchx_kfp.runs.history import read_run
 
 
 class Journal(local.Watch):
     """Writes events and facts, one on each line."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
 
     def on_event(self, event: Event) -> None:
         self._write(encode(event))
@@ -53,13 +54,14 @@ class Pods:
     nodes: dict[str, Node]
 
     def __init__(self, taken: object = None) -> None:
-        assert not taken, "a run on a host is not resumed"
+        #: The attempts with which stages began since the run was retried.
+        self._first: dict[str, int] = {}
 
     def make(self, stage: str, attempt: int) -> str:
-        node = self.nodes[stage]
+        node, number = self.nodes[stage], attempt - self._first.setdefault(stage, attempt)
         retries = node.task.retry is not None
         template = executor_template(node.component.platform.get("podMetadata"), retries=retries)
-        return self.names.pod(self.names.executor(task_name(node, self.names), attempt - 1, retries=retries), template)
+        return self.names.pod(self.names.executor(task_name(node, self.names), number, retries=retries), template)
 
 
 def with_uid(component: Component, run_id: str, pod_name: str, pod_uid: str) -> dict[str, str]:
@@ -122,20 +124,21 @@ def main() -> None:
     names = Naming(request["workflow"], request["defaults"])
     Recording.names = Pods.names = names
     Recording.journal, Pods.nodes = journal, {}
+    folder = Path(request["folder"]) / request["run_id"]
+    given = {"watch": journal, "secrets": request["secrets"], "config_maps": request["config_maps"]}
     runner.make_run_name = lambda pipeline: request["run_id"]
     runner.Scheduler = Recording
     prepare.field_values = with_uid
     stages.PodNames = Pods
     try:
-        result = local.run(
-            request["pipeline"],
-            request["arguments"],
-            output_dir=request["folder"],
-            watch=journal,
-            secrets=request["secrets"],
-            config_maps=request["config_maps"],
-            **request["options"],
-        )
+        if folder.exists():
+            for end in read_run(folder).run.ends.values():
+                if end.pod_name and not end.state.is_success:
+                    (folder / end.pod_name).rename(folder / f"{end.pod_name}.{time.time_ns()}")
+            result = local.resume(folder, **given)
+        else:
+            options = {"output_dir": request["folder"], **given, **request["options"]}
+            result = local.run(request["pipeline"], request["arguments"], **options)
     except TorchxKfpError as error:
         # A cluster runs some pipelines that this machine does not.
         journal.on_fact("refused", reason=str(error))

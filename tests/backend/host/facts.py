@@ -47,6 +47,8 @@ class Facts:
     attempts: dict[str, list[StageStarted]] = field(default_factory=lambda: defaultdict(list))
     retried: dict[str, list[StageRetried]] = field(default_factory=lambda: defaultdict(list))
     finished: dict[str, StageFinished] = field(default_factory=dict)
+    #: When the pod of each stage began first. A retry of the run keeps the stage's driver.
+    driven: dict[str, float] = field(default_factory=dict)
     started: RunStarted | None = None
     ending: RunEnding | None = None
     over: RunFinished | None = None
@@ -65,33 +67,51 @@ class Facts:
         if fact is None:
             self._add_event(line)
         elif fact == "begun":
-            self.begun[line["task"]] = when
+            self.begun.setdefault(line["task"], when)
             self.stages[line["task"]] = line["stage"]
         elif fact == "opened":
-            self.opened[line["dag"]] = when
+            self.opened.setdefault(line["dag"], when)
         elif fact == "closed":
             state = State.FAILED if line["failed"] else State.SUCCEEDED
-            self.closed[line["dag"]] = Ended(state, "", when)
+            self.closed.setdefault(line["dag"], Ended(state, "", when))
         elif fact == "loop":
             self.items[line["task"]] = line["items"]
         elif fact == "ended":
-            self.ended[line["task"]] = Ended(State(line["state"]), line["reason"], when)
+            self.ended.setdefault(line["task"], Ended(State(line["state"]), line["reason"], when))
         elif fact == "refused":
             self.refused = line["reason"]
+        elif fact == "retry":
+            self._retry()
+
+    def _retry(self) -> None:
+        """Forget what a retry of the run removes: how it and what has failed in it ended, and what was omitted.
+
+        Drivers that have succeeded are kept, and so are DAGs with their starts.
+        """
+        self.ending = self.over = None
+        succeeded = State.SUCCEEDED, State.CACHED, State.SKIPPED
+        self.closed = {dag: end for dag, end in self.closed.items() if end.state in succeeded}
+        for task in [task for task, end in self.ended.items() if end.state not in succeeded]:
+            stage = self.stages.get(task, "")
+            if self.ended.pop(task).is_omitted or (task not in self.opened and stage not in self.attempts):
+                self.begun.pop(task, None)
+            for kept in (self.attempts, self.retried, self.finished):
+                kept.pop(stage, None)
 
     def _add_event(self, line: Mapping[str, Any]) -> None:
         event = decode(line)
         if isinstance(event, RunStarted):
-            self.started = event
+            self.started = self.started or event
         elif isinstance(event, RunEnding):
             self.ending = event
         elif isinstance(event, RunFinished):
             self.over = event
         elif isinstance(event, StageStarted):
             self.attempts[event.name].append(event)
+            self.driven.setdefault(event.name, event.time)
         elif isinstance(event, StageRetried):
             self.retried[event.name].append(event)
-        elif isinstance(event, StageFinished):
+        elif isinstance(event, StageFinished) and not event.kept:
             self.finished[event.result.name] = event
 
 

@@ -51,6 +51,8 @@ class Run:
     stateless: int = 0
     #: Whether it was terminated, and no answer has said so yet. On a cluster, the end takes seconds.
     owes_canceling: bool = False
+    #: How many of v1beta1's answers to come have the nodes as they were before a retry.
+    stale: int = 0
     #: Answers that were made, with the number of lines that they are made from.
     _made: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -95,7 +97,9 @@ class Run:
         with self._lock:
             self._refresh()
             key = self._key()
-            if self._made.get("v1", (None, None))[0] != key:
+            if self.stale and "v1" in self._made:
+                self.stale -= 1
+            elif self._made.get("v1", (None, None))[0] != key:
                 nodes = make_nodes(self.pipeline, self.facts, self.names)
                 self._made["v1"] = key, describe_run_v1(self.record, self.names, nodes)
             answer: dict[str, Any] = self._made["v1"][1]
@@ -125,6 +129,14 @@ class Run:
             if self.record.finished is None and self.record.state != "CANCELING":
                 self.record.history.append(("CANCELING", time.time()))
                 self.owes_canceling = True
+
+    def retry(self) -> None:
+        """Do what ``:retry`` does with a run that has failed."""
+        with self._lock:
+            now = time.time()
+            self.lines.append({"fact": "retry", "time": now})
+            self.record.history.append(("RUNNING", now))
+            self.record.finished, self.stale = None, 1
 
     def close(self) -> None:
         """End the run's process."""
@@ -185,13 +197,22 @@ class LocalRun(Run):
             **request,
         }
         asked.write_text(json.dumps(content), encoding="utf-8")
-        self._output = own / f"{self.record.run_id}.txt"
+        self._asked, self._output = asked, own / f"{self.record.run_id}.txt"
+        self._fork()
+
+    def _fork(self) -> None:
         with _starting:
             imported = _imported()
         with self._output.open("wb") as output, open(os.devnull) as nothing:
             streams = [nothing.fileno(), output.fileno(), output.fileno()]
-            self.process = Forked(*imported.fork((str(asked),), Path.cwd(), os.environ, streams))
+            self.process = Forked(*imported.fork((str(self._asked),), Path.cwd(), os.environ, streams))
         self._asked_to_end = False
+
+    def retry(self) -> None:
+        with self._lock:
+            self.process.wait(30)  # it has written its last line
+            self._fork()
+            super().retry()
 
     def refresh(self) -> None:
         ended = self.process.poll() is not None

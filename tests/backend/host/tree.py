@@ -344,8 +344,8 @@ class _Tree:
         finished = facts.finished.get(stage)
         result = finished.result if finished else None
         is_cached = result is not None and result.state is State.CACHED
-        failed = result.reason if result and not attempts and result.state is State.FAILED else ""
-        done = attempts[0].time if attempts else finished.time if finished and (is_cached or failed) else None
+        failed = result.reason if result and stage not in facts.driven and result.state is State.FAILED else ""
+        done = facts.driven.get(stage, finished.time if finished and (is_cached or failed) else None)
         driver, template = f"{node}-driver", _executor(task, component)
         end = None if done is None else Ended(State.FAILED if failed else State.SUCCEEDED, failed, done)
         message = f"main: Error (exit code {_FAILS})" if failed else _DEADLINE if end is None and self._over else ""
@@ -374,8 +374,10 @@ class _Tree:
         executor = f"{inner}.executor"
         if is_cached:
             self._skip(executor, template, inner, done, "Skipped", _CACHED)
-        else:
+        elif attempts:
             self._pods(task, component, stage, executor, template, inner, ended)
+        else:  # the run is being retried
+            return
         self._connect([inner], executor)
         if self.nodes[inner].ended is not None:
             self.nodes[inner].outbound = self._outbound(executor)
