@@ -112,6 +112,7 @@ def test_a_run_whose_nodes_are_compressed_as_recorded() -> None:
         (gzip.compress(b'{"a": {"id": "a", "name": "b", '), ["not JSON"]),
         (gzip.compress(b"\xff\xff"), ["damaged"]),
     ],
+    ids=["text", "deep", "cut", "short", "bytes"],
 )
 def test_compressed_nodes_that_cannot_be_read(content: bytes, facts: list[str]) -> None:
     if facts:
