@@ -17,10 +17,10 @@ from torchx_kfp import (
     component_from_app,
     component_from_function,
     component_spec_from_app,
-    protocol,
     publish_results,
     task_from_app,
 )
+from torchx_kfp.contract import protocol
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.tracking import FsspecResultTracker
 
