@@ -19,22 +19,21 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "extras": {"errors", "text"},
     "named": {"errors", "text"},
     "contract": {"errors"},
-    # A stage's command carries only one of these modules.
-    "publisher": set(),
-    "launcher": set(),
+    # A stage's command carries only modules of this package.
+    "carried": set(),
     "channel_operations": _FOUNDATION,
     "sdk": {*_FOUNDATION, "channel_operations"},
-    "tracking": {*_FOUNDATION, "contract"},
+    "tracking": {*_FOUNDATION, "contract", "carried"},
     "pipeline": {*_FOUNDATION, "sdk"},
-    "semantics": {*_FOUNDATION, "launcher", "pipeline"},
+    "semantics": {*_FOUNDATION, "carried", "pipeline"},
     "engines": _FOUNDATION,
-    "adapter": {*_FOUNDATION, "contract", "sdk", "tracking", "pipeline", "semantics", "engines"},
+    "adapter": {*_FOUNDATION, "contract", "carried", "sdk", "tracking", "pipeline", "semantics", "engines"},
     "runs": {*_FOUNDATION, "contract", "tracking", "pipeline", "semantics"},
-    "local": {*_FOUNDATION, "contract", "publisher", "tracking", "pipeline", "semantics", "runs"},
+    "local": {*_FOUNDATION, "contract", "carried", "tracking", "pipeline", "semantics", "runs"},
     "backend": {*_FOUNDATION, "contract", "sdk", "tracking", "pipeline", "semantics", "runs"},
     "report": {*_FOUNDATION, "contract", "tracking", "pipeline", "semantics", "runs"},
     "ax": {*_FOUNDATION, "contract", "tracking"},
-    "hpo": {*_FOUNDATION, "ax", "publisher", "engines", "adapter", "semantics"},
+    "hpo": {*_FOUNDATION, "ax", "carried", "engines", "adapter", "semantics"},
     "scheduler": {*_FOUNDATION, "contract", "sdk", "engines", "adapter", "pipeline", "runs", "backend"},
     "cli": {
         *{*_FOUNDATION, "contract", "sdk", "engines", "tracking", "pipeline", "semantics", "runs"},
@@ -45,7 +44,7 @@ MAY_IMPORT: Mapping[str, set[str]] = {
 
 #: The packages (with everything in them) or modules that may use each library.
 MAY_USE: Mapping[str, set[str]] = {
-    "fsspec": {"tracking", "publisher", "local", "hpo.ask"},
+    "fsspec": {"tracking", "carried", "local"},
     "kfp": {
         "adapter",
         "hpo.rounds",

@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.facts import says
-from torchx_kfp import launcher
+from torchx_kfp.carried import launcher
 from torchx_kfp.pipeline.distributed import replicas_in
 
 #: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.

@@ -20,17 +20,17 @@ import pytest
 from tests.facts import says
 from tests.local.test_failures import alive
 from tests.oldest import needs_oldest, oldest_python
-from torchx_kfp.adapter.stage.carried import LAUNCHER
+from torchx_kfp.carried.programs import LAUNCHER
 
 #: Seconds after which a program counts as hanging.
 HANGS = 120
 #: The module with another time for replicas to end after SIGTERM.
-IMPATIENT = "import sys; from torchx_kfp import launcher; launcher.GRACE = 0.2; launcher.main(*sys.argv[1:])"
+IMPATIENT = "import sys; from torchx_kfp.carried import launcher; launcher.GRACE = 0.2; launcher.main(*sys.argv[1:])"
 
 #: The module on a machine that lets it start two threads, as the limit of processes in a container may.
 FEW_THREADS = """
 import itertools, sys, threading
-from torchx_kfp import launcher
+from torchx_kfp.carried import launcher
 start, started = threading.Thread.start, itertools.count()
 def start_one(thread):
     if next(started) == 2:
@@ -43,7 +43,7 @@ launcher.main(*sys.argv[1:])
 PROGRAMS = {
     "carried": [sys.executable, "-c", LAUNCHER],
     "oldest": [oldest_python() or "", "-c", LAUNCHER],
-    "module": [sys.executable, "-m", "torchx_kfp.launcher"],
+    "module": [sys.executable, "-m", "torchx_kfp.carried.launcher"],
     "impatient": [sys.executable, "-c", IMPATIENT],
     "few-threads": [sys.executable, "-c", FEW_THREADS],
 }

@@ -23,8 +23,8 @@ from tests.engines.filled import launched
 from tests.oldest import needs_oldest, oldest_python
 from tests.recordings import FOLDER, NAMES, Recording, Replay, read, split
 from tools import carry
-from torchx_kfp import launcher
-from torchx_kfp.adapter.stage.carried import LAUNCHER
+from torchx_kfp.carried import launcher
+from torchx_kfp.carried.programs import LAUNCHER
 from torchx_kfp.engines import ENGINES
 
 #: Seconds after which a launcher counts as hanging.
@@ -42,9 +42,9 @@ threading.Thread.join = lambda thread, seconds: join(thread, seconds / 25)
 
 @functools.cache
 def source(form: str) -> str:
-    """Return the text of the program: the module's, or what commands carry."""
+    """Return the text of the program: the modules' joined, or what commands carry."""
     if form == "module":
-        return Path(launcher.__file__).read_text(encoding="utf-8")
+        return carry.join("launcher")
     return carry.text_of(LAUNCHER)
 
 

@@ -16,8 +16,8 @@ from kfp.dsl import for_loop, pipeline_channel
 
 from tests.facts import says
 from tests.test_publisher import Stage
-from torchx_kfp import publisher
-from torchx_kfp.adapter.stage.carried import PUBLISHER
+from torchx_kfp.carried import publisher
+from torchx_kfp.carried.programs import PUBLISHER
 from torchx_kfp.errors import ResultRefusedError
 from torchx_kfp.pipeline.values import from_output
 from torchx_kfp.tracking import current_run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.test_publisher import RUN_ID, Stage
-from torchx_kfp.adapter.stage.carried import PUBLISHER
+from torchx_kfp.carried.programs import PUBLISHER
 from torchx_kfp.tracking import FsspecResultTracker
 
 PUT = """

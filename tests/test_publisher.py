@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -22,7 +20,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tools import carry
-from torchx_kfp.adapter.stage.carried import ASK, LAUNCHER, PUBLISHER, SOURCES
+from torchx_kfp.carried.programs import PUBLISHER
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 #: A run id of this process only: processes that a stage leaves running are found by it, even if the tests run twice.
@@ -41,7 +39,7 @@ either_way = pytest.mark.parametrize(
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> list[str]:
     way = getattr(request, "param", "carried")
-    return [sys.executable, *(["-c", PUBLISHER] if way == "carried" else ["-m", "torchx_kfp.publisher"])]
+    return [sys.executable, *(["-c", PUBLISHER] if way == "carried" else ["-m", "torchx_kfp.carried.publisher"])]
 
 
 class Stage:
@@ -130,33 +128,6 @@ class Stage:
 def put(*code: str) -> list[str]:
     """Return the command of an application that records results."""
     return [sys.executable, "-c", "\n".join(["from torchx_kfp.tracking import current_run", *code])]
-
-
-def test_what_commands_carry_is_made_of_the_modules() -> None:
-    assert carry.digests() == SOURCES, "a module has changed: run `make goldens`"
-    # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 4_250), (LAUNCHER, 11_700), (ASK, 3_400)):
-        assert len(program) <= most
-        assert "{{" not in program
-        assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"
-
-
-#: Names of methods, functions, modules and arguments of the standard library that Python 3.8 lacks.
-NEWER = re.compile(
-    "removeprefix|removesuffix|bit_count|add_note|(Base)?ExceptionGroup|aiter|anext|pairwise|batched|strict|randbytes|"
-    "lcm|nextafter|cbrt|exp2|sumprod|waitstatus_to_exitcode|pidfd_open|pidfd_send_signal|eventfd|process_cpu_count|"
-    "orig_argv|stdlib_module_names|file_digest|usedforsecurity|aclosing|graphlib|zoneinfo|tomllib|is_relative_to|"
-    "with_stem|hardlink_to|with_segments|full_match|process_group|umask|pipesize|extra_groups|text_encoding|send_fds|"
-    "recv_fds|cancel_futures|to_thread|TaskGroup|NoneType|UnionType|get_annotations|UTC|StrEnum|NOFLAG"
-)
-
-
-@pytest.mark.parametrize("program", [PUBLISHER, LAUNCHER, ASK], ids=["publisher", "launcher", "ask"])
-def test_what_commands_carry_needs_only_python_38(program: str) -> None:
-    tree = ast.parse(carry.text_of(program), feature_version=(3, 8))
-    for node in ast.walk(tree):
-        names = [getattr(node, field, None) or "" for field in ("attr", "arg", "id", "name", "module")]
-        assert not [name for name in names if isinstance(name, str) and NEWER.fullmatch(name)], ast.unparse(node)
 
 
 @either_way

@@ -1,26 +1,34 @@
-"""Make programs of ``torchx_kfp`` small enough to be carried by the commands of stages: see ``MODULES``.
+"""Join the modules of ``torchx_kfp.carried`` into programs, and make them small enough for the commands of stages.
 
-``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/adapter/stage/carried.py``. A command is part
-of KFP's cache key, so the program is kept in the repository: it must not depend on the zlib and the Python that
+``python -m tools.carry`` (part of ``make goldens``) rewrites ``torchx_kfp/carried/programs.py``. A command is part of
+KFP's cache key, so the programs are kept in the repository: they must not depend on the zlib and the Python that
 compile a pipeline.
+
+A program is the text of its module and of those that it imports, each after those that it imports itself, without the
+imports between them, and without functions and constants that the program does not use. So the modules of a program
+import names from each other (``from torchx_kfp.carried.log import say``), at the top, and no name means two things.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
+import builtins
 import hashlib
+import itertools
 import os
-import re
 import sys
 import textwrap
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-#: The modules, by the names of their programs.
-MODULES = {"PUBLISHER": "torchx_kfp.publisher", "LAUNCHER": "torchx_kfp.launcher", "ASK": "torchx_kfp.hpo.ask"}
-SOURCES = {name: REPOSITORY / f"{module.replace('.', '/')}.py" for name, module in MODULES.items()}
-CARRIED = REPOSITORY / "torchx_kfp" / "adapter" / "stage" / "carried.py"
+PACKAGE = "torchx_kfp.carried"
+FOLDER = REPOSITORY / PACKAGE.replace(".", "/")
+#: The modules that have the function ``main``, by the names of their programs.
+PROGRAMS = {"PUBLISHER": "publisher", "LAUNCHER": "launcher", "ASK": "asking"}
+CARRIED = FOLDER / "programs.py"
 
 #: Base85 is 6 % shorter than base64. Others take the place of characters that engines would rewrite, or that Go's JSON
 #: would write as six.
@@ -31,16 +39,15 @@ _BOOT = (
     'exec(zlib.decompress(base64.b85decode("{}".translate({})),-15))'
 )
 
-#: Matches code that is only for type checkers.
-_TYPES = re.compile(r"^from __future__.*?\n|^TYPE_CHECKING = False\n.*?\n\n", re.DOTALL | re.MULTILINE)
+_ANNOTATIONS = "from __future__ import annotations"
 
 _MODULE = '''"""Programs as arguments of ``python3 -c``. Do not edit: ``make goldens`` writes them."""
 
-#: The SHA-256 of the texts of the modules from which the programs were made.
+#: The SHA-256 of the texts from which the programs were made.
 SOURCES = {digests}
 '''
 _PROGRAM = """
-#: ``{module}``.
+#: ``torchx_kfp.carried.{module}``.
 {name} = (
 {lines}
 )
@@ -48,20 +55,113 @@ _PROGRAM = """
 
 
 def digests() -> dict[str, str]:
-    """Return the SHA-256 of the text of each module."""
-    return {name: hashlib.sha256(source.read_bytes()).hexdigest() for name, source in SOURCES.items()}
+    """Return the SHA-256 of the text of each program."""
+    return {name: hashlib.sha256(join(module).encode()).hexdigest() for name, module in PROGRAMS.items()}
 
 
-def small_program(source: Path) -> str:
-    """Return the module as an argument of ``python3 -c``."""
+def join(program: str) -> str:
+    """Return the text of the program with this module.
+
+    Raises:
+        ValueError: a name means two things.
+    """
+    meanings: dict[str, str] = {}
+    statements: list[ast.stmt] = []
+    for module in _modules(program):
+        for statement in filter(_is_carried, _tree(module).body):
+            for name, meaning in _defined(statement):
+                if meanings.setdefault(name, meaning) != meaning or hasattr(builtins, name):
+                    raise ValueError(f"{name!r} in {module}.py means something else in another module, or in Python")
+            if ast.unparse(statement) not in map(ast.unparse, statements):
+                statements.append(statement)
+    statements.sort(key=lambda statement: not isinstance(statement, (ast.Import, ast.ImportFrom)))
+    joined = ast.Module(statements, [])
+    while _remove_unused(joined):
+        pass
+    return f"{_ANNOTATIONS}\n{ast.unparse(joined)}\n"
+
+
+def _tree(module: str) -> ast.Module:
+    """Return the module, in which each import imports one name."""
+    tree = ast.parse((FOLDER / f"{module}.py").read_text(encoding="utf-8"))
+    body: list[ast.stmt] = []
+    for it in tree.body:
+        if isinstance(it, ast.Import):
+            body += [ast.Import([name]) for name in it.names]
+        elif isinstance(it, ast.ImportFrom):
+            body += [ast.ImportFrom(it.module, [name], it.level) for name in it.names]
+        else:
+            body.append(it)
+    return ast.Module(body, [])
+
+
+def _modules(program: str) -> list[str]:
+    """Return the modules of a program, each after those that it imports."""
+    found: dict[str, None] = {}
+    for statement in _tree(program).body:
+        if _is_ours(statement):
+            assert isinstance(statement, ast.ImportFrom)
+            found.update(dict.fromkeys(_modules(str(statement.module).rpartition(".")[2])))
+    return [*found, program]
+
+
+def _is_ours(statement: ast.stmt) -> bool:
+    """Return whether the statement imports a name from another module of the package."""
+    return isinstance(statement, ast.ImportFrom) and str(statement.module).startswith(f"{PACKAGE}.")
+
+
+def _is_carried(statement: ast.stmt) -> bool:
+    """Return whether the statement does something: it is not for readers or type checkers, and not in the text yet."""
+    text = ast.unparse(statement)
+    is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    is_for_types = text == "TYPE_CHECKING = False" or text.startswith("if TYPE_CHECKING:")
+    return not (text == _ANNOTATIONS or is_docstring or is_for_types or _is_ours(statement))
+
+
+def _defined(statement: ast.stmt) -> Iterator[tuple[str, str]]:
+    """Yield the names that a statement defines, each with its meaning."""
+    if isinstance(statement, ast.Import):
+        name = statement.names[0].name.partition(".")[0]
+        yield name, f"import {name}"
+    elif isinstance(statement, ast.ImportFrom):
+        yield statement.names[0].asname or statement.names[0].name, ast.unparse(statement)
+    elif isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        yield statement.name, ast.unparse(statement)
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id, ast.unparse(statement)
+
+
+def _remove_unused(program: ast.Module) -> bool:
+    """Remove functions, methods, constants and imports that nothing mentions; return whether there were any."""
+    mentioned = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(program)
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+    }
+    removed = False
+    for node in ast.walk(program):
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            names = [[name for name, _ in _defined(statement)] for statement in node.body]
+            used = [not its or not mentioned.isdisjoint(its) or its[0].startswith("__") for its in names]
+            removed |= not all(used)
+            node.body = list(itertools.compress(node.body, used))
+    return removed
+
+
+def small_program(module: str) -> str:
+    """Return the program as an argument of ``python3 -c``."""
     import python_minifier
     import zopfli.zlib
 
     text = python_minifier.minify(
-        _TYPES.sub("", source.read_text(encoding="utf-8")),
+        join(module).replace(_ANNOTATIONS, "", 1),
         remove_literal_statements=True,  # docstrings
         rename_globals=True,
-        hoist_literals=False,  # they are what compresses best
+        # They are what compresses best.
+        hoist_literals=False,
+        preserve_globals=dir(builtins),
     )
     # This is zlib's format, compressed a little better, without its header and its checksum.
     packed = zopfli.zlib.compress(text.encode(), numiterations=1000)[2:-4]
@@ -80,11 +180,11 @@ def main() -> None:
         sys.exit("CI is set, and CI does not rewrite files: run this on your machine, and commit the changes.")
     known = "".join(f'\n    "{name}": "{digest}",' for name, digest in digests().items())
     text = _MODULE.format(digests=f"{{{known}\n}}")
-    for name, source in SOURCES.items():
-        program = small_program(source)
+    for name, module in PROGRAMS.items():
+        program = small_program(module)
         pieces = textwrap.wrap(program, 110, drop_whitespace=False)
         lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)
-        text += _PROGRAM.format(module=MODULES[name], name=name, lines=lines)
+        text += _PROGRAM.format(module=module, name=name, lines=lines)
         print(f"{name}: {len(program)} bytes")
     CARRIED.write_text(text, encoding="utf-8")
     print(f"wrote {CARRIED.relative_to(REPOSITORY)}")

@@ -26,7 +26,7 @@ from tools.imports import PACKAGE, REPOSITORY
 #: What authors of stages and their applications need. The rest runs, follows and reports pipelines.
 MISSION = (
     *("contract", "authoring", "tracking", "carried", "engines", "hpo", "ax", "scheduler"),
-    *("adapter", "protocol", "publisher", "launcher", "sdk", "text", "files", "errors", "extras", "named"),
+    *("adapter", "protocol", "sdk", "text", "files", "errors", "extras", "named"),
 )
 #: Fragments of a stage's script and of its command. A module that has one knows how commands are made.
 COMMAND = re.compile(r"_v=\$2|_j=|_m=\$1|printf %b|\"-ec\"|\{(?:protocol\.)?TRACKER_BASE\}=")
@@ -70,7 +70,7 @@ def _door(name: Path) -> str:
 
 def _knowing(texts: Mapping[Path, str], fragment: re.Pattern[str]) -> int:
     """Return how many modules contain a fragment. Carried programs are text for stages, not readers."""
-    return sum(bool(fragment.search(text)) for name, text in texts.items() if name.name != "carried.py")
+    return sum(bool(fragment.search(text)) for name, text in texts.items() if name.name != "programs.py")
 
 
 def _repeated(names: Iterable[str]) -> int:

@@ -40,11 +40,15 @@ __all__ = [
 ]
 
 _SUBPACKAGES = ("engines", "hpo", "local", "tracking")
+#: Programs that commands compiled by version 0.1.0 import from here, if their image has torchx-kfp.
+_PROGRAMS = ("launcher", "publisher")
 
 
 def __getattr__(name: str) -> object:
     if name in _SUBPACKAGES:
         return import_module(f"{__name__}.{name}")
+    if name in _PROGRAMS:
+        return import_module(f"{__name__}.carried.{name}")
     if name in __all__:
         from torchx_kfp.extras import require
 

@@ -14,7 +14,7 @@ from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app
 from tests.adapter.engines import constants, container_of, containers
 from torchx_kfp import component_from_app, component_from_function, publish_results, task_from_app
 from torchx_kfp.adapter.stage import stage_input
-from torchx_kfp.adapter.stage.carried import PUBLISHER
+from torchx_kfp.carried.programs import PUBLISHER
 from torchx_kfp.contract import protocol
 
 pytestmark = pytest.mark.versions

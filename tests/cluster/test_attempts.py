@@ -18,7 +18,7 @@ from tests.cluster.manifests import config_map, container, pod
 from tests.cluster.namespaces import Namespace
 from tests.engines.goldens import golden_file
 from tests.facts import says
-from torchx_kfp import launcher
+from torchx_kfp.carried import launcher
 
 Attempts = Callable[..., launcher.Stage]
 

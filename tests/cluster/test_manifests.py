@@ -11,7 +11,7 @@ import yaml
 from tests.cluster.api import ApiError
 from tests.cluster.namespaces import Namespace
 from tests.engines.goldens import NAMES, golden_file
-from torchx_kfp import launcher
+from torchx_kfp.carried import launcher
 
 #: What users can set on a task, as KFP 2.17 was seen to hand it on.
 CONFIG = {

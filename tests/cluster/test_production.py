@@ -22,7 +22,8 @@ from tests.cluster.stages import FAIL, TRAIN, Stage, python, replicas, waiting
 from tests.cluster.waiting import until
 from tests.engines.goldens import golden_file
 from tests.facts import says
-from torchx_kfp import engines, launcher
+from torchx_kfp import engines
+from torchx_kfp.carried import launcher
 from torchx_kfp.engines.rights import rights_text
 
 #: Runs until the file is there, and does not end at SIGTERM.
@@ -374,7 +375,7 @@ def test_an_authority_that_python_313_rejects(namespace: Namespace, tmp_path: Pa
     folder = namespace.service_account_folder(tmp_path / "account")
     program = f"""
 import os, ssl
-from torchx_kfp import launcher
+from torchx_kfp.carried import launcher
 launcher.FOLDER = {str(folder.path)!r}
 strict = ssl.create_default_context
 def create(**options):

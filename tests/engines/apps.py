@@ -9,7 +9,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, RetryPolicy, 
 
 from tests.adapter.apps import compile_pipeline, load
 from torchx_kfp import task_from_app
-from torchx_kfp.adapter.stage.carried import LAUNCHER
+from torchx_kfp.carried.programs import LAUNCHER
 from torchx_kfp.engines import ENGINES, Engine, Volcano
 
 EFA = "vpc.amazonaws.com/efa"

@@ -11,9 +11,9 @@ from unittest import mock
 from torchx.specs import AppDef
 
 from tests.adapter.engines import Container
-from torchx_kfp import launcher
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.carried import launcher
 from torchx_kfp.engines import Engine
 
 #: A program that prints its arguments, in place of python3.

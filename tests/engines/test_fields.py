@@ -8,11 +8,11 @@ import pytest
 from torchx.specs import AppDef, BindMount, Resource, RetryPolicy, Role, VolumeMount
 
 from tests.engines.apps import EFA, INSTANCE, OVERLAY
-from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.adapter.stage.fields import FIELDS
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
 from torchx_kfp.adapter.stage.replicas import WITH_ENGINE
+from torchx_kfp.carried.programs import LAUNCHER
 from torchx_kfp.engines import ENGINES
 from torchx_kfp.errors import AppDefError
 

@@ -29,9 +29,9 @@ from torchx_kfp import (
     engines,
     task_from_app,
 )
-from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.adapter.stage.options import Settings, read_settings
 from torchx_kfp.adapter.stage.plan import plan_stage
+from torchx_kfp.carried.programs import LAUNCHER
 from torchx_kfp.engines import ENGINES, Job, JobSet, Volcano
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError
 
@@ -156,7 +156,7 @@ def test_an_image_that_has_torchx_kfp() -> None:
     assert LAUNCHER not in compiled
     words = command(compiled)
     assert words[words.index("python3") + 1] == "-c"
-    assert "from torchx_kfp import launcher" in words[words.index("python3") + 2]
+    assert "from torchx_kfp.carried import launcher" in words[words.index("python3") + 2]
 
 
 @pytest.mark.parametrize("results", [None, {"loss": float}])

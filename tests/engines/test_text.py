@@ -17,10 +17,10 @@ from tests.engines.apps import app, distributed, found_in, role
 from tests.engines.filled import command_of, launched
 from tests.facts import says
 from torchx_kfp import component_from_function
-from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.adapter.values.escapes import escape
+from torchx_kfp.carried.programs import LAUNCHER
 from torchx_kfp.engines import ENGINES, Job
 from torchx_kfp.errors import ChannelError
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp import hpo
-from torchx_kfp.adapter.stage.carried import ASK
+from torchx_kfp.carried import asking
+from torchx_kfp.carried.programs import ASK
 from torchx_kfp.hpo import ask
 from torchx_kfp.tracking import FsspecResultTracker, Run
 from torchx_kfp.tracking.statements.search import SEARCH, Search
@@ -175,7 +176,7 @@ def test_the_front_is_what_comparing_all_pairs_leaves(values: list[tuple[float, 
         return as_good and (other[0] < own[0] or other[1] > own[1] or other[2] < own[2])
 
     left = [trial for trial, own in zip(trials, values, strict=True) if not any(beats(other, own) for other in values)]
-    assert ask.front({"objectives": objectives}, trials) == left
+    assert asking.front({"objectives": objectives}, trials) == left
 
 
 BOUNDS = st.tuples(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12)).map(sorted).filter(lambda it: it[0] < it[1])
@@ -197,7 +198,7 @@ SPACES = st.one_of(
 def test_asked_values_are_in_their_space(space: Any, number: int) -> None:
     its = json.loads(json.dumps(space.definition))
     for points in ([], [{"parameters": {"x": 0}}]):
-        asked, state = ask.ask_random({"parameters": {"x": its}, "seed": 1}, points, None, number)
+        asked, state = asking.ask_random({"parameters": {"x": its}, "seed": 1}, points, None, number)
         assert state is None
         for value in [trial["x"] for trial in json.loads(json.dumps(asked))]:
             if isinstance(space, hpo.spaces.Choice):
@@ -210,7 +211,7 @@ def test_asked_values_are_in_their_space(space: Any, number: int) -> None:
 
 @given(SPACES.filter(lambda it: not isinstance(it, hpo.spaces.Choice)), st.integers(2, 20))
 def test_a_grid_has_the_bounds_and_its_points_in_order(space: Any, number: int) -> None:
-    points = ask.points({**space.definition, "points": number})
+    points = asking.points({**space.definition, "points": number})
     assert (points[0], points[-1]) == (space.low, space.high)
     assert points == sorted(set(points))
     assert len(points) == number or isinstance(space, hpo.spaces.Int) or number > 15
@@ -220,12 +221,12 @@ def test_a_grid_is_the_product_and_nothing_twice() -> None:
     grid = definition({"x": hpo.int(1, 2), "y": hpo.float(0, 1, points=3), "z": hpo.choice(True, False)})
     told: list[Any] = []
     for expected in (5, 5, 2, 0):
-        asked, _ = ask.ask_grid(grid, told, None, 5)
+        asked, _ = asking.ask_grid(grid, told, None, 5)
         assert len(asked) == expected
         told += asked
     assert told == [{"x": x, "y": y, "z": z} for x in (1, 2) for y in (0.0, 0.5, 1.0) for z in (True, False)]
-    assert ask.points(hpo.log(1e-4, 1.0, points=5).definition) == [0.0001, 0.001, 0.01, 0.1, 1.0]
-    assert ask.points(hpo.int(1, 1024, log=True, points=6).definition) == [1, 4, 16, 64, 256, 1024]
+    assert asking.points(hpo.log(1e-4, 1.0, points=5).definition) == [0.0001, 0.001, 0.01, 0.1, 1.0]
+    assert asking.points(hpo.int(1, 1024, log=True, points=6).definition) == [1, 4, 16, 64, 256, 1024]
 
 
 def test_random_values_are_spread_evenly() -> None:
@@ -236,7 +237,7 @@ def test_random_values_are_spread_evenly() -> None:
         "int": hpo.int(1, 10),
         "layers": hpo.int(1, 100, log=True),
     }
-    asked, _ = ask.ask_random(definition(spaces), [], None, 2000)
+    asked, _ = asking.ask_random(definition(spaces), [], None, 2000)
     parts = {
         "log": Counter(int(math.log10(trial["log"]) + 5) for trial in asked),
         "float": Counter(int(trial["float"]) for trial in asked),
@@ -250,14 +251,14 @@ def test_random_values_are_spread_evenly() -> None:
 
 
 def test_the_same_seed_asks_for_the_same_trials() -> None:
-    one, other = (ask.ask_random(definition(seed=seed), [], None, 3)[0] for seed in (1, 2))
-    assert ask.ask_random(definition(seed=1), [], None, 3)[0] == one != other
+    one, other = (asking.ask_random(definition(seed=seed), [], None, 3)[0] for seed in (1, 2))
+    assert asking.ask_random(definition(seed=1), [], None, 3)[0] == one != other
     told = [{"parameters": trial} for trial in one]
-    later = ask.ask_random(definition(seed=1), told, None, 3)[0]
+    later = asking.ask_random(definition(seed=1), told, None, 3)[0]
     assert not any(trial in one for trial in later)
-    without = [ask.ask_random(definition(seed=None), [], None, 3)[0] for _ in range(2)]
+    without = [asking.ask_random(definition(seed=None), [], None, 3)[0] for _ in range(2)]
     assert without[0] != without[1]
-    everything = ask.ask_random(definition({"x": hpo.int(1, 6)}), [], None, 6)[0]
+    everything = asking.ask_random(definition({"x": hpo.int(1, 6)}), [], None, 6)[0]
     assert sorted(trial["x"] for trial in everything) == [1, 2, 3, 4, 5, 6]
 
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from tests.s3 import S3Server
+from torchx_kfp.carried.records import folder_name
 from torchx_kfp.contract import protocol
 from torchx_kfp.errors import CorruptResultError, KeyRefusedError, MissingArtifactError, ResultRefusedError
 from torchx_kfp.tracking import Artifact, FsspecResultTracker, Link, Run, Source, current_run
 from torchx_kfp.tracking.lineage import trace
 from torchx_kfp.tracking.statements.artifacts import add_metadata
-from torchx_kfp.tracking.statements.kinds import folder_name, run_id_of, run_ids
+from torchx_kfp.tracking.statements.kinds import run_id_of, run_ids
 
 
 def stage(base: object, run_id: str = "p1/train/e1", parents: Mapping[str, protocol.RunIds] | None = None) -> Run:

@@ -20,6 +20,10 @@ pytestmark = pytest.mark.lowest
 ALLOWED = {
     "fsspec",
     "torchx_kfp",
+    "torchx_kfp.carried",
+    "torchx_kfp.carried.pareto",
+    "torchx_kfp.carried.records",
+    "torchx_kfp.channel_operations",
     "torchx_kfp.errors",
     "torchx_kfp.extras",
     "torchx_kfp.files",

@@ -1,7 +1,7 @@
 """Engines that run the replicas of a distributed stage on the cluster: ``Job``, ``JobSet`` and ``Volcano``.
 
 A stage with several replicas or roles is more than the one pod of a KFP task. With ``engine=``, the stage's pod is a
-launcher (``torchx_kfp.launcher``), which creates one object of the engine, follows it, and deletes it::
+launcher (``torchx_kfp.carried.launcher``), which creates one object of the engine, follows it, and deletes it::
 
     from torchx_kfp import engines
 

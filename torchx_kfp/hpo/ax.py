@@ -17,7 +17,7 @@ from torchx_kfp.ax.library import (
     OptimizationComplete,
     RangeParameterConfig,
 )
-from torchx_kfp.hpo.ask import number_of_digits
+from torchx_kfp.carried.asking import number_of_digits
 
 _TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 

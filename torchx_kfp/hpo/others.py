@@ -1,6 +1,6 @@
 """Optimizers of the image that asks: found by name, and what they return checked.
 
-They run where torchx-kfp is installed, unlike ``random`` and ``grid``, which are in ``ask``.
+They run where torchx-kfp is installed, unlike ``random`` and ``grid``, which are in ``carried.asking``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Optimizer = Callable[[Mapping[str, Any], Sequence[Any], Any, int], tuple[list[di
 def ask_other(
     definition: Mapping[str, Any], told: Sequence[Any], state: Any, number: int
 ) -> tuple[list[dict[str, Any]], Any]:
-    """Ask the definition's optimizer for trials: see ``ask``.
+    """Ask the definition's optimizer for trials: see ``torchx_kfp.carried.asking``.
 
     Raises:
         SearchError: there is no such optimizer, or what it returns is not what it was asked for.

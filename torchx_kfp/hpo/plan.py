@@ -8,17 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp import publisher
 from torchx_kfp.adapter.values.escapes import find_rewritten
 from torchx_kfp.adapter.values.names import output_name
+from torchx_kfp.carried import asking, publisher
 from torchx_kfp.errors import SearchError
-from torchx_kfp.hpo import ask
 from torchx_kfp.hpo.spaces import Choice, Float, Int, Space, output_type
 from torchx_kfp.semantics.rewriting import large_character
 from torchx_kfp.text import did_you_mean
 
-#: The optimizers that need only the standard library.
-BUILT_IN = ("random", "grid")
 #: The run id of the best trial, and the trials that no other one beats in every objective.
 TRIAL, FRONT = "trial", "front"
 #: The list that drives a round's loop.
@@ -171,7 +168,7 @@ def _read_objectives(minimize: object, maximize: object) -> Mapping[str, str]:
 
 
 def _read_optimizer(optimizer: object) -> str:
-    known = (*BUILT_IN, "ax")
+    known = (*asking.OPTIMIZERS, "ax")
     if isinstance(optimizer, str):
         module, _, function = optimizer.partition(":")
         if optimizer in known or all(part.isidentifier() for part in [*module.split("."), function]):
@@ -214,7 +211,7 @@ def _plan_grid(spaces: Mapping[str, Space], definition: Mapping[str, Any]) -> Ma
             )
     if definition["seed"] is not None:
         raise SearchError(f"seed is {definition['seed']!r}, but there is no chance in a grid. Leave it out.")
-    size = math.prod(len(ask.points(space)) for space in definition["parameters"].values())
+    size = math.prod(len(asking.points(space)) for space in definition["parameters"].values())
     rounds, trials = definition["rounds"], definition["trials"]
     if rounds is None:
         rounds = 1 if trials is None else math.ceil(size / trials)

@@ -10,15 +10,16 @@ from kfp import dsl
 from kfp.dsl import pipeline_channel
 from torchx import specs
 
-from torchx_kfp.adapter.stage.carried import ASK
 from torchx_kfp.adapter.stage.fields import check_app, check_name
 from torchx_kfp.adapter.stage.options import EngineOptions, PublisherOptions, check_names
 from torchx_kfp.adapter.stage.outputs import Artifacts, plain_json
 from torchx_kfp.adapter.stage.reads import Reads, TrackerBase
 from torchx_kfp.adapter.tasks import task_from_app
 from torchx_kfp.adapter.values.references import Channel
+from torchx_kfp.carried.asking import OPTIMIZERS
+from torchx_kfp.carried.programs import ASK
 from torchx_kfp.errors import ChannelError, SearchError
-from torchx_kfp.hpo.plan import BUILT_IN, TRIALS, Plan, plan_search
+from torchx_kfp.hpo.plan import TRIALS, Plan, plan_search
 from torchx_kfp.hpo.spaces import Space
 from torchx_kfp.named import describe_unknown
 
@@ -235,7 +236,7 @@ def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inli
     It runs with the variables and the volumes of the trials, because both may be what the storage needs.
     """
     optimizer = plan.definition["optimizer"]
-    if image is None and optimizer not in BUILT_IN:
+    if image is None and optimizer not in OPTIMIZERS:
         needs = "torchx-kfp[ax]" if optimizer == "ax" else f"torchx-kfp and {optimizer.partition(':')[0]}"
         raise SearchError(f"optimizer={optimizer!r} needs an image with {needs}: search(..., image='repo/ask:1').")
     role = app.roles[0]
@@ -245,7 +246,7 @@ def _ask_app(plan: Plan, app: specs.AppDef, image: str | Channel | None, *, inli
             "fsspec for the stages that ask: search(..., image='repo/ask:1')."
         )
     spec = plain_json({"name": plan.name, "definition": plan.definition, "fields": plan.fields})
-    program = ASK if inline and optimizer in BUILT_IN else _INSTALLED
+    program = ASK if inline and optimizer in OPTIMIZERS else _INSTALLED
     asking = specs.Role(
         name="ask",
         image=role.image if image is None else image,

@@ -204,7 +204,7 @@ def stage_name_of(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Start:
-    """What the program around the application reads: see ``torchx_kfp.publisher.start``."""
+    """What the program around the application reads: see ``torchx_kfp.carried.publisher.start``."""
 
     values: Sequence[str]
     #: The number of aliases among the values.

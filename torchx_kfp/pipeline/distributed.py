@@ -1,6 +1,6 @@
 """Distributed stages in compiled pipelines: what their command says of the replicas, and what its program prints.
 
-The command carries the launcher (``torchx_kfp.launcher``) and its specification, whose manifest has the replicas' pods.
+The command carries the launcher (``carried.launcher``) and its specification, whose manifest has the replicas' pods.
 """
 
 from __future__ import annotations

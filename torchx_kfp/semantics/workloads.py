@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from torchx_kfp import launcher
+from torchx_kfp.carried import launcher
 from torchx_kfp.pipeline.commands import fill_in
 from torchx_kfp.pipeline.distributed import EXECUTOR_INPUT, specifications
 from torchx_kfp.pipeline.known import assignments, known_inputs

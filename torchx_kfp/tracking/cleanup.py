@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from torchx_kfp.carried.records import folder_name
 from torchx_kfp.errors import TrackerError
 from torchx_kfp.text import UUID
-from torchx_kfp.tracking.statements.kinds import FOLDERS, folder_name, run_id_of
+from torchx_kfp.tracking.statements.kinds import FOLDERS, run_id_of
 from torchx_kfp.tracking.statements.sources import SOURCES, Source
 from torchx_kfp.tracking.stores.keys import PRIVATE, File, run_id_parts
 from torchx_kfp.tracking.stores.store import Store

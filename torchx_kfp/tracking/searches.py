@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from torchx_kfp.carried.pareto import unbeaten
 from torchx_kfp.tracking.statements.search import Search, Trial
 
 
@@ -57,11 +58,7 @@ def best_trials(search: Search) -> list[Trial]:
         for trial in search.trials
         if is_complete(search, trial)
     ]
-    return [trial for cost, trial in costs if not any(_is_better(other, cost) for other, _ in costs)]
-
-
-def _is_better(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+    return [costs[index][1] for index in unbeaten([cost for cost, _ in costs])]
 
 
 def _continues(later: Search, search: Search) -> bool:

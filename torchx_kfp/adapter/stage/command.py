@@ -13,7 +13,7 @@ WORDS are the application's entrypoint and arguments. An ``env`` before them set
 cache key covers the command but not the container's environment. It also sets the variables of further trackers, which
 replace those of the script. RETRIES (``retries``) start WORDS again if they fail.
 
-A stage with outputs has a PUBLISHER (``torchx_kfp.publisher``), which runs WORDS as its child and passes on signals and
+A stage with outputs has a PUBLISHER (``carried.publisher``), which runs WORDS as its child and passes on signals and
 the exit code. It also does what the script does, in a fraction of the text: the state of a run has six copies of each
 stage's command (``semantics.nodes``). The script only says what is missing if there is no python3::
 

@@ -128,7 +128,7 @@ def parents(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mappi
 
 
 def reads(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> list[Any]:
-    """Return the stages that are read as ``torchx_kfp.publisher.start`` takes them."""
+    """Return the stages that are read as ``torchx_kfp.carried.publisher.start`` takes them."""
 
     def text(run_id: Reference | str) -> str:
         return f"={run_id}" if isinstance(run_id, str) else inputs[run_id]

@@ -9,11 +9,11 @@ from typing import Any
 
 from kfp import dsl
 
-from torchx_kfp.adapter.stage.carried import PUBLISHER
 from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.escapes import check_word, escape
 from torchx_kfp.adapter.values.names import output_name
+from torchx_kfp.carried.programs import PUBLISHER
 from torchx_kfp.errors import OutputsError
 
 #: {a result's name: its type}.
@@ -29,7 +29,7 @@ METRICS = "metrics"
 UI_METADATA = "mlpipeline_ui_metadata"
 
 #: A program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
-INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp import {0};{0}.main(*sys.argv[1:])"
+INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp.carried import {0};{0}.main(*sys.argv[1:])"
 #: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
 _RESULT_TYPES = (int, float, bool, str, list, dict)
@@ -116,7 +116,7 @@ def publisher_words(
     may_fail: Sequence[int] | None = None,
     start: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """Return the words that run ``torchx_kfp.publisher`` around the application, whose words follow.
+    """Return the words that run ``torchx_kfp.carried.publisher`` around the application, whose words follow.
 
     Args:
         publication: the declared outputs.

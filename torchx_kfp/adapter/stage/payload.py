@@ -12,7 +12,6 @@ from torchx.schedulers import kubernetes_scheduler
 
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.application import REPLICA, Application, read_application
-from torchx_kfp.adapter.stage.carried import LAUNCHER
 from torchx_kfp.adapter.stage.fields import Resources, read_retries, read_role
 from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.options import Settings
@@ -25,6 +24,7 @@ from torchx_kfp.adapter.stage.trackers import tracker_env
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.channels import check_parts, parse_checked
 from torchx_kfp.adapter.values.references import Parts, Reference
+from torchx_kfp.carried.programs import LAUNCHER
 from torchx_kfp.contract import protocol
 from torchx_kfp.engines import Engine
 from torchx_kfp.engines.engine import Role, Workload, marker
@@ -272,7 +272,7 @@ def _specification(
     shared: Sequence[str],
     volumes: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
-    """Return what the launcher must know: see ``torchx_kfp.launcher``."""
+    """Return what the launcher must know: see ``torchx_kfp.carried.launcher``."""
     stage = names.component_name(alias)[:_LONGEST_STAGE].rstrip("-")
     return {
         "stage": stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchx_kfp import safe_files
+from torchx_kfp.carried.publisher import missing, output_text
 from torchx_kfp.errors import explain
 from torchx_kfp.pipeline.artifacts import Artifact, check_places, is_remote, read_report
 from torchx_kfp.pipeline.values import TYPE_NAMES, convert, from_output
-from torchx_kfp.publisher import missing, output_text
 from torchx_kfp.tracking import FsspecResultTracker, Result
 from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, METADATA
 from torchx_kfp.tracking.statements.artifacts import Artifact as Registered

@@ -6,8 +6,8 @@ cannot name and listings of results leave out::
 
     <tracker base>/.torchx_kfp/<kind>/<run id>/<nanoseconds>-<random>
 
-To add a kind, define a ``Kind`` in a module here, and add its folder to ``FOLDERS``. ``publisher`` reads the same
-layout.
+To add a kind, define a ``Kind`` in a module here, and add its folder to ``FOLDERS``. The
+programs that commands carry share the layout (``carried.records``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
+from torchx_kfp.carried.records import folder_name, folder_of
 from torchx_kfp.errors import CorruptResultError, ResultRefusedError
 from torchx_kfp.tracking.stores.keys import PRIVATE, key_text
 from torchx_kfp.tracking.stores.store import Store
@@ -136,22 +137,13 @@ class Kind(Generic[S, T]):
         return [key for key in keys if folders is None or key.split("/")[2] in folders]
 
     def _folder_of(self, run_id: str) -> str:
-        return f"{PRIVATE}/{self.folder}/{folder_name(key_text(run_id))}"
+        return folder_of(self.folder, key_text(run_id))
 
 
 def run_ids(store: Store) -> list[str]:
     """Return the runs that have any statements, sorted."""
     found = store.each(store.names, [f"{PRIVATE}/{folder}" for folder in FOLDERS])
     return sorted({unquote(name.rstrip("/")) for names in found for name in names})
-
-
-def folder_name(run_id: str) -> str:
-    """Return the name of the run's folder, which ``urllib.parse.unquote`` reads back.
-
-    TorchX's own backend uses base32, which makes the run ids of a cluster longer than a file system allows (255 bytes).
-    ``publisher`` follows the same rule for the run ids that a stage makes, which do not contain ``%``.
-    """
-    return run_id.replace("%", "%25").replace("/", "%2F")
 
 
 def run_id_of(key: str) -> str:

@@ -4,9 +4,7 @@ In the command of a stage with results or artifacts, this program comes before t
 
     python3 -c PROGRAM SPEC {{$}} PATH... VALUES APPLICATION...
 
-The command carries the program in a minified form (``adapter/stage/carried.py``), so the image needs only python3
-(3.8 or newer) and fsspec. Images that have torchx-kfp can import it instead (``inline=False``). For these reasons the
-module imports nothing from the project, keeps its messages short, and does little before the application starts.
+It keeps its messages short, because the command carries it, and does little before the application starts.
 
 SPEC is JSON: ``{"results": {output: [type, name]}, "artifacts": {output: [schema title, name, shown]}}``. ``output``
 is KFP's name of the output, ``name`` is the name under which the application records it, and ``shown`` is 1 if KFP's
@@ -33,8 +31,18 @@ import json
 import os
 import re
 import signal
-import stat
 import sys
+
+from torchx_kfp.carried.log import say
+from torchx_kfp.carried.records import (
+    folder_of,
+    list_statements,
+    read_json,
+    read_results,
+    regular,
+    write_record,
+    write_text,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,7 +162,7 @@ def start(spec: Any, executor: Any, words: Sequence[str], /) -> list[str]:
     run = environ.get("KFP_RUN_ID") or [unique, *uuids][-2:][0]
     uid = environ.get("KFP_POD_UID", "")[:8]
     run_id = f"{run}/{stage}/{environ.get('KFP_POD_NAME') or unique}{uid and '_' + uid}"
-    write(outputs["parameters"]["run_id"]["outputFile"], run_id)
+    write_text(outputs["parameters"]["run_id"]["outputFile"], run_id)
     environ.update(
         TORCHX_JOB_ID=run_id,
         TORCHX_TRACKERS="torchx_kfp",
@@ -185,26 +193,6 @@ def start(spec: Any, executor: Any, words: Sequence[str], /) -> list[str]:
         name, _, value = assignment.partition("=")
         environ[name] = value
     return filled[variables:]
-
-
-def regular(path: str, local: bool = True, /) -> str:
-    """Return the path if it is a file, a folder or missing. Reading a FIFO or a device might never end."""
-    mode = stat.filemode(os.stat(path).st_mode)[0] if local and os.path.exists(path) else "-"
-    if mode not in "-d":
-        raise ValueError(f"{path} is a {({'p': 'FIFO', 's': 'socket'}).get(mode, 'device')}, not a file")
-    return path
-
-
-def write(path: str, text: str, /) -> None:
-    """Write a file, and create its folder if it is missing."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(regular(path), "wb") as file:
-        file.write(text.encode())
-
-
-def say(*words: object) -> None:
-    """Write a line to the stage's log."""
-    print("torchx-kfp:", *words, file=sys.stderr)
 
 
 def missing(what: str, name: str, recorded: Any, kind: str = "", /) -> str:
@@ -290,30 +278,10 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     failed = False
     stage = run_id.split("/")[-2:][0]
     store, root = fsspec.core.url_to_fs(base)
-
-    def read(path: str, **options: Any) -> Any:
-        return json.loads(store.cat_file(regular(path, hasattr(store, "local_file"))), **options)
-
-    def statements(kind: str, **options: Any) -> Any:
-        # The layout of ``tracking.statements.kinds``.
-        folder = f"{root}/.torchx_kfp/{kind}/{run_id.replace('/', '%2F')}"
-        return [read(file, **options) for file in sorted(store.ls(folder, False))] if store.exists(folder) else []
-
-    try:
-        results = read(f"{root}/{run_id}")
-    except FileNotFoundError:
-        results = {}
+    results = read_results(store, f"{root}/{run_id}")
     if code is not None:
         results["exit_code"] = code
-        text = json.dumps(results, indent=2)
-        if hasattr(store, "local_file"):
-            # Readers see the old results or the new ones.
-            part = f"{root}/.torchx_kfp/{run_id.replace('/', '%2F')}"
-            write(part, text)
-            os.makedirs(os.path.dirname(f"{root}/{run_id}"), exist_ok=True)
-            os.replace(part, f"{root}/{run_id}")
-        else:
-            store.pipe_file(f"{root}/{run_id}", text.encode())
+        write_record(store, root, run_id, json.dumps(results, indent=2))
     metrics = {}
     for name, value in results.items():
         if type(value) in (int, float):
@@ -326,8 +294,8 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
                 say(name, "is", f"{value}, which KFP cannot store: no metric; the output is", double)
     recorded = {}
     if any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
-        for statement in statements("metadata"):
-            recorded.update(statement["metadata"])
+        for path in list_statements(store, f"{root}/{folder_of('metadata', run_id)}"):
+            recorded.update(read_json(store, path)["metadata"])
     recorded.update(results)
     for output, (kind, name) in spec["results"].items():
         try:
@@ -336,13 +304,14 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             failed = True
             say(stage, error)
         else:
-            write(outputs["parameters"][output]["outputFile"], text)
+            write_text(outputs["parameters"][output]["outputFile"], text)
             if kind in ("list", "dict") and repr(LARGEST) in text:
                 say(name, "has a number which KFP cannot store: the output has", LARGEST)
 
     entries = {}
     if len(spec["artifacts"]) > 1:
-        for entry in statements("artifacts", parse_constant=str):
+        for path in list_statements(store, f"{root}/{folder_of('artifacts', run_id)}"):
+            entry = read_json(store, path, parse_constant=str)
             entries[entry["name"]] = entry
     for (output, (_, name, shown)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
         artifact = outputs["artifacts"][output]["artifacts"][0]
@@ -376,8 +345,8 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             artifact["metadata"]["location"] = path
             metadata = {"path": path, "metadata": metadata}
         # kfp.local's cache considers an artifact without a file as missing.
-        write(target, json.dumps(metadata))
-    write(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
+        write_text(target, json.dumps(metadata))
+    write_text(outputs["outputFile"], json.dumps({"artifacts": outputs["artifacts"]}))
     return failed
 
 

@@ -4,9 +4,6 @@ In the command of such a stage, this program takes the place of the application:
 
     python3 -c PROGRAM SPEC {{$}} WORD...
 
-The command carries it in a minified form, as it does ``torchx_kfp.publisher``, so the image needs only python3 (3.8 or
-newer). The module imports nothing from the project and nothing but the standard library.
-
 SPEC is JSON that ``adapter/stage/payload`` makes: the manifest of the engine's object, where its state is found, and
 the roles. The program knows no engine. Text that is known only at run time, and all arguments of the applications, are
 WORDs; SPEC refers to them by number. ``{{$}}`` is KFP's ExecutorInput, which has what users have set on the task
@@ -48,6 +45,8 @@ import urllib.error
 import urllib.request
 from collections import Counter, deque
 
+from torchx_kfp.carried.log import say, write
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,22 +64,6 @@ GRACE = 10
 #: The signals that end a stage, and those that it waits for.
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 SIGNALS = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, *ENDING}
-
-#: Held while a line is written, so that lines do not mix. The handler of a signal may interrupt its holder.
-LOCK = threading.RLock()
-
-
-def write(stream: int, text: bytes, /) -> None:
-    """Write the whole text to a descriptor."""
-    with LOCK:
-        while text:
-            text = text[os.write(stream, text) :]
-
-
-def say(*words: object) -> None:
-    """Write a line to the stage's log."""
-    with contextlib.suppress(OSError):  # nobody reads it
-        write(2, f"torchx-kfp: {' '.join(map(str, words))}\n".encode(errors="replace"))
 
 
 def leave(code: int, /) -> NoReturn:
