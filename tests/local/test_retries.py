@@ -51,7 +51,7 @@ def test_the_last_attempt_is_the_stage(execute: Execute, tmp_path: Path, results
     base = str(tmp_path / "results")
     result = execute(pipeline, {"base": base})
     stage = result["train"]
-    assert (stage.results, stage.attempts, stage.attempts_in_pod) == ({"w": 2.5}, 1, 2)
+    assert (stage.results, stage.attempts, stage.attempts_in_pod, stage.starts) == ({"w": 2.5}, 1, 2, 2)
     assert stage.run_id == f"{result.run_id}/train/train-0_2"
     assert stage.outputs.get("w") == (results and 2.5)
     log = stage.log_file.read_text()

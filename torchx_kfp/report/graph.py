@@ -108,7 +108,7 @@ def summary(stages: Iterable[StageView]) -> tuple[State | None, str]:
     state = state_of_all(counts)
     if len(stages) == 1:
         [stage] = stages
-        retries = f" ×{stage.result.attempts}" if stage.result.attempts > 1 else ""
+        retries = f" ×{stage.result.starts}" if stage.result.starts > 1 else ""
         ran = f" · {duration(stage.result.duration)}" if stage.result.duration else ""
         return state, f"{stage.state}{ran}{retries}"
     if len(counts) == 1:

@@ -88,6 +88,11 @@ class StageResult:
         return Execution.parse(self.run_id or "").attempt
 
     @property
+    def starts(self) -> int:
+        """How often the application was started, as far as it is known: once in each pod but the last one."""
+        return self.attempts - 1 + self.attempts_in_pod if self.attempts else 0
+
+    @property
     def measures(self) -> dict[str, Any]:
         """The values that describe the stage's work.
 

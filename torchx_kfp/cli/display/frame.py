@@ -194,7 +194,7 @@ def _stage_row(tails: Tails, stage: StageState, parent: _Row | None, now: float,
 
 def _detail(stage: StageState, now: float) -> Text:
     result = stage.result
-    attempt = f"attempt {result.attempts}  " if result.attempts > 1 else ""
+    attempt = f"attempt {result.starts}  " if result.starts > 1 else ""
     replicas = f"{result.replicas} replicas  " if result.replicas else ""
     if stage.state is State.RETRYING:
         left = round(stage.retry_at - now)
@@ -212,7 +212,7 @@ def _detail(stage: StageState, now: float) -> Text:
     if not result.attempts:
         return Text(result.reason.removeprefix("was "), "dim")
     style = "red" if stage.state is State.FAILED else ""
-    attempts = (f" ({result.attempts} attempts)", "yellow") if result.attempts > 1 else ""
+    attempts = (f" ({result.starts} attempts)", "yellow") if result.starts > 1 else ""
     return Text.assemble((result.reason, style), attempts)
 
 

@@ -134,7 +134,7 @@ def print_stages(stages: Sequence[StageResult]) -> None:
             state = f"{len(group):,} {stage.state}"
             rows.append((f"{_kind(stage)[0]}[...]", state, _attempts(group), _seconds(group), ""))
     columns: tuple[str, ...] = ("stage", "state", "attempts", "seconds", "results")
-    if all(stage.attempts < 2 for stage in stages):
+    if all(stage.starts < 2 for stage in stages):
         columns, rows = columns[:2] + columns[3:], [row[:2] + row[3:] for row in rows]
     print_table(columns, rows, right=("attempts", "seconds"))
 
@@ -151,7 +151,7 @@ def _told(stage: StageResult) -> str:
 
 
 def _attempts(group: Sequence[StageResult]) -> str:
-    counts = {stage.attempts for stage in group if stage.attempts}
+    counts = {stage.starts for stage in group if stage.attempts}
     return " - ".join(f"{count:,}" for count in sorted({min(counts), max(counts)})) if counts else ""
 
 
