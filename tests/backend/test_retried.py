@@ -3,6 +3,8 @@
 # Annotations are not postponed: kfp reads them as types.
 
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from tests.backend.calling import ended, request
 from tests.backend.commands import Program
 from tests.backend.host import KfpHost
 from tests.cli.ready import Ready
+from tests.facts import says
 from torchx_kfp import task_from_app
 from torchx_kfp.backend.connection import Connection
 from torchx_kfp.backend.host import Host
@@ -30,11 +33,19 @@ go, before, after = sys.argv[1:]
 again = os.path.exists(go)
 values = json.loads(after if again else before)
 print("attempt", int(again) + 1)
+run = current_run()
 if values:
-    current_run().put(values)
+    run.put(values)
 sys.exit(0 if again else 4)
 """
-READ = "from torchx_kfp.tracking import current_run; print('reads', dict(current_run().parent.results()))"
+#: The same, but started again in one pod.
+AGAIN = TRAIN.replace("os.path.exists(go)", "os.environ['TORCHX_JOB_ID'].endswith('_2')")
+READ = """
+import os
+from torchx_kfp.tracking import FsspecResultTracker, current_run
+current_run()
+print("reads", FsspecResultTracker(os.environ["TORCHX_TRACKER_BASE"]).get(os.environ["TORCHX_PARENT_RUN_ID"]))
+"""
 STALE = {"stale": 1}
 RUNS = "/apis/v2beta1/runs"
 
@@ -66,6 +77,8 @@ class Retried:
 
     def retry(self, run_id: str) -> None:
         (self.folder / "go").touch()
+        for file in (self.base / run_id / "train").iterdir():
+            os.utime(file, times=(0, file.stat().st_mtime - 10))  # on a cluster, it takes half a minute or more
         assert request(self.host, "POST", f"{RUNS}/{run_id}:retry") == (200, {})
 
     def shown(self, *words: str) -> str:
@@ -82,14 +95,14 @@ def retried(kfp_host: KfpHost, ready_program: Ready, tmp_path: Path) -> Retried:
     return Retried(kfp_host, Program(ready_program, tmp_path, known), tmp_path)
 
 
-def chain(folder: Path, after: Any, before: Any = STALE, **fields: Any) -> Any:
+def chain(folder: Path, after: Any, program: str = TRAIN, **fields: Any) -> Any:
     """Return a pipeline whose second stage fails at first, after it has recorded something."""
 
     @dsl.pipeline(name="chain")
     def chain(base: str):
-        words = str(folder / "go"), json.dumps(before), json.dumps(after)
+        words = str(folder / "go"), json.dumps(STALE), json.dumps(after)
         first = task_from_app(app("first", "print('once')"), tracker_base=base)
-        train = task_from_app(app("train", TRAIN, *words, **fields), tracker_base=base, reads={"first": first})
+        train = task_from_app(app("train", program, *words, **fields), tracker_base=base, reads={"first": first})
         task_from_app(app("read", READ), tracker_base=base, reads=train)
 
     return chain
@@ -143,3 +156,24 @@ def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> N
     report = (retried.folder / "report.html").read_text()
     assert "2.5" in report
     assert "stale" not in report
+
+
+def test_an_attempt_that_records_nothing_hides_those_before_it(retried: Retried) -> None:
+    """Both when KFP retries the run, and when the stage starts its application again."""
+    run_id = retried.fail(chain(retried.folder, {}))
+    retried.retry(run_id)
+    assert ended(retried.host, run_id)["state"] == "SUCCEEDED"
+    again = retried.submit(chain(retried.folder, {}, max_retries=2, program=AGAIN))
+    assert ended(retried.host, again)["state"] == "SUCCEEDED"
+    for one in (run_id, again):
+        assert results_of(retried, one) == {}
+        assert retried.shown("logs", one, "read") == "reads {}\n"
+        for words in (["show", f"{one}/train"], ["lineage", one], ["compare", run_id, again]):
+            retried.shown(*words)
+        done = retried.program("results", one)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.search(says(one, "last attempts", "recorded nothing"), done.stderr)
+        retried.shown("report", one, "-o", "report.html")
+        report = (retried.folder / "report.html").read_text()
+        assert "stale" not in report
+        assert ("starts in the pod" in report) is (one == again)

@@ -82,6 +82,11 @@ class Observer:
         """Tell whether an engine runs the replicas of a stage."""
         return self._plan is not None and without_indices(stage) in self._plan.distributed
 
+    def restarts(self, stage: str) -> bool:
+        """Tell whether a stage's own program starts the application again if it fails."""
+        tracked = self._plan.tracked.get(without_indices(stage)) if self._plan is not None else None
+        return tracked is not None and tracked.restarts
+
     def _is_new(self, session: int, event: StageEvent) -> bool:
         if (session, event.key) in self._seen:
             return self._seen[(session, event.key)] != event.content

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from torchx_kfp.backend.executions import Sought, find_run_ids
 from torchx_kfp.backend.settings import variable
-from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.text import printable, shorten, shown
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
-from torchx_kfp.tracking.stores.store import Store
 from torchx_kfp.tracking.tracker import FsspecResultTracker
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -61,16 +60,9 @@ class ResultReader:
         """Sentences about the bases that could not be read, and why."""
         return tuple(self._problems.values())
 
-    def read(self, base: str, executions: Mapping[str, float | None]) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
-        """Return the run id of each execution that can be read now, and its results; ``{}`` if it has none.
-
-        The nodes of a run name a stage's pod, but neither its UID nor the attempt in it, so the run is listed once.
-
-        Args:
-            base: the tracker base.
-            executions: ``<run>/<stage>/<pod>``, and when the pod started if an earlier one had its name.
-        """
-        if not executions or self._clock() - self._failed_at.get(base, -self._again) < self._again:
+    def read(self, base: str, sought: Collection[Sought]) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+        """Return the run id of each execution under the base that can be read now, by its name, and its results."""
+        if not sought or self._clock() - self._failed_at.get(base, -self._again) < self._again:
             return {}
         if problem := why_not_read(base, self._named):
             return self._fail(base, problem)
@@ -80,9 +72,7 @@ class ResultReader:
         def read() -> None:
             try:
                 tracker = FsspecResultTracker(base, patience=self._patience)
-                real = find_run_ids(tracker.store, executions)
-                results = tracker.get_many(real.values(), corrupt=lambda error: problems.append(str(error)))
-                found.append({one: (run_id, results[run_id]) for one, run_id in real.items() if run_id in results})
+                found.append(self._read(tracker, find_run_ids(tracker.store, sought), problems))
             except TorchxKfpError as error:
                 problems.append(str(error))
             except Exception as error:  # of a driver of fsspec, or a library below it
@@ -100,6 +90,13 @@ class ResultReader:
             self._problems.pop(base, None)
         return found[0] if found else {}
 
+    def _read(
+        self, tracker: FsspecResultTracker, run_ids: Mapping[str, str], problems: list[str]
+    ) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+        """Read the results of run ids; what is wrong with a file is added to the problems."""
+        results = tracker.get_many(run_ids.values(), corrupt=lambda error: problems.append(str(error)))
+        return {name: (run_id, results[run_id]) for name, run_id in run_ids.items() if run_id in results}
+
     def _fail(self, base: str, why: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         self._failed_at[base] = self._clock()
         self._problems[base] = missing(base, why)
@@ -109,29 +106,20 @@ class ResultReader:
 class NoResults(ResultReader):
     """Reads no results, for those who do not show any."""
 
-    def read(self, base: str, executions: Mapping[str, float | None]) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    def read(self, base: str, sought: Collection[Sought]) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         """Return nothing."""
-        del base, executions
+        del base, sought
         return {}
 
 
-def find_run_ids(store: Store, executions: Mapping[str, float | None]) -> dict[str, str]:
-    """Return the run id of each execution: that of its last attempt that has results; its own name if there is none.
+class RunIdReader(ResultReader):
+    """Finds run ids, for those who read the results themselves."""
 
-    Args:
-        store: the store of the tracker base.
-        executions: see ``ResultReader.read``. What was written before a pod started is that of an earlier one.
-    """
-    found: dict[str, tuple[tuple[float, int], str]] = {}
-    for run in dict.fromkeys(name.partition("/")[0] for name in executions):
-        for file in store.files(run):
-            stage, _, execution = file.key.rpartition("/")
-            parsed = Execution.parse(execution)
-            name = f"{stage}/{parsed.pod}"
-            # The times of nodes are whole seconds.
-            if name in executions and file.modified >= (executions[name] or 0.0) - 1:
-                found[name] = max(found.get(name, ((0.0, 0), "")), ((file.modified, parsed.attempt), file.key))
-    return {name: found[name][1] if name in found else name for name in executions}
+    def _read(
+        self, tracker: FsspecResultTracker, run_ids: Mapping[str, str], problems: list[str]
+    ) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+        del tracker, problems
+        return {name: (run_id, {}) for name, run_id in run_ids.items()}
 
 
 def missing(base: str, why: str) -> str:

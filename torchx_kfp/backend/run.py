@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from torchx_kfp.backend.answers import refuse_run_id
 from torchx_kfp.backend.connection import V1BETA1, V2BETA1, Connection
+from torchx_kfp.backend.executions import Sought, read_log
 from torchx_kfp.backend.host import Host
 from torchx_kfp.backend.logs import PodLog
 from torchx_kfp.backend.manifest import manifest_of, read_manifest
@@ -27,7 +28,7 @@ from torchx_kfp.backend.nodes import Nodes
 from torchx_kfp.backend.observer import Observer
 from torchx_kfp.backend.outcomes import ends_with_launcher, explained
 from torchx_kfp.backend.polling import DEFAULT_POLICY, PollPolicy, PollTimer
-from torchx_kfp.backend.results import ResultReader
+from torchx_kfp.backend.results import NoResults, ResultReader
 from torchx_kfp.backend.states import read_progress, run_state, seconds
 from torchx_kfp.backend.values import mapping
 from torchx_kfp.errors import (
@@ -338,19 +339,47 @@ class HostRun:
 
     def _completed(self, events: list[Event]) -> list[Event]:
         """Return the events with log files and results."""
-        found: dict[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {}
-        wanted: dict[str, dict[str, float | None]] = {}
-        # A pod of a run that KFP has retried may have the name of an earlier one.
-        is_retried = len(read_progress(self.answer).sessions) > 1
-        for event in events:
-            if isinstance(event, StageStarted) and is_retried:
-                self._starts[event.pod_name] = event.time
-            if isinstance(event, StageFinished) and self._is_key(event.result.run_id) and event.result.tracker_base:
-                executions = wanted.setdefault(event.result.tracker_base, {})
-                executions[event.result.run_id] = self._starts.get(event.result.pod_name)
-        for base, executions in wanted.items():
-            found[base] = self._results.read(base, executions)
+        events = [self._with_log_file(event) for event in events]
+        ended = [
+            event.result
+            for event in events
+            if isinstance(event, StageFinished) and event.result.run_id and event.result.tracker_base
+        ]
+        if not ended or isinstance(self._results, NoResults):
+            return [self._completed_one(event, {}) for event in events]
+        by_base: dict[str, list[Sought]] = {}
+        with ThreadPoolExecutor(_LOGS_AT_ONCE) as pool:
+            for result, sought in zip(ended, pool.map(self._sought, ended), strict=True):
+                by_base.setdefault(result.tracker_base or "", []).append(sought)
+        found = {base: self._results.read(base, sought) for base, sought in by_base.items()}
         return [self._completed_one(event, found) for event in events]
+
+    def _with_log_file(self, event: Event) -> Event:
+        if isinstance(event, StageStarted) and event.pod_name:
+            # A pod of a run that KFP has retried may have the name of an earlier one.
+            if len(read_progress(self.answer).sessions) > 1:
+                self._starts[event.pod_name] = event.time
+            log_file = self._log_files[event.name] = self._log_file(event.name)
+            return dataclasses.replace(event, log_file=log_file)
+        if isinstance(event, StageFinished) and event.result.pod_name:
+            result = event.result
+            run_id = result.run_id if self._is_key(result.run_id) else None
+            result = dataclasses.replace(result, log_file=self._log_files.get(result.name), run_id=run_id)
+            return dataclasses.replace(event, result=result)
+        return event
+
+    def _sought(self, result: StageResult) -> Sought:
+        """Return what is known of a stage's run id. Only its log says which attempt in its pod was the last one."""
+        sought = Sought(result.run_id or "", self._starts.get(result.pod_name))
+        follows = self._observer.is_distributed(result.name) and (result.attempts > 1 or sought.since is not None)
+        if result.log_file is None or not (follows or self._observer.restarts(result.name)):
+            return sought
+        self._fetch(StageStarted(result.name, result.pod_name, result.attempts), result.log_file, is_over=True)
+        try:
+            with result.log_file.open("rb") as log:
+                return read_log(sought, log)
+        except OSError:  # it could not be read from the host
+            return sought
 
     def _is_key(self, run_id: str | None) -> TypeGuard[str]:
         """Tell whether the run id of a stage is one of this run: the host names the pod in it."""
@@ -363,17 +392,11 @@ class HostRun:
             return False
 
     def _completed_one(self, event: Event, found: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]]) -> Event:
-        if isinstance(event, StageStarted) and event.pod_name:
-            log_file = self._log_files[event.name] = self._log_file(event.name)
-            return dataclasses.replace(event, log_file=log_file)
         if isinstance(event, StageFinished) and event.result.pod_name:
             result = event.result
-            run_id = result.run_id if self._is_key(result.run_id) else None
-            one = found.get(result.tracker_base or "", {}).get(run_id or "")
-            run_id, results = one or (run_id, result.results)
-            result = dataclasses.replace(
-                result, log_file=self._log_files.get(result.name), results=results, run_id=run_id
-            )
+            one = found.get(result.tracker_base or "", {}).get(result.run_id or "")
+            run_id, results = one or (result.run_id, result.results)
+            result = dataclasses.replace(result, results=results, run_id=run_id)
             return dataclasses.replace(event, result=self._explained(result))
         return event
 
@@ -428,6 +451,8 @@ class HostRun:
         return self._folder / f"{name}-{next(self._log_numbers)}.log"
 
     def _fetch(self, started: StageStarted, path: Path, is_over: bool) -> None:
+        if path in self._complete:
+            return
         log = self._logs.get(path)
         if log is None:
             log = self._logs[path] = PodLog(self._connection, self.run_id, started.pod_name, raw=self._raw_logs)

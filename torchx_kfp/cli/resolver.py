@@ -7,7 +7,7 @@ of its id, its name, the URL of its page, the path of its folder, or ``latest``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,14 @@ from torchx_kfp.errors import ArgumentError, HostError, TrackerBaseError, Unknow
 from torchx_kfp.text import UUID, did_you_mean_path, listed
 
 if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
     from torchx_kfp.backend.run import HostRun
     from torchx_kfp.runs.history import RunReader
     from torchx_kfp.runs.record import RunRecord
 
+#: What is read of the results of a run on a host.
+Results: TypeAlias = "Literal['all', 'run ids', 'none']"
 #: A part of the URL of a run's page in KFP's UI.
 _PAGE_OF_RUN = "/runs/details/"
 
@@ -40,6 +44,7 @@ class Located:
         output_dir: the directory with the folders of runs on this machine.
         name: the run's name on its host; empty if it has none.
         arguments: the arguments of the run.
+        run_ids: the run ids of the stages that have ended, as far as they are known.
     """
 
     base: str
@@ -47,6 +52,7 @@ class Located:
     output_dir: str
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    run_ids: Collection[str] = ()
 
 
 def records_argument(runs: str) -> Decorator:
@@ -89,7 +95,13 @@ def locate(
 
 
 def find_source(
-    run: str, output_dir: str, flags: Flags, *, results: bool = True, raw_logs: bool = False
+    run: str,
+    output_dir: str,
+    flags: Flags,
+    *,
+    results: Results = "all",
+    base: str | None = None,
+    raw_logs: bool = False,
 ) -> RunReader | HostRun:
     """Find a run: on the host that the flags name; otherwise on this machine, or else on the host that is set up.
 
@@ -100,7 +112,8 @@ def find_source(
             on the host that is set up.
         output_dir: the directory with the folders of runs on this machine.
         flags: the options of the host.
-        results: whether a run on a host is read with the results of its stages, which may take some seconds.
+        results: what is read of the results of a run on a host, which may take some seconds.
+        base: the tracker base that the user has named.
         raw_logs: whether logs of a run on a host keep the lines of KFP's launcher.
 
     Raises:
@@ -113,7 +126,7 @@ def find_source(
     if os.sep not in run and is_run(Path(run)) and not is_run(Path(output_dir, run)):
         run = os.path.join(os.curdir, run)  # a command in the directory with the folders of runs
     if names_host(flags) and not is_run(Path(output_dir, run)):
-        return _on_host(run, flags, results=results, raw_logs=raw_logs)
+        return _on_host(run, flags, results, base, raw_logs=raw_logs)
     try:
         folder = find_run(output_dir, run)
     except ArgumentError as error:
@@ -121,26 +134,26 @@ def find_source(
         if not UUID.search(run.lower()) and not is_host_known():
             raise UnknownRunError(f"{error} For a run on KFP, give its --host.") from None
         try:
-            source = _on_host(run, flags, results=results, raw_logs=raw_logs)
+            source = _on_host(run, flags, results, base, raw_logs=raw_logs)
             source.read()  # whether it exists: a whole id is not looked up
         except (UnknownRunError, HostError) as other:
             raise type(other)(f"{error} And on the host: {other}") from None
         return source
-    newer = (
-        _newer_on_host(folder, flags, results=results, raw_logs=raw_logs) if run == LATEST and is_host_known() else None
-    )
-    return newer or RunReader(folder)
+    newest = _newer_on_host(folder, flags) if run == LATEST and is_host_known() else None
+    return RunReader(folder) if newest is None else _on_host(newest, flags, results, base, raw_logs=raw_logs)
 
 
-def _on_host(run: str, flags: Flags, *, results: bool, raw_logs: bool) -> HostRun:
-    from torchx_kfp.backend.results import NoResults
+def _on_host(run: str, flags: Flags, results: Results, base: str | None, *, raw_logs: bool) -> HostRun:
+    from torchx_kfp.backend.results import NoResults, ResultReader, RunIdReader
     from torchx_kfp.backend.run import HostRun
 
     host = connect(flags)
-    return HostRun(host.connection, host.find(run), results=None if results else NoResults(), raw_logs=raw_logs)
+    kinds = {"all": ResultReader, "run ids": RunIdReader, "none": NoResults}
+    reader = kinds[results]({host.connection.settings.tracker_base, base or ""})
+    return HostRun(host.connection, host.find(run), results=reader, raw_logs=raw_logs)
 
 
-def _newer_on_host(folder: Path, flags: Flags, *, results: bool, raw_logs: bool) -> HostRun | None:
+def _newer_on_host(folder: Path, flags: Flags) -> str | None:
     """Return the newest run on the host that is set up, if it is newer than the one in the folder."""
     from torchx_kfp.runs.history import created
 
@@ -151,7 +164,7 @@ def _newer_on_host(folder: Path, flags: Flags, *, results: bool, raw_logs: bool)
         return None
     if newest is None or newest.created < created(folder):
         return None
-    return _on_host(newest.run_id, flags, results=results, raw_logs=raw_logs)
+    return newest.run_id
 
 
 def _is_base(word: str, flags: Flags) -> bool:
@@ -166,25 +179,28 @@ def _is_base(word: str, flags: Flags) -> bool:
 
 
 def _located(word: str, base: str | None, output_dir: str, flags: Flags) -> Located:
-    record, part = _find_record(word, output_dir, flags)
+    record, part = _find_record(word, base, output_dir, flags)
     found = f"{record.run_id}/{part}" if part else record.run_id
     name = f"{record.name}/{part}" if part and record.name else record.name
     folders = output_dir if record.folder is None else str(record.folder.parent)
-    return Located(base or _base_of(record, flags), found, folders, name, record.arguments)
+    # A run that is not told in full does not say which attempts were the last ones.
+    ends = () if record.corrupt else record.run.ends.values()
+    run_ids = [end.run_id for end in ends if end.run_id]
+    return Located(base or _base_of(record, flags), found, folders, name, record.arguments, run_ids)
 
 
-def _find_record(word: str, output_dir: str, flags: Flags) -> tuple[RunRecord, str]:
+def _find_record(word: str, base: str | None, output_dir: str, flags: Flags) -> tuple[RunRecord, str]:
     """Return the run that a word means, and what follows it in the word: ``train`` in ``latest/train``."""
     from torchx_kfp.pipeline.names import LATEST
 
     is_whole = "://" in word or os.path.exists(word)
     run, part = (word, "") if is_whole else (word.partition("/")[0], word.partition("/")[2])
     try:
-        return find_source(run, output_dir, flags, results=False).read(), part
+        return find_source(run, output_dir, flags, results="run ids", base=base).read(), part
     except UnknownRunError as error:
         if part:
             try:  # a name on a host may have a slash
-                return find_source(word, output_dir, flags, results=False).read(), ""
+                return find_source(word, output_dir, flags, results="run ids", base=base).read(), ""
             except (UnknownRunError, HostError):
                 pass
         if names_host(flags) or run == LATEST or UUID.fullmatch(run):

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchx_kfp.cli.attempts import last_attempts
 from torchx_kfp.cli.display.printing import print_message
 from torchx_kfp.errors import (
     ArgumentError,
@@ -120,7 +121,9 @@ class Chosen:
     cached: Mapping[str, str] = field(default_factory=dict)
 
 
-def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, output_dir: str) -> Chosen:
+def choose(
+    run: str, known: Collection[str], tracker: FsspecResultTracker, output_dir: str, last: Collection[str] = ()
+) -> Chosen:
     """Find the run ids that the user means.
 
     Args:
@@ -129,6 +132,7 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
         known: all run ids under the tracker base, sorted.
         tracker: the tracker of that base.
         output_dir: the directory with the folders of runs on this machine; it may be missing.
+        last: run ids of last attempts: see ``last_attempts``.
 
     Raises:
         UnknownRunError: no run matches, or several do.
@@ -161,35 +165,7 @@ def choose(run: str, known: Collection[str], tracker: FsspecResultTracker, outpu
         done += f"{names[0]}/"
     cached = {real: key for key, real in found.items() if key != real}
     keys = dict.fromkeys(found[key] for key in sorted(found))
-    return Chosen(done[:-1], tuple(last_attempts(tracker, keys, done[:-1])), cached)
-
-
-def last_attempts(tracker: FsspecResultTracker, keys: Iterable[str], named: str) -> list[str]:
-    """Return the run ids without those of earlier attempts, which are named on stderr.
-
-    KFP retries a run with pods of the same names, and a stage starts its application again in one pod. An attempt is
-    known by the pod's UID in its run id, or by the number after the run id of the first one.
-
-    Args:
-        tracker: the tracker.
-        keys: the run ids.
-        named: the part of run ids that the user has named; an attempt that is named itself is kept.
-    """
-    from torchx_kfp.contract.protocol import Execution
-
-    attempts: dict[str, dict[str, Execution]] = {}
-    for key in filter(parts, keys := list(keys)):
-        one = Execution.parse(key)
-        attempts.setdefault(f"{key.rpartition('/')[0]}/{one.pod}", {})[key] = one
-    earlier: set[str] = set()
-    for first, found in attempts.items():
-        if len(found) > 1 and (first in found or all(one.uid for one in found.values())):
-            times = {file.key: file.modified for file in tracker.store.files(first.partition("/")[0])}
-            last = max(found, key=lambda key: (times.get(key, 0.0), found[key].attempt))
-            earlier |= found.keys() - {last, named}
-    if earlier:
-        print_message(f"Left out, as those of earlier attempts: {printable(listed(sorted(earlier)))}.")
-    return [key for key in keys if key not in earlier]
+    return Chosen(done[:-1], tuple(last_attempts(tracker.store, keys, done[:-1], last)), cached)
 
 
 def recorded(tracker: FsspecResultTracker) -> set[str]:
@@ -203,7 +179,7 @@ def choose_located(located: Located, known: Collection[str], tracker: FsspecResu
     """Find the run ids of a run among those that are known, as ``choose`` does."""
     if not known:
         raise nothing(located.base, located.run)
-    return choose(located.run or "", sorted(known), tracker, located.output_dir)
+    return choose(located.run or "", sorted(known), tracker, located.output_dir, located.run_ids)
 
 
 def titled(name: str, run_id: str) -> str:

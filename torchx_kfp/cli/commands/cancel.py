@@ -43,7 +43,7 @@ def cancel_command(run: str, output_dir: str, flags: Flags) -> None:
     from torchx_kfp.pipeline.names import LATEST
     from torchx_kfp.runs.history import RunReader
 
-    source = find_source(run, output_dir, flags, results=False)
+    source = find_source(run, output_dir, flags, results="none")
     if isinstance(source, RunReader):
         _cancel_here(source.folder)
     elif run == LATEST and not names_host(flags):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.cli.attempts import earlier_attempts
 from torchx_kfp.cli.display.printing import print_json, print_message, print_text
 from torchx_kfp.cli.flags import format_option, output_dir_option
 from torchx_kfp.cli.hosts import Flags, host_options
@@ -51,7 +52,10 @@ def lineage_command(words: tuple[str, ...], output_dir: str, form: str, flags: F
     tracker = open_tracker(located.base)
     sources = SOURCES.read_many(tracker.store, corrupt=lambda error: print_message(f"Left out: {error}"))
     named = {source.run_id for found in sources.values() for source in found}
-    chosen = choose_located(located, recorded(tracker) | named, tracker)
+    known = recorded(tracker) | named
+    chosen = choose_located(located, known, tracker)
+    earlier = earlier_attempts(tracker.store, known, located.run_ids) - {*chosen.keys}
+    sources = {run_id: found for run_id, found in sources.items() if run_id not in earlier}
     say_cached(chosen)
     lineage = trace(chosen.keys, sources, lambda wanted: ARTIFACTS.read_many(tracker.store, wanted))
     if not lineage.links:

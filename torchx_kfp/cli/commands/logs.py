@@ -70,7 +70,7 @@ def logs_command(
     if replica is not None and stage is None:
         raise ArgumentError("--replica needs a STAGE.")
     _end_orderly()
-    source = find_source(run, output_dir, flags, results=False, raw_logs=raw)
+    source = find_source(run, output_dir, flags, results="none", raw_logs=raw)
     record = source.read()
     for sentence in record.corrupt:
         print_message(sentence)

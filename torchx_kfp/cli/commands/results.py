@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchx_kfp.cli.attempts import last_attempts
 from torchx_kfp.cli.display.printing import (
     is_number,
     print_csv,
@@ -26,8 +27,7 @@ from torchx_kfp.cli.resolver import Located, locate, records_argument
 from torchx_kfp.cli.selection import (
     Chosen,
     RunsHere,
-    choose,
-    last_attempts,
+    choose_located,
     nothing,
     open_tracker,
     parts,
@@ -125,7 +125,7 @@ def _chosen(tracker: FsspecResultTracker, located: Located) -> Chosen:
         keys = tracker.keys(run.rstrip("/") or run) if run is not None else []
     # The results that a cached stage was given are those of another run.
     if keys and run is not None and not _is_here(run, output_dir):
-        return Chosen(run.rstrip("/"), tuple(last_attempts(tracker, keys, run.rstrip("/"))))
+        return Chosen(run.rstrip("/"), tuple(last_attempts(tracker.store, keys, run.rstrip("/"), located.run_ids)))
     known = tracker.keys()
     if not known:
         from torchx_kfp.tracking.statements.kinds import run_ids
@@ -137,7 +137,7 @@ def _chosen(tracker: FsspecResultTracker, located: Located) -> Chosen:
             f"There are no results under {tracker.tracker_base!r}, only metadata, artifacts or sources of "
             f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
         )
-    return Chosen("", tuple(known)) if run is None else choose(run, known, tracker, output_dir)
+    return Chosen("", tuple(known)) if run is None else choose_located(located, known, tracker)
 
 
 def _is_here(run: str, output_dir: str) -> bool:
