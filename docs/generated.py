@@ -127,21 +127,11 @@ class Settings(Generated):
     def run(self) -> list[nodes.Node]:
         from torchx_kfp.backend import settings
 
-        meanings = attributes(settings.Settings)
         rows = []
-        for name in settings.NAMES:
-            variables = [settings.variable(name), *filter(None, [settings.OF_CLIENT.get(name)])]
-            rows.append(
-                [f"`{name}`", f"`{settings.flag(name)}`", ", ".join(f"`{it}`" for it in variables), meanings[name]]
-            )
+        for name, setting in settings.SETTINGS.items():
+            variables = ", ".join(f"`{it}`" for it in (settings.variable(name), setting.of_client) if it)
+            rows.append([f"`{name}`", f"`{settings.flag(name)}`", variables, f"{setting.help} {setting.more}"])
         return [table(["setting", "flag", "variables", "meaning"], rows, [15, 15, 30, 40])]
-
-
-def attributes(kind: type) -> dict[str, str]:
-    """Return what the docstring of a class says about each attribute."""
-    _, _, part = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    found = re.findall(r"^    (\w+): (.*(?:\n {6,}.*)*)", part, re.MULTILINE)
-    return {name: " ".join(text.split()).replace("``", "`") for name, text in found}
 
 
 class Events(Generated):

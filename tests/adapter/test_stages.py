@@ -1,10 +1,8 @@
 """``Stages``, the options that stages share."""
 
-import ast
 import inspect
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from torchx.specs import AppDef
 
 from tests.adapter.apps import compile_pipeline, make_app
 from tests.facts import says
+from tests.modules import places
 from torchx_kfp import (
     Stages,
     component_from_app,
@@ -25,7 +24,6 @@ from torchx_kfp import (
 from torchx_kfp.adapter.stage.options import ComponentOptions, PublisherOptions, SharedOptions, TaskOptions
 from torchx_kfp.errors import AppDefError, ReadsError
 
-PACKAGE = Path(inspect.getfile(Stages)).parents[1]
 SECRETS = {"s3": {"id": "AWS_ACCESS_KEY_ID"}}
 SHARED: dict[str, Any] = {"secrets": SECRETS, "cache": False, "inline": False, "labels": True}
 
@@ -178,31 +176,13 @@ def test_task_from_app_lists_and_describes_all_options() -> None:
     assert defaults == {"may_fail": False, "cache": True, "inline": True, "labels": False}
 
 
-def places(option: str) -> Iterator[str]:
-    """Yield the functions and classes of the package whose code names the option."""
-    for file in sorted(PACKAGE.rglob("*.py")):
-        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-            named = {
-                value
-                for node in ast.walk(statement)
-                for field, value in ast.iter_fields(node)
-                if isinstance(value, str)
-            }
-            if option in named:
-                yield f"{file.relative_to(PACKAGE).as_posix()} {getattr(statement, 'name', '')}".strip()
-
-
 def test_an_option_stands_where_it_is_declared_and_where_it_is_used() -> None:
     """So many places does a new option need: two declare it, one is compared with them, and the plan uses it."""
-    program = {"adapter/stage/outputs.py publisher_words", "publisher.py main"}
-    search = {"hpo/rounds.py search"}  # its own option of this name
-    assert set(places("may_fail")) == program | search | {
-        "adapter/stage/options.py OutputOptions",
-        "adapter/stage/options.py Settings",
-        "adapter/components.py component_from_function",
-        "adapter/stage/plan.py plan_stage",
-        "adapter/stage/payload.py _read_launcher",
-    }
+    declared, compared = ["OutputOptions", "Settings"], ["component_from_function"]
+    used = ["plan_stage", "_read_launcher"]
+    program = ["publisher_words", "main"]  # its specification has a key of this name
+    search = ["search"]  # its own option of this name
+    assert places("may_fail") == sorted(declared + compared + used + program + search)
 
 
 @pytest.mark.parametrize(("function", "kind"), [(Stages.__init__, SharedOptions), (publish_results, PublisherOptions)])

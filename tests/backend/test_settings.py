@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.facts import says
-from torchx_kfp.backend.settings import NAMES, OF_CLIENT, Settings, config_file, flag, read_settings, variable
+from tests.modules import places
+from torchx_kfp.backend import HostKeywords
+from torchx_kfp.backend.settings import FLAGS, SETTINGS, Settings, config_file, flag, read_settings, variable
 from torchx_kfp.errors import HostSettingsError
 
+OF_CLIENT = {name: setting.of_client for name, setting in SETTINGS.items() if setting.of_client}
 SECRETS = ("existing_token", "cookies", "other_client_secret", "proxy")
 
 
@@ -52,7 +55,7 @@ def test_the_example_in_the_docs(environ: dict[str, str]) -> None:
     assert settings.ssl_ca_cert == str(file.parent / "company-ca.pem")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_each_setting_has_a_variable_and_a_line_in_the_file(name: str, environ: dict[str, str]) -> None:
     text = {"verify_ssl": "false", "host": "https://h", "ui_host": "https://h"}.get(name, "/x")
     value = False if name == "verify_ssl" else text
@@ -76,7 +79,7 @@ def test_settings_have_the_names_of_kfp_client() -> None:
 
     theirs = set(inspect.signature(Client.__init__).parameters) - {"self", "credentials"}
     # kfp.Client has one namespace for both, takes an object for token_file, an experiment for each run, and no tracker.
-    assert theirs == set(NAMES) - {"service_namespace", "token_file", "experiment", "tracker_base"}
+    assert theirs == set(SETTINGS) - {"service_namespace", "token_file", "experiment", "tracker_base"}
 
 
 @pytest.mark.versions
@@ -89,6 +92,13 @@ def test_variables_of_kfp_are_those_that_its_client_reads() -> None:
     from torchx_kfp.backend.host import OVERRIDE_EXPERIMENT
 
     assert theirs == {*OF_CLIENT.values(), OVERRIDE_EXPERIMENT}
+
+
+def test_a_setting_stands_where_it_is_declared_and_where_it_is_used() -> None:
+    """Flags, variables, the file, the docs and TorchX's options come from the declaration."""
+    declared, compared, used = "Settings", "HostKeywords", "make_client"
+    assert places("other_client_id") == sorted([declared, compared, used])
+    assert set(HostKeywords.__annotations__) == set(FLAGS)
 
 
 def test_the_place_of_the_file(tmp_path: Path) -> None:
@@ -162,7 +172,7 @@ def test_a_secret_that_a_request_cannot_carry(name: str, character: str) -> None
 def test_secrets_are_not_shown() -> None:
     settings = Settings(**dict.fromkeys(SECRETS, "hidden"))
     assert "hidden" not in repr(settings)
-    assert set(SECRETS) <= set(NAMES)
+    assert set(SECRETS) <= set(SETTINGS)
 
 
 @pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o640, True), (0o604, True)])

@@ -6,15 +6,23 @@ run = submit("pipeline.yaml", {"tracker_base": "s3://bucket/results"}, host="htt
 run.wait().raise_for_failure()
 """
 
-# ruff: noqa: E402 (the imports come after the check: they fail without the extra)
 from __future__ import annotations
 
-from torchx_kfp.extras import require
+from typing import TYPE_CHECKING
 
-require("pipelines", __name__)
-
-from torchx_kfp.backend.api import HostKeywords, attach, submit
-from torchx_kfp.backend.host import Host, RunSummary
-from torchx_kfp.backend.run import HostRun
+if TYPE_CHECKING:
+    from torchx_kfp.backend.api import Host, HostKeywords, HostRun, RunSummary, attach, submit
 
 __all__ = ["Host", "HostKeywords", "HostRun", "RunSummary", "attach", "submit"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs libraries when it is used: the command line reads the list of settings first."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torchx_kfp.extras import require
+
+    require("pipelines", __name__)
+    from torchx_kfp.backend import api
+
+    return getattr(api, name)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from torchx_kfp.backend.checks import bases_of, check_submission, refuse_submission
 from torchx_kfp.backend.connection import Connection
-from torchx_kfp.backend.host import Host
-from torchx_kfp.backend.run import HostRun
+from torchx_kfp.backend.host import Host as Host
+from torchx_kfp.backend.host import RunSummary as RunSummary
+from torchx_kfp.backend.run import HostRun as HostRun
 from torchx_kfp.backend.settings import read_settings
 from torchx_kfp.backend.submission import Submission
 from torchx_kfp.pipeline.arguments import complete_arguments

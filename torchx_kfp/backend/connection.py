@@ -29,7 +29,7 @@ from urllib3.exceptions import (
 
 from torchx_kfp.backend.answers import MAYBE_ACCEPTED, Answer, error_of
 from torchx_kfp.backend.client import POD_NAMESPACE, client_namespace, make_client
-from torchx_kfp.backend.settings import CREDENTIALS, Settings, flag, variable
+from torchx_kfp.backend.settings import SETTINGS, Settings, flag, variable
 from torchx_kfp.backend.transport import (
     BROKEN,
     LONGEST,
@@ -315,7 +315,7 @@ def _short(error: object) -> str:
 
 def _about_credentials(settings: Settings) -> str:
     """Say which credentials were sent, and how to give others."""
-    given = [name for name in CREDENTIALS if getattr(settings, name)]
+    given = [name for name, setting in SETTINGS.items() if setting.kind == "credential" and getattr(settings, name)]
     where = f"in the namespace {settings.namespace!r}" if settings.namespace else "here"
     lack = f"They may have expired, or lack the right to do this {where}."
     if given:

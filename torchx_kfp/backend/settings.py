@@ -26,72 +26,104 @@ PREFIX = "TORCHX_KFP_"
 CONFIG = "TORCHX_KFP_CONFIG"
 #: The section of the settings file.
 SECTION = "kfp"
-#: The variables of kfp.Client, where it has one.
-OF_CLIENT = {
-    "host": "KF_PIPELINES_ENDPOINT",
-    "ui_host": "KF_PIPELINES_UI_ENDPOINT",
-    "client_id": "KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
-    "other_client_id": "KF_PIPELINES_APP_OAUTH2_CLIENT_ID",
-    "other_client_secret": "KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET",
-    "experiment": "KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
-}
-
-#: Settings that belong to one host: they are taken from the place that names it, or from one that names no host.
-_OF_HOST = (
-    *("existing_token", "token_file", "cookies", "client_id", "other_client_id", "other_client_secret"),
-    *("ui_host", "ssl_ca_cert", "verify_ssl"),
-)
-#: Those of them with which a request proves who sends it.
-CREDENTIALS = ("existing_token", "token_file", "cookies", "client_id", "other_client_id", "other_client_secret")
 #: Two ways to say the same: if one place gives either, the other one is not taken from the next place.
 _EITHER = ({"existing_token", "token_file"}, {"host", "kube_context"})
-#: Settings that messages and commands to copy never show.
-SECRETS = {"existing_token", "cookies", "other_client_secret", "proxy"}
-_PATHS = {"token_file", "ssl_ca_cert"}
 _BOOLEANS = configparser.ConfigParser.BOOLEAN_STATES
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of the connection.
+
+    Attributes:
+        help: what it is, as the help text of its flag.
+        more: what the docs say about it besides.
+        metavar: its value in help texts, which leave out a flag without one. A FILE is relative to the settings file.
+        of_client: the variable of kfp.Client, where it has one.
+        kind: ``host`` if it belongs to one host: it is taken from the place that names it, or from one that names none;
+            ``credential`` for one of these that proves who sends a request; ``runs`` if it is not about the connection.
+        secret: whether messages and commands to copy never show it.
+    """
+
+    help: str
+    more: str = ""
+    metavar: str | None = None
+    of_client: str = ""
+    kind: str = ""
+    secret: bool = False
+
+
+def _setting(about: str, more: str = "", *, default: str | bool = "", **facts: Any) -> Any:
+    setting = Setting(about, more, **facts)
+    return field(default=default, repr=not setting.secret, metadata={"setting": setting})
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a connection, under the names that they have in ``kfp.Client``; empty if they are not given.
 
-    Attributes:
-        host: the URL with which you open KFP's UI, such as ``https://kfp.example.com``, or
-            ``https://kubeflow.example.com/pipeline``. A URL that is copied from the UI works.
-        ui_host: the URL of the UI for links to runs, if it is not the host.
-        namespace: the namespace of the runs: that of the user's profile in a multi-user installation.
-        service_namespace: the namespace in which KFP itself is installed, ``kubeflow`` by default.
-        existing_token: a token, which is sent as ``Authorization: Bearer``.
-        token_file: a file with such a token, which is read again for each request.
-        cookies: the cookies of a browser that is signed in, such as ``authservice_session=...``.
-        client_id: the client ID of Google's Identity-Aware Proxy (IAP) before the host.
-        other_client_id: the ID of an OAuth client for a person who signs in to IAP.
-        other_client_secret: its secret.
-        ssl_ca_cert: a file with the certificate of the authority that signed the host's.
-        verify_ssl: ``false`` does not check the host's certificate.
-        kube_context: the context of the kubeconfig whose API server is the way to KFP, if there is no host.
-        proxy: the URL of an HTTP proxy on the way to the host.
-        experiment: the experiment of runs that are submitted without one.
-        tracker_base: the tracker base of runs that are submitted without one, in place of the pipeline's default. If it
-            is not in an object store, naming it here also lets this machine read the results of other runs there.
+    Flags, variables, the settings file and the docs have all settings of this list, and nothing else.
     """
 
-    host: str = ""
-    ui_host: str = ""
-    namespace: str = ""
-    service_namespace: str = "kubeflow"
-    existing_token: str = field(default="", repr=False)
-    token_file: str = ""
-    cookies: str = field(default="", repr=False)
-    client_id: str = ""
-    other_client_id: str = ""
-    other_client_secret: str = field(default="", repr=False)
-    ssl_ca_cert: str = ""
-    verify_ssl: bool = True
-    kube_context: str = ""
-    proxy: str = field(default="", repr=False)
-    experiment: str = ""
-    tracker_base: str = ""
+    host: str = _setting(
+        "The KFP host, such as https://kfp.example.com.",
+        "It is the URL with which you open KFP's UI, such as `https://kubeflow.example.com/pipeline`. A URL that is "
+        "copied from the UI works.",
+        metavar="URL",
+        of_client="KF_PIPELINES_ENDPOINT",
+    )
+    kube_context: str = _setting(
+        "Without --host: reach KFP through the API server of this context of the kubeconfig.", metavar="NAME"
+    )
+    namespace: str = _setting(
+        "The namespace of the runs, on a host that has several users.", "It is that of your profile.", metavar="NAME"
+    )
+    token_file: str = _setting(
+        "A file with the token for the host; it is read again for each request.", metavar="FILE", kind="credential"
+    )
+    existing_token: str = _setting(
+        "The token itself.", "It is sent as `Authorization: Bearer`.", metavar="TOKEN", kind="credential", secret=True
+    )
+    cookies: str = _setting(
+        "The cookies of a browser that is signed in, such as 'authservice_session=...'.",
+        metavar="TEXT",
+        kind="credential",
+        secret=True,
+    )
+    ssl_ca_cert: str = _setting(
+        "The certificate of the authority that signed the host's.", "In PEM format.", metavar="FILE", kind="host"
+    )
+    verify_ssl: bool = _setting(
+        "Do not check the host's certificate.", "As a setting: `false`.", default=True, metavar="", kind="host"
+    )
+    ui_host: str = _setting(
+        "The URL of the UI for links to runs, if it is not the host.", of_client="KF_PIPELINES_UI_ENDPOINT", kind="host"
+    )
+    client_id: str = _setting(
+        "The client ID of Google's Identity-Aware Proxy (IAP) before the host.",
+        of_client="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
+        kind="credential",
+    )
+    other_client_id: str = _setting(
+        "The ID of an OAuth client for a person who signs in to IAP.",
+        of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_ID",
+        kind="credential",
+    )
+    other_client_secret: str = _setting(
+        "The secret of that client.", of_client="KF_PIPELINES_APP_OAUTH2_CLIENT_SECRET", kind="credential", secret=True
+    )
+    service_namespace: str = _setting("The namespace in which KFP itself is installed.", default="kubeflow")
+    proxy: str = _setting("The URL of an HTTP proxy on the way to the host.", secret=True)
+    experiment: str = _setting(
+        "The experiment of runs that are submitted without one.",
+        of_client="KF_PIPELINES_DEFAULT_EXPERIMENT_NAME",
+        kind="runs",
+    )
+    tracker_base: str = _setting(
+        "The tracker base of runs that are submitted without one, in place of the pipeline's default.",
+        "If it is not in an object store, naming it here also lets this machine read the results of other runs there.",
+        kind="runs",
+    )
     #: Where each setting was given: ``--host``, ``TORCHX_KFP_HOST``, ``host in /home/me/config.ini``.
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     #: Sentences for the user, such as one about a file with a token that others can read.
@@ -107,12 +139,12 @@ class Settings:
         return self.sources.get(name, name)
 
 
-#: The names of the settings.
-NAMES = tuple(
-    item.name
-    for item in dataclasses.fields(Settings)
-    if not item.name.startswith("_") and item.name not in ("sources", "warnings")
-)
+#: All settings, by name.
+SETTINGS: dict[str, Setting] = {
+    item.name: item.metadata["setting"] for item in dataclasses.fields(Settings) if item.metadata
+}
+#: Those that each command for runs on a host takes as flags.
+FLAGS = {name: setting for name, setting in SETTINGS.items() if setting.kind != "runs"}
 
 
 @dataclass(frozen=True)
@@ -138,8 +170,8 @@ def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
         HostSettingsError: a setting is unknown or wrong, or the settings file cannot be read.
     """
     flags = dict(flags or {})
-    if unknown := sorted(set(flags) - set(NAMES)):
-        raise HostSettingsError(f"There is no setting {unknown[0]!r}.{did_you_mean(unknown[0], NAMES)}")
+    if unknown := sorted(set(flags) - set(SETTINGS)):
+        raise HostSettingsError(f"There is no setting {unknown[0]!r}.{did_you_mean(unknown[0], SETTINGS)}")
     warnings: list[str] = []
     file = _file(environ, warnings)
     values, sources = _merged([_flags(flags), _environment(environ), *([file] if file else [])], warnings)
@@ -178,12 +210,12 @@ def _merged(places: list[_Place], warnings: list[str]) -> tuple[dict[str, str | 
         given = dict(place.values)
         other = values.get("host") or values.get("kube_context")
         if other and "host" in given and not _same_host(given["host"], other):
-            if set(CREDENTIALS) & set(given):
+            if any(SETTINGS[name].kind == "credential" for name in given):
                 warnings.append(
                     f"The credentials of {place.name} are for {_shown(given['host'])}, so they are not sent to "
                     f"{_shown(other)} of {sources.get('host') or sources['kube_context']}."
                 )
-            given = {name: value for name, value in given.items() if name not in _OF_HOST}
+            given = {name: value for name, value in given.items() if SETTINGS[name].kind not in ("host", "credential")}
         for name, value in given.items():
             if name not in values and name not in closed:
                 values[name] = value
@@ -216,8 +248,8 @@ def _flags(flags: Mapping[str, Any]) -> _Place:
 
 def _environment(environ: Mapping[str, str]) -> _Place:
     values, sources = {}, {}
-    for name in NAMES:
-        for named in (variable(name), OF_CLIENT.get(name, "")):
+    for name, setting in SETTINGS.items():
+        for named in (variable(name), setting.of_client):
             if name not in values and environ.get(named):
                 values[name] = _value(name, environ[named], named)
                 sources[name] = named
@@ -251,16 +283,16 @@ def _file(environ: Mapping[str, str], warnings: list[str]) -> _Place | None:
             )
     items = {name: value.strip() for name, value in (parser[SECTION].items() if SECTION in parser else ())}
     for name in items:
-        if name not in NAMES:
+        if name not in SETTINGS:
             raise HostSettingsError(
-                f"The settings file {str(path)!r} has the unknown setting {shown(name)}.{did_you_mean(name, NAMES)} "
-                f"It may have: {listed(NAMES, len(NAMES))}."
+                f"The settings file {str(path)!r} has the unknown setting {shown(name)}.{did_you_mean(name, SETTINGS)} "
+                f"It may have: {listed(SETTINGS, len(SETTINGS))}."
             )
     values: dict[str, str | bool] = {}
     for name, value in items.items():
         if value:
             values[name] = _value(name, value, f"{name} in {path}", path.parent)
-    if (secrets := [name for name in values if name in SECRETS]) and mode & (stat.S_IRGRP | stat.S_IROTH):
+    if (secrets := [name for name in values if SETTINGS[name].secret]) and mode & (stat.S_IRGRP | stat.S_IROTH):
         warnings.append(
             f"Other users of this machine can read {path}, which has {joined(secrets)}. Run: chmod 600 {path}"
         )
@@ -290,9 +322,9 @@ def _value(name: str, text: str, source: str, folder: Path = Path()) -> str | bo
         if text.lower() not in _BOOLEANS:
             raise HostSettingsError(f"{source} is {shown(text)}, but must be true or false.")
         return _BOOLEANS[text.lower()]
-    if name in _PATHS:
+    if SETTINGS[name].metavar == "FILE":
         return str(folder / Path(text).expanduser())
-    if name in SECRETS:
+    if SETTINGS[name].secret:
         refuse_in_header(text, source)
     return text
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchx import specs
 from torchx.util.types import to_dict
 
+from torchx_kfp.backend.settings import FLAGS
 from torchx_kfp.backend.submission import Submission
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.text import did_you_mean, shown
@@ -21,9 +22,6 @@ _logger = logging.getLogger(__name__)
 
 #: The name of the scheduler: ``torchx run -s kfp``.
 NAME = "kfp"
-#: The options of the connection. Commands that TorchX gives no options read them from a ``.torchxconfig``.
-OF_CONNECTION = ("host", "namespace")
-
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 #: Name, type, default and help of each option.
@@ -63,6 +61,8 @@ _OPTIONS: tuple[tuple[str, Any, specs.CfgVal, str], ...] = (
         "variables from Kubernetes secrets, as VARIABLE:secret/key;OTHER_VARIABLE:secret/key",
     ),
 )
+#: The options of the connection. Commands that TorchX gives no options read them from a ``.torchxconfig``.
+OF_CONNECTION = [name for name, *_ in _OPTIONS if name in FLAGS]
 
 
 class RunOptions(specs.runopts):  # type: ignore[misc]

@@ -17,7 +17,6 @@ from torchx_kfp.runs import OUTPUT_DIR
 
 if TYPE_CHECKING:
     from torchx_kfp.local import Pipeline, RunResult
-    from torchx_kfp.local.options import ResumeKeywords
 
 
 @click.command("run", cls=ContainerCommand, short_help="Run a pipeline on this machine.")
@@ -103,13 +102,7 @@ def run_command(
     words: tuple[str, ...],
     tracker_base: str | None,
     output_dir: str | None,
-    parallelism: int | None,
-    max_items: int | None,
-    condition_time: float | None,
-    timeout: float | None,
-    fail_fast: bool,
     resumed: str | None,
-    no_cache: bool,
     directory: str | None,
     workspace: str | None,
     secrets: tuple[str, ...],
@@ -119,6 +112,7 @@ def run_command(
     quiet: bool,
     verbose: bool,
     as_json: bool,
+    **limits: Any,
 ) -> None:
     """Run a pipeline on this machine: its stages as processes of the current environment, or in containers.
 
@@ -138,14 +132,8 @@ def run_command(
     given = parse_given(secrets, "--secret")
     given_maps = parse_given(config_maps, "--config-map")
     # None leaves an option as it is: a new run has the default, a resumed one keeps its value.
-    limits: ResumeKeywords = {
-        "parallelism": parallelism,
-        "cache": False if no_cache else None,
-        "timeout": timeout,
-        "fail_fast": fail_fast or None,
-        "max_items": max_items,
-        "condition_time": condition_time,
-    }
+    limits["cache"] = False if limits.pop("no_cache") else None
+    limits["fail_fast"] = limits["fail_fast"] or None
     if resumed is not None:
         started_with = {"FILE": target, "-p": words, "--tracker-base": tracker_base, "--workspace": workspace}
         started_with["--directory"] = directory

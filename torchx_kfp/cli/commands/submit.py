@@ -29,16 +29,13 @@ def submit_command(
     target: str,
     words: tuple[str, ...],
     tracker_base: str | None,
-    name: str,
-    experiment: str,
-    service_account: str,
-    pipeline_root: str,
     no_cache: bool,
     watch: bool,
     quiet: bool,
     verbose: bool,
     as_json: bool,
     flags: Flags,
+    **submission: str,
 ) -> None:
     """Run a pipeline on a KFP host, and print the id of the run.
 
@@ -74,8 +71,7 @@ def submit_command(
     refuse_submission(pipeline, findings)
     for text in (*(f"Warning: {each.kind.value}: {each}" for each in findings), *describe(size)):
         print_message(text)
-    submission = Submission(name, experiment, service_account, pipeline_root, cache=not no_cache)
-    run_id = host.submit(pipeline, arguments, submission)
+    run_id = host.submit(pipeline, arguments, Submission(**submission, cache=not no_cache))
     link = host.connection.link(run_id)
     if not watch:
         if as_json:
