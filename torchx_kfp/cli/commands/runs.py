@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -83,6 +82,8 @@ def _runs_there(limit: int, flags: Flags) -> tuple[str, list[RunSummary]]:
 
 def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:
     """Return the stages of the newest running runs whose pods cannot start, and why, by the ids of the runs."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from torchx_kfp.backend.results import NoResults
     from torchx_kfp.backend.run import HostRun
 
