@@ -9,7 +9,7 @@ import pytest
 from tools.drawing import DRAWING, draw, reduced
 from tools.imports import PACKAGE, REPOSITORY, Source, cycle
 
-_FOUNDATION = {"errors", "extras", "files", "named", "safe_files", "text"}
+_FOUNDATION = {"contract", "errors", "extras", "files", "named", "safe_files", "text"}
 #: The packages and modules that each package, and each module next to the packages, may import.
 MAY_IMPORT: Mapping[str, set[str]] = {
     "text": set(),
@@ -23,20 +23,20 @@ MAY_IMPORT: Mapping[str, set[str]] = {
     "carried": set(),
     "channel_operations": _FOUNDATION,
     "sdk": {*_FOUNDATION, "channel_operations"},
-    "tracking": {*_FOUNDATION, "contract", "carried"},
+    "tracking": {*_FOUNDATION, "carried"},
     "pipeline": {*_FOUNDATION, "sdk"},
     "semantics": {*_FOUNDATION, "carried", "pipeline"},
     "engines": _FOUNDATION,
-    "adapter": {*_FOUNDATION, "contract", "carried", "sdk", "tracking", "pipeline", "semantics", "engines"},
-    "runs": {*_FOUNDATION, "contract", "tracking", "pipeline", "semantics"},
-    "local": {*_FOUNDATION, "contract", "carried", "tracking", "pipeline", "semantics", "runs"},
-    "backend": {*_FOUNDATION, "contract", "sdk", "tracking", "pipeline", "semantics", "runs"},
-    "report": {*_FOUNDATION, "contract", "tracking", "pipeline", "semantics", "runs"},
-    "ax": {*_FOUNDATION, "contract", "tracking"},
+    "adapter": {*_FOUNDATION, "carried", "sdk", "tracking", "pipeline", "semantics", "engines"},
+    "runs": {*_FOUNDATION, "tracking", "pipeline", "semantics"},
+    "local": {*_FOUNDATION, "carried", "tracking", "pipeline", "semantics", "runs"},
+    "backend": {*_FOUNDATION, "sdk", "tracking", "pipeline", "semantics", "runs"},
+    "report": {*_FOUNDATION, "tracking", "pipeline", "semantics", "runs"},
+    "ax": {*_FOUNDATION, "tracking"},
     "hpo": {*_FOUNDATION, "ax", "carried", "engines", "adapter", "semantics"},
-    "scheduler": {*_FOUNDATION, "contract", "sdk", "engines", "adapter", "pipeline", "runs", "backend"},
+    "scheduler": {*_FOUNDATION, "sdk", "engines", "adapter", "pipeline", "runs", "backend"},
     "cli": {
-        *{*_FOUNDATION, "contract", "sdk", "engines", "tracking", "pipeline", "semantics", "runs"},
+        *{*_FOUNDATION, "sdk", "engines", "tracking", "pipeline", "semantics", "runs"},
         *{"channel_operations", "local", "backend", "report"},
     },
     "__main__": {*_FOUNDATION, "cli"},

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.carried import launcher
-from torchx_kfp.pipeline.distributed import replicas_in
+from torchx_kfp.contract.specification import ReplicaCount
 
 #: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.
 CONSTANTS = ["$(HOME)", "$$5", "${X}", "100%", "%(name)s", "@name", "{{workflow.name}}", ""]
@@ -425,7 +425,7 @@ def test_few_replicas_that_still_run_have_names() -> None:
     assert launcher.tally(["a/0", "a/1", "a/2", "a/3"], 5, 1) == "4 of 5 replicas run, 1 succeeded"
     assert launcher.tally([], 2, 1) == "0 of 2 replicas run, 1 succeeded"
     for text in (launcher.tally(["a/0"], 2, 1), launcher.tally(["a/0"], 1, 0)):
-        assert replicas_in(f"torchx-kfp: {text}") == (1, 2 if "succeeded" in text else 1)
+        assert ReplicaCount.parse(f"torchx-kfp: {text}") == (1, 2 if "succeeded" in text else 1)
 
 
 @pytest.mark.parametrize("prefix", [b"[0]:", b"[default12]:", b"[my-role0]:"])

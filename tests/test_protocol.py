@@ -73,13 +73,13 @@ def test_nothing_in_an_alias_is_rewritten_on_the_way(aliases: list[str]) -> None
 
 
 def test_the_words_of_which_a_script_makes_it() -> None:
-    words = protocol.parent_words({"one": "$1", "all": RawJson("$2"), "few": ["$3", "$4"], "none": []})
+    words = protocol.parent_words([("one", "$1"), ("all", RawJson("$2")), ("few", ["$3", "$4"]), ("none", [])])
     assert words == ['"one": "', "$1", '", "all": ', "$2", ', "few": ["', "$3", '", "', "$4", '"], "none": []}']
 
 
 @hypothesis.given(PARENTS)
 def test_these_words_are_what_is_encoded(parents: dict[str, protocol.RunIds]) -> None:
-    words = protocol.parent_words(parents)
+    words = protocol.parent_words(parents.items())
     words[1::2] = [json.dumps(word)[1:-1] for word in words[1::2]]
     assert "{" + "".join(words) == protocol.encode_parents(parents)
 

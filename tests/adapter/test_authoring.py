@@ -14,7 +14,7 @@ from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, container_from_app, task_from_app
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
-from torchx_kfp.pipeline.commands import retries_of
+from torchx_kfp.contract.command import decode
 
 pytestmark = pytest.mark.versions
 
@@ -50,7 +50,7 @@ def test_a_component_file_holds_the_whole_app() -> None:
     container = spec["deploymentSpec"]["executors"][label]["container"]
     assert container["resources"]["resourceMemoryLimit"] == "4000M"
     assert platform[label]["podMetadata"]["labels"]["torchx.pytorch.org/app-name"] == "train"
-    assert retries_of(container["command"]) == 2
+    assert decode(container["command"]).retries == 2
 
 
 def test_an_untracked_component_file() -> None:

@@ -19,11 +19,11 @@ from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, EngineFailure, argo, container_of, containers, kubelet, launcher
 from tests.facts import says
 from torchx_kfp import task_from_app
-from torchx_kfp.adapter.stage import command, stage_input
+from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
-from torchx_kfp.adapter.values import escapes as text
-from torchx_kfp.contract import protocol
+from torchx_kfp.contract import escapes as text
+from torchx_kfp.contract import inputs, protocol
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.semantics import rewriting as product
 
@@ -111,7 +111,7 @@ def test_engines_change_what_is_escaped(word: str) -> None:
 
 def test_without_the_escapes_arguments_are_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "find_rewritten", lambda _: None)
-    monkeypatch.setattr(stage_input, "escape", lambda word: word.replace("\\", r"\0134"))
+    monkeypatch.setattr(inputs, "escape", lambda word: word.replace("\\", r"\0134"))
     compiled = compile_stage(tracked=True, entrypoint="printf", args=["%s\\0", "$$", "$(HOME)", "{{workflow.name}}"])
     done = stage_container(tmp_path, compiled).run()
     assert done.stdout == b"$\0/root\0<workflow.name>\0"

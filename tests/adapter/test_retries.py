@@ -14,7 +14,7 @@ from tests.adapter.test_command import compile_stage, stage_container
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.contract import protocol
-from torchx_kfp.pipeline.commands import application_of, retries_of
+from torchx_kfp.contract.command import decode
 
 #: Prints its run id, and fails until it has been started as often as its argument says.
 FAILS = 'echo "$TORCHX_JOB_ID"; echo >>"$1"; [ "$(wc -l <"$1")" -ge "$2" ] || exit 7'
@@ -109,9 +109,10 @@ def test_a_signal_ends_an_application_between_two_attempts(shells: Path, tmp_pat
 @pytest.mark.parametrize("tracked", [True, False])
 def test_the_command_tells_the_application_and_its_retries(tmp_path: Path, tracked: bool) -> None:
     words = failing(tmp_path, 9, tracked=tracked).argv()
-    assert retries_of(words) == 3
-    assert application_of(words) == ["env", "A=$(B)", "sh", "-c", FAILS, "sh", str(tmp_path / "starts"), "9"]
-    assert retries_of(failing(tmp_path, 9, retries=0).argv()) == 0
+    facts = decode(words)
+    assert (facts.retries, facts.variables) == (3, {"A": "$(B)"})
+    assert facts.application == ("sh", "-c", FAILS, "sh", str(tmp_path / "starts"), "9")
+    assert decode(failing(tmp_path, 9, retries=0).argv()).retries == 0
 
 
 def test_retries_cost_nothing_in_a_level(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tests.facts import says
 from torchx_kfp import component_from_function
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
-from torchx_kfp.adapter.values.escapes import escape
 from torchx_kfp.carried.programs import LAUNCHER
+from torchx_kfp.contract.escapes import escape
 from torchx_kfp.engines import ENGINES, Job
 from torchx_kfp.errors import ChannelError
 

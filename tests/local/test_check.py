@@ -12,7 +12,7 @@ from kfp import dsl, kubernetes
 
 from tests.local.components import shell, text_of, write
 from tests.watching import Heard
-from torchx_kfp.adapter.values.escapes import find_rewritten
+from torchx_kfp.contract.escapes import find_rewritten
 from torchx_kfp.local import load_pipeline, run
 from torchx_kfp.local.check import check_arguments, check_pipeline, defaults_of
 from torchx_kfp.pipeline.findings import Finding, Kind, merge

@@ -14,8 +14,8 @@ from kfp import dsl
 from tests.adapter.apps import HOSTILE, PLAIN, compile_pipeline, make_app
 from tests.adapter.engines import Container, container_of
 from torchx_kfp import task_from_app
+from torchx_kfp.contract.command import Outputs, decode
 from torchx_kfp.local import Watch, run
-from torchx_kfp.pipeline.commands import application_of, fill_in, stage_name_of
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "sizes.json.gz"
 #: Has the python3 that publishes results.
@@ -41,11 +41,10 @@ def test_the_application_is_what_it_is_given(
         outputs={"run_id": str(tmp_path / "run_id")},
         artifacts={"mlpipeline_ui_metadata": str(tmp_path / "ui"), "metrics": str(tmp_path / "metrics")},
     )
-    filled = fill_in(container.argv())
-    assert filled[filled.index("printf") :] == ["printf", "%s\\0", *words]
-    assert filled[filled.index("printf") - 1] == f"A={value}"
-    assert application_of(container.argv()) == ["env", f"PATH={PATH}", f"A={value}", "printf", "%s\\0", *words]
-    assert stage_name_of(container.argv()) == "show"
+    facts = decode(container.argv())
+    assert facts.application == ("printf", "%s\\0", *words)
+    assert facts.variables == {"PATH": PATH, "A": value}
+    assert (facts.stage, facts.words[-len(facts.application) :]) == ("show", facts.application)
     done = container.run()
     assert (done.returncode, done.stdout) == (0, b"".join(word.encode() + b"\0" for word in words or [""]))
 
@@ -85,9 +84,13 @@ def test_stages_that_version_0_1_0_compiled(form: str, tmp_path: Path) -> None:
         constants={"stage": constant},
     )
     argv = container.argv()
-    assert stage_name_of(argv) == "stage-15"
-    application = application_of(argv)
-    assert (application[-4:-2], application[-1]) == (["python3", "-c"], '{"accuracy": 15.5}')
+    facts = decode(argv)
+    assert (facts.version, facts.stage, facts.tracker_base) == (0, "stage-15", str(tmp_path))
+    assert (facts.application[:2], facts.application[3:]) == (("python3", "-c"), ('{"accuracy": 15.5}',))
+    assert facts.outputs == Outputs(
+        {"accuracy": ("float", "accuracy")}, {"metrics": ("system.Metrics", "metrics", False)}
+    )
+    assert facts.reads == {"stage-5": "run/stage-5/pod"}
     done = container.run()
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run_id").read_text() == "run/stage-15/pod"
@@ -96,7 +99,8 @@ def test_stages_that_version_0_1_0_compiled(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [[], ["-ec"], ["sh", "-ec", "x"], ["sh", "-ec", "x", "torchx-kfp-1"], ["env", "a=b"]])
 def test_other_commands_stay(words: list[str]) -> None:
-    assert fill_in(words) == words
+    facts = decode(words)
+    assert (facts.words, facts.version) == (tuple(words), None)
 
 
 def test_a_changed_module_makes_a_stage_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

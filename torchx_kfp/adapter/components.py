@@ -11,17 +11,17 @@ from torchx import specs
 
 from torchx_kfp.adapter import emit
 from torchx_kfp.adapter.functions.calls import call_function
-from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.options import ComponentOptions, check_names, given_outputs, read_settings
 from torchx_kfp.adapter.stage.outputs import METRICS, Artifacts, Results, UiMetadata
 from torchx_kfp.adapter.stage.plan import StagePlan, plan_stage
-from torchx_kfp.adapter.stage.reads import RUN_ID, Source, check_alias
+from torchx_kfp.adapter.stage.reads import Source, check_alias
 from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.stage.secrets import Secrets
 from torchx_kfp.adapter.stage.trackers import Trackers
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.names import is_input_name
 from torchx_kfp.adapter.values.references import Reference, parameter
+from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER as TRACKER_BASE
 from torchx_kfp.engines import Engine
 from torchx_kfp.errors import AppDefError, ChannelError, OutputsError, ReadsError

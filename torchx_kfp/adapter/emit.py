@@ -14,8 +14,9 @@ from kfp.dsl import container_component_class, pipeline_context
 
 from torchx_kfp.adapter.stage.inputs import NO_DEFAULT, PYTHON_TYPES
 from torchx_kfp.adapter.stage.plan import StagePlan
-from torchx_kfp.adapter.stage.reads import RUN_ID, Stage, TrackerBase, remember_stage
+from torchx_kfp.adapter.stage.reads import Stage, TrackerBase, remember_stage
 from torchx_kfp.adapter.values.names import output_name
+from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.protocol import TRACKER_BASE_PARAMETER
 from torchx_kfp.errors import ReadsError, UnknownOutputError
 from torchx_kfp.sdk import quick_sdk

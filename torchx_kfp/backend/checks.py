@@ -10,13 +10,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torchx_kfp.backend.addresses import is_this_machine
-from torchx_kfp.contract import protocol
-from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.findings import Finding, Kind, merge, refuse
-from torchx_kfp.pipeline.known import known_values, variables_set
+from torchx_kfp.pipeline.known import KnownStage, known_bases
 from torchx_kfp.pipeline.load import reading
-from torchx_kfp.pipeline.spec import Component, Constant, Pipeline
-from torchx_kfp.pipeline.walk import Place, walk
+from torchx_kfp.pipeline.spec import Component, Pipeline
+from torchx_kfp.pipeline.walk import walk
 from torchx_kfp.semantics import checks
 from torchx_kfp.text import shown
 
@@ -63,18 +61,18 @@ def refuse_submission(pipeline: Pipeline, findings: Iterable[Finding]) -> None:
 
 def bases_of(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Collection[str]:
     """Return the tracker bases of a run; ``arguments`` has the values of all parameters."""
-    return known_values(pipeline, arguments, protocol.TRACKER_BASE)
+    return known_bases(pipeline, arguments)
 
 
 def _of_bases(pipeline: Pipeline, arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings about tracker bases that only this machine has."""
-    for base, places in known_values(pipeline, arguments, protocol.TRACKER_BASE).items():
-        for place in places:
-            for kind, text in _of_base(base, place, environ):
-                yield Finding(kind, f"task {place.path!r}", f"has the tracker base {shown(base)}, {text}")
+    for base, stages in known_bases(pipeline, arguments).items():
+        for stage in stages:
+            for kind, text in _of_base(base, stage, environ):
+                yield Finding(kind, f"task {stage.place.path!r}", f"has the tracker base {shown(base)}, {text}")
 
 
-def _of_base(base: str, place: Place, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+def _of_base(base: str, stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
     scheme = _PROTOCOL.match(base)
     protocol_name = scheme[1].lower() if scheme else ""
     if protocol_name in ("", "file", "local"):
@@ -85,12 +83,12 @@ def _of_base(base: str, place: Place, environ: Mapping[str, str]) -> Iterator[tu
                 f"which is a path below the directory in which a pod's program starts, and is lost with the pod. "
                 f"{_WAY_OUT}",
             )
-        elif not _is_mounted(path, place.component):
+        elif not _is_mounted(path, stage.place.component):
             yield Kind.FAILS, f"which is a directory of the pod, and is lost with it: no volume is there. {_WAY_OUT}"
     elif protocol_name == "memory":
         yield Kind.FAILS, f"which is in the memory of each process. {_WAY_OUT}"
     elif protocol_name in _S3:
-        yield from _of_endpoint(place, environ)
+        yield from _of_endpoint(stage, environ)
     elif is_this_machine(_host_of(base)):
         yield (
             Kind.FAILS,
@@ -99,19 +97,17 @@ def _of_base(base: str, place: Place, environ: Mapping[str, str]) -> Iterator[tu
         )
 
 
-def _of_endpoint(place: Place, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+def _of_endpoint(stage: KnownStage, environ: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
     """Yield what is wrong with the server of S3 that a stage uses."""
-    own = [(name, value) for name, value in variables_set(place.component) if _ENDPOINT.fullmatch(name)]
-    for name, text in own:
-        # The task's constants have the values of an AppDef's own variables.
-        value = text or next((found for found in _constants(place) if is_this_machine(_host_of(found))), "")
+    own = [(name, value) for name, value in stage.variables if _ENDPOINT.fullmatch(name)]
+    for name, value in own:
         if is_this_machine(_host_of(value)):
             yield (
                 Kind.FAILS,
                 f"and its variable {name} is {shown(value)}, which means the pod itself there, not this machine. Give "
                 "the address that the server has in the cluster, such as http://minio-service.kubeflow:9000",
             )
-    if own or any(place.component.platform.get(setting) for setting in _HIDDEN_VARIABLES):
+    if own or any(stage.place.component.platform.get(setting) for setting in _HIDDEN_VARIABLES):
         return
     for name, value in environ.items():
         if _ENDPOINT.fullmatch(name) and is_this_machine(_host_of(value)):
@@ -124,13 +120,6 @@ def _of_endpoint(place: Place, environ: Mapping[str, str]) -> Iterator[tuple[Kin
             return
 
 
-def _constants(place: Place) -> Iterator[str]:
-    """Yield the words of the task's constant inputs."""
-    for source in place.task.inputs.values():
-        if isinstance(source, Constant) and isinstance(source.value, str):
-            yield from re.split(r"[\s|]", source.value)
-
-
 def _host_of(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
@@ -141,9 +130,7 @@ def _host_of(url: str) -> str:
 def _is_mounted(path: str, component: Component) -> bool:
     """Tell whether a stage has a volume at a path or above it that lasts; for a distributed one, each replica."""
     mounts = [mount.get("mountPath", "") for key in _LASTING for mount in component.platform.get(key) or ()]
-    container = component.container
-    roles = replica_roles((*container.command, *container.args)) if container is not None else []
-    if roles:
+    if roles := component.facts.replica_roles:
         return all(_is_below(path, [*mounts, *role.mounts]) for role in roles)
     return _is_below(path, mounts)
 

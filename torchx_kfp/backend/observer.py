@@ -18,7 +18,6 @@ from torchx_kfp.backend.tracked import tracked_stages
 from torchx_kfp.backend.values import mapping, text
 from torchx_kfp.errors import TorchxKfpError
 from torchx_kfp.pipeline.arguments import complete_arguments
-from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.known import known_inputs
 from torchx_kfp.pipeline.load import pipeline_from_documents
 from torchx_kfp.pipeline.names import without_indices
@@ -192,8 +191,7 @@ def _is_later(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _distributed(pipeline: Pipeline) -> frozenset[str]:
     """Return the stages whose replicas an engine runs, by their names without indices."""
-    containers = ((place.name, place.component.container) for place in walk(pipeline))
-    return frozenset(name for name, one in containers if one and replica_roles((*one.command, *one.args)))
+    return frozenset(place.name for place in walk(pipeline) if place.component.facts.replica_roles)
 
 
 def _items(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, int]:

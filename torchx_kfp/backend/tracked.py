@@ -6,15 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.contract import protocol
-from torchx_kfp.pipeline.commands import retries_of, stage_name_of
-from torchx_kfp.pipeline.distributed import specifications
-from torchx_kfp.pipeline.known import known_inputs
-from torchx_kfp.pipeline.placeholders import Facts, resolve_text
+from torchx_kfp.pipeline.known import known_stages
 from torchx_kfp.pipeline.spec import Pipeline
-
-_BASE = f"{protocol.TRACKER_BASE}="
-_PLACEHOLDER = "{{$"
 
 
 @dataclass(frozen=True)
@@ -35,15 +28,9 @@ class Tracked:
 def tracked_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Tracked]:
     """Return the tracked stages by their names without indices; ``arguments`` has the values of all parameters."""
     found = {}
-    for place, known in known_inputs(pipeline, arguments):
-        container = place.component.container
-        if container is None:
-            continue
-        given = (*container.command, *container.args)
-        words = [resolve_text(word, Facts(parameters=known)) for word in given]
-        name = stage_name_of(words)
-        if name and _PLACEHOLDER not in name:
-            base = next((word.removeprefix(_BASE) for word in words if word.startswith(_BASE)), "")
-            restarts = retries_of(given) > 0 or any(spec.get("retries") for spec, _ in specifications(given))
-            found[place.name] = Tracked(name, base if base and _PLACEHOLDER not in base else None, restarts)
+    for stage in known_stages(pipeline, arguments):
+        facts = stage.facts
+        if facts.stage and "{{$" not in facts.stage:
+            restarts = facts.retries > 0 or bool(facts.specification and facts.specification.retries)
+            found[stage.place.name] = Tracked(facts.stage, stage.tracker_base, restarts)
     return found

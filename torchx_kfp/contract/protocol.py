@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -123,7 +123,7 @@ def decode_trackers(environ: Mapping[str, str]) -> dict[str, str | None]:
     }
 
 
-def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]], unnamed: Collection[str] = ()) -> list[str]:
+def parent_words(parents: Iterable[tuple[str, str | RawJson | Sequence[str]]]) -> list[str]:
     """Return the words that a script joins into ``PARENT_RUN_IDS``: alternately text and a run id, text at both ends.
 
     Run ids are separate words so that the script can check each one before it becomes part of the JSON: a run id with a
@@ -132,15 +132,13 @@ def parent_words(parents: Mapping[str, str | RawJson | Sequence[str]], unnamed: 
     The first word lacks its opening brace, because KFP takes a word that starts with ``{"Concat"`` for a placeholder.
 
     Args:
-        parents: the run id, or the run ids of a fan-in, for each alias.
-        unnamed: aliases whose names are left empty. The script replaces each ``""`` with the value of ``encode_alias``;
-            ``""`` appears nowhere else in the text.
+        parents: each alias with its run id, or the run ids of a fan-in. An empty alias stays empty: the script replaces
+            each ``""`` with the value of ``encode_alias``. ``""`` appears nowhere else in the text.
     """
     words: list[str] = []
     text = ""
-    for alias, ids in parents.items():
-        name = "" if alias in unnamed else encode_alias(alias)
-        text += (", " if words or text else "") + f'"{name}": '
+    for alias, ids in parents:
+        text += (", " if words or text else "") + f'"{encode_alias(alias)}": '
         if isinstance(ids, RawJson):
             words += [text, ids]
             text = ""

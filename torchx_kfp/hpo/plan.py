@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.adapter.values.escapes import find_rewritten
 from torchx_kfp.adapter.values.names import output_name
 from torchx_kfp.carried import asking, publisher
+from torchx_kfp.contract.escapes import find_rewritten
 from torchx_kfp.errors import SearchError
 from torchx_kfp.hpo.spaces import Choice, Float, Int, Space, output_type
 from torchx_kfp.semantics.rewriting import large_character

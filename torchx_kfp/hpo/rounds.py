@@ -12,12 +12,13 @@ from torchx import specs
 
 from torchx_kfp.adapter.stage.fields import check_app, check_name
 from torchx_kfp.adapter.stage.options import EngineOptions, PublisherOptions, check_names
-from torchx_kfp.adapter.stage.outputs import Artifacts, plain_json
+from torchx_kfp.adapter.stage.outputs import Artifacts
 from torchx_kfp.adapter.stage.reads import Reads, TrackerBase
 from torchx_kfp.adapter.tasks import task_from_app
 from torchx_kfp.adapter.values.references import Channel
 from torchx_kfp.carried.asking import OPTIMIZERS
 from torchx_kfp.carried.programs import ASK
+from torchx_kfp.contract.escapes import plain_json
 from torchx_kfp.errors import ChannelError, SearchError
 from torchx_kfp.hpo.plan import TRIALS, Plan, plan_search
 from torchx_kfp.hpo.spaces import Space

@@ -7,13 +7,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.contract import protocol
 from torchx_kfp.errors import MissingCredentialsError, TrackerError
 from torchx_kfp.local.engines.containers import NO_CONTAINERS, Containers
 from torchx_kfp.local.platform.secrets import FILES, VARIABLES
-from torchx_kfp.pipeline.known import known_values, variables_set
-from torchx_kfp.pipeline.spec import Component, Pipeline
-from torchx_kfp.pipeline.walk import Place
+from torchx_kfp.pipeline.known import KnownStage, known_bases
+from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 from torchx_kfp.tracking.stores.keys import PRIVATE
@@ -40,7 +38,7 @@ def check_bases(
         MissingCredentialsError: neither this process nor a stage has credentials for a base.
         TrackerError: a base cannot be written or read. A file that cannot be removed is not an error.
     """
-    for base, places in known_bases(pipeline, arguments).items():
+    for base, stages in known_bases(pipeline, arguments).items():
         mounts = containers.mounts
         if any(f"{base}/".startswith(f"{mount.target}/") and mount.source != mount.target for mount in mounts):
             continue
@@ -50,7 +48,7 @@ def check_bases(
             store.write(_PROBE, b"{}")
             store.read(_PROBE)
         except MissingCredentialsError:
-            if any(place.name in containers or _may_have_credentials(place.component) for place in places):
+            if any(stage.place.name in containers or _may_have_credentials(stage) for stage in stages):
                 continue
             raise
         except TrackerError as error:
@@ -59,16 +57,7 @@ def check_bases(
             store.remove(_PROBE)
 
 
-def _may_have_credentials(component: Component) -> bool:
+def _may_have_credentials(stage: KnownStage) -> bool:
     """Tell whether a stage gets anything that this process does not have: variables, secrets or config maps."""
-    if component.container is None:
-        return False
-    if component.container.env or any(component.platform.get(setting) for setting in (*VARIABLES, *FILES)):
-        return True
-    # The command of a tracked stage sets the variables of its AppDef: env NAME=value program.
-    return any(name != protocol.TRACKER_BASE for name, _ in variables_set(component))
-
-
-def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[Place]]:
-    """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
-    return known_values(pipeline, arguments, protocol.TRACKER_BASE)
+    platform = stage.place.component.platform
+    return bool(stage.variables) or any(platform.get(setting) for setting in (*VARIABLES, *FILES))

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.local.engines.containers import NO_CONTAINERS, Containers
 from torchx_kfp.local.platform import settings, volumes
 from torchx_kfp.local.platform.secrets import GivenKeys, missing_variables
 from torchx_kfp.pipeline.commands import PythonComponent, find_containerized, names_executor, parse_command
 from torchx_kfp.pipeline.conditions import is_field_selector
-from torchx_kfp.pipeline.distributed import ReplicaRole, replica_roles
 from torchx_kfp.pipeline.findings import REFUSED, Finding, Kind, merge, refuse
 from torchx_kfp.pipeline.load import reading
 from torchx_kfp.pipeline.spec import Component, FromInput, FromTask, Other, Pipeline
@@ -147,9 +147,9 @@ def _loop_problems(place: Place) -> Iterator[str]:
 def _container_problems(component: Component, in_container: bool) -> Iterator[str]:
     container = component.container
     assert container is not None
-    words = (*container.command, *container.args)
+    words = container.words
     if in_container:
-        yield from _image_problems(container.image, replica_roles(words))
+        yield from _image_problems(container.image, component.facts.replica_roles)
     python = None if in_container else parse_command(words)
     if python is not None:
         yield from _python_problems(python, container.image)

@@ -1,19 +1,14 @@
-"""Commands in compiled pipelines: KFP's for Python components (``dsl.component``), this project's for tracked stages.
+"""Commands of KFP's Python components (``dsl.component``) in compiled pipelines.
 
 A Python component's command is a chain of shell programs. The first installs packages, including KFP, with pip into the
 image's own environment. The second writes the function's source into a temporary folder and starts KFP's executor on
 it. The source and the executor's arguments follow. On this machine, pip must not touch the environment that the user
 works in, and the KFP that is installed here executes the function, whatever version compiled it.
-
-A tracked stage's command is a script (``torchx_kfp.adapter.stage.command``) that puts values into the words after it,
-or a program that does. Version 0.1.0 compiled only scripts, with spaces between the values.
 """
 
 from __future__ import annotations
 
 import configparser
-import contextlib
-import itertools
 import json
 import re
 import shlex
@@ -46,17 +41,6 @@ _PIP = re.compile(r"\bpython3? -m pip install\b")
 _UNUSED = ("--quiet", "--no-warn-script-location")
 # KFP itself, installed from somewhere other than an index (``kfp_package_path``).
 _KFP_SOURCE = re.compile(r"^kfp\s*@|kubeflow/pipelines|(^|/)kfp-\d[^/]*\.(whl|tar\.gz|zip)$|/sdk/python/?$")
-
-
-#: What the script of a tracked stage contains that makes its own run id, and one whose name is the stage's.
-_MAKES_RUN_ID, _OWN_NAME = 'export TORCHX_JOB_ID="${KFP_RUN_ID:-', "/$0/"
-#: The program that starts an application again.
-_RETRIES = "_k= _n=x"
-_ATTEMPTS = re.compile(r" -lt (\d+) ")
-#: What a script contains that has two words of UI metadata.
-_SHOWS = 'printf %b "$2"'
-# An octal escape for printf, in a constant of a tracked stage.
-_OCTAL = re.compile(rb"\\0([0-7]{1,3})")
 
 
 @dataclass(frozen=True)
@@ -148,131 +132,3 @@ def _is_kfp(words: tuple[str, ...]) -> bool:
     packages = [word for before, word in zip(("", *words), words, strict=False) if not before.startswith("--")]
     packages = [word for word in packages if not word.startswith("-")]
     return len(packages) == 1 and _KFP_SOURCE.search(packages[0]) is not None
-
-
-def fill_in(words: Sequence[str]) -> list[str]:
-    """Return the words that a stage's script puts together, without running it.
-
-    The values are those of the input ``stage``.
-
-    Args:
-        words: a stage's command, with its placeholders filled in; any other command is returned unchanged.
-    """
-    return _filled(words)[0]
-
-
-def application_of(words: Sequence[str]) -> list[str]:
-    """Return the words that a stage's script executes, filled in; any other command is returned unchanged.
-
-    They are an ``env`` with the application's variables, if it has any, and its command line.
-    """
-    filled, start = _filled(words)
-    found = _find_retries(filled)
-    application = filled[start:] if found is None else [*filled[start : found[0]], *filled[found[0] + 4 :]]
-    # Variables that the program around the application needs itself stand at the beginning of the command.
-    early = list(itertools.takewhile(lambda word: "=" in word, words[2:])) if start and words[:1] == ["env"] else []
-    if not early:
-        return application
-    return ["env", *early, *(application[1:] if application[:1] == ["env"] else application)]
-
-
-def retries_of(words: Sequence[str]) -> int:
-    """Return how often a stage's own program starts its application again if it fails."""
-    found = _find_retries(words)
-    return found[1] if found else 0
-
-
-def _find_retries(words: Sequence[str]) -> tuple[int, int] | None:
-    """Return the place and the number of retries of ``adapter/stage/retries`` in a command, which takes four words."""
-    for place, word in enumerate(words):
-        if word.startswith(_RETRIES) and place > 1 and (found := _ATTEMPTS.search(word)):
-            return place - 2, int(found[1]) - 1
-    return None
-
-
-def stage_name_of(words: Sequence[str]) -> str:
-    """Return the stage's name in its run id: empty if it is not a tracked stage, or one that reads its run id."""
-    script, own, *following = _split(words)
-    start = _starting(script, following)
-    if start is not None:
-        return start.values[0]
-    if _MAKES_RUN_ID not in script:
-        return ""
-    # Before there were values, the name was the script's own.
-    return own if _OWN_NAME in script else re.split("[ |]", (*following, "", "")[1])[0]
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What the program around the application reads: see ``torchx_kfp.carried.publisher.start``."""
-
-    values: Sequence[str]
-    #: The number of aliases among the values.
-    unnamed: int
-    mask: str
-    #: The number of words before the values.
-    before: int
-
-
-def _starting(script: str, words: Sequence[str]) -> _Start | None:
-    """Return how a program starts the stage; None if the script does. ``words`` are those after the script's name."""
-    at = 2 if _SHOWS in script else 0
-    if tuple(words[at : at + 2]) != ("python3", "-c"):
-        return None
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        spec = json.loads(words[at + 3])
-        before = at + 5 + len(spec["artifacts"])
-        unnamed = sum(not alias for alias, _ in spec["reads"])
-        return _Start(words[before].split("|"), unnamed, spec.get("mask", ""), before)
-    return None
-
-
-def _split(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the script of a command, its name, and the words after them; two empty texts if there is no script."""
-    at = words.index("-ec") + 1 if "-ec" in words else len(words)
-    return (*words[at:], "", "") if len(words) - at < 2 else tuple(words[at:])
-
-
-def _filled(words: Sequence[str]) -> tuple[list[str], int]:
-    """Return the words, filled in, and the number of those that belong to the script."""
-    filled = list(words)
-    script, name, *following = _split(words)
-    at = len(words) - len(following)
-    if not name.startswith("torchx-kfp-"):
-        return filled, 0
-    start = _starting(script, following)
-    if start is not None:
-        at += start.before
-        filled[at] = start.values[0]
-        _fill(filled, at + 1, start.mask, list(start.values[1 + start.unnamed :]))
-        return filled, at + 1
-    values: list[str] = []
-    if "_v=$2" in script:
-        filled[at + 1], *values = re.split(r"\|" if "%%|*}" in script else " ", words[at + 1])
-        at += 2
-    if "_j=" in script:
-        # Constant text alternates with run ids of the stages that are read; an empty name stands for the next value.
-        while True:
-            del values[: words[at].count('""')]
-            if words[at].endswith("}"):
-                break
-            at += 2
-        at += 1
-    at += 2 if _SHOWS in script else 0
-    if "_m=$1" not in script:
-        return filled, at
-    _fill(filled, at + 1, words[at], values)
-    return filled, at + 1
-
-
-def _fill(words: list[str], start: int, mask: str, values: list[str]) -> None:
-    """Fill values into the words from ``start`` on that the mask marks."""
-    for place, kind in enumerate(mask, start):
-        if kind == "v":
-            words[place] += values.pop(0)
-        if kind in "bv":
-            words[place] = _decode(words[place])
-
-
-def _decode(text: str) -> str:
-    return _OCTAL.sub(lambda found: bytes([int(found[1], 8)]), text.encode()).decode(errors="replace")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from torchx_kfp.pipeline.placeholders import Facts, resolve_text, resolve_value
-from torchx_kfp.pipeline.spec import Component, Constant, FromInput, Pipeline, Task
+from torchx_kfp.contract.command import StageFacts, decode
+from torchx_kfp.contract.protocol import TRACKER_BASE
+from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_value
+from torchx_kfp.pipeline.spec import Component, Constant, Container, FromInput, Pipeline, Task
 from torchx_kfp.pipeline.walk import Place, walk
-
-#: A variable in the words after ``env``.
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=", re.ASCII)
 
 
 def known_inputs(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
@@ -23,42 +22,44 @@ def known_inputs(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[t
         yield place, inputs[place.path]
 
 
-def known_values(pipeline: Pipeline, arguments: Mapping[str, Any], variable: str) -> dict[str, list[Place]]:
-    """Return the known values of a variable that commands set with ``env``, each with the stages that get it.
+@dataclass(frozen=True)
+class KnownStage:
+    """A task that runs a container, its known inputs, and what its command says with these filled in."""
 
-    Args:
-        pipeline: the pipeline.
-        arguments: the values of all its parameters.
-        variable: the name of the variable.
-    """
-    name = f"{variable}="
-    values: dict[str, list[Place]] = {}
-    for place, known in known_inputs(pipeline, arguments):
+    place: Place
+    inputs: Mapping[str, Any]
+    container: Container
+    facts: StageFacts
+
+    @property
+    def tracker_base(self) -> str | None:
+        """The tracker base of a tracked stage; None if it is not known."""
+        base = self.facts.tracker_base
+        return base if base and "{{$" not in base else None
+
+    @property
+    def variables(self) -> list[tuple[str, str]]:
+        """The application's variables that the container and its command set."""
+        of_command = self.facts.variables.items()
+        return [*self.container.env, *((name, value) for name, value in of_command if name != TRACKER_BASE)]
+
+
+def known_stages(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[KnownStage]:
+    """Yield every task that runs a container; ``arguments`` has the values of all parameters."""
+    for place, inputs in known_inputs(pipeline, arguments):
         container = place.component.container
-        for word in (*container.command, *container.args) if container is not None else ():
-            value = resolve_text(word, Facts(parameters=known)).removeprefix(name) if word.startswith(name) else ""
-            if value and "{{$" not in value:
-                values.setdefault(value, []).append(place)
-    return values
+        if container is not None:
+            words = resolve_command(container.words, Facts(parameters=inputs))
+            yield KnownStage(place, inputs, container, decode(words))
 
 
-def variables_set(component: Component) -> Iterator[tuple[str, str]]:
-    """Yield the variables that a stage's container and its command set, with their values as they are compiled."""
-    container = component.container
-    if container is None:
-        return
-    yield from container.env
-    yield from assignments((*container.command, *container.args))
-
-
-def assignments(words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that ``env`` sets in a command."""
-    after_env = False
-    for word in words:
-        found = _ASSIGNMENT.match(word) if after_env else None
-        if found:
-            yield found[1], word[found.end() :]
-        after_env = word == "env" or found is not None
+def known_bases(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, list[KnownStage]]:
+    """Return the tracker bases that depend only on parameters and constants, with the stages that use them."""
+    bases: dict[str, list[KnownStage]] = {}
+    for stage in known_stages(pipeline, arguments):
+        if stage.tracker_base is not None:
+            bases.setdefault(stage.tracker_base, []).append(stage)
+    return bases
 
 
 def _known_inputs(task: Task, component: Component, scope: Mapping[str, Any]) -> dict[str, Any]:

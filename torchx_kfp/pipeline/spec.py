@@ -6,10 +6,13 @@ scope is enough for all of them. The data includes parts that cannot run on this
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from torchx_kfp.contract.command import StageFacts, decode
 
 # KFP's names for the groups around the branches of a dsl.If, and around the tasks of a dsl.ExitHandler.
 _GROUPS = re.compile(r"(condition-branches|exit-handler)-\d+")
@@ -174,6 +177,11 @@ class Container:
     resources: Mapping[str, Any] = field(default_factory=dict)
     has_lifecycle: bool = False
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command and its arguments, with placeholders."""
+        return (*self.command, *self.args)
+
 
 @dataclass(frozen=True)
 class Importer:
@@ -203,6 +211,11 @@ class Component:
     handed_on: frozenset[str] = frozenset()
     #: The executor's part of the Kubernetes platform spec, as in the file.
     platform: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def facts(self) -> StageFacts:
+        """What the command of its container says, as far as that is known without the inputs."""
+        return decode(self.container.words if self.container is not None else ())
 
     def as_dag(self) -> Dag:
         """Return the component's DAG.

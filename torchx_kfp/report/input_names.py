@@ -12,15 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from torchx_kfp.contract.protocol import TRACKER_BASE
-from torchx_kfp.pipeline.spec import Component, Constant, FromInput, FromTask, Origin, Pipeline
+from torchx_kfp.contract.inputs import ADDED, INNER, READS, STAGE
+from torchx_kfp.pipeline.spec import Constant, FromInput, FromTask, Origin, Pipeline
 from torchx_kfp.pipeline.walk import walk
 
-#: The suffixes that the adapter adds to the name of a channel.
-_ADDED = r"(_int|_float|_bool|_list|_dict)?(_\d+)?"
 _CHANNEL = "pipelinechannel--"
-#: The adapter's names for these inputs. Importing the adapter would load kfp.
-_READS, _STAGE = re.compile(r"reads(_\d+)?"), re.compile(r"stage(_\d+)?")
+_READS, _STAGE = re.compile(rf"{READS}(_\d+)?"), re.compile(rf"{STAGE}(_\d+)?")
 _ITEM = re.compile(r"(?:(?P<of>.*)-)?loop-item(?:-param-\d+)?")
 _FIELD = re.compile(r"\[(?P<quote>[\"'])(?P<name>.*)(?P=quote)\]$")
 
@@ -31,16 +28,10 @@ Names = Mapping[str, "str | None"]
 def input_names(pipeline: Pipeline) -> dict[str, Names]:
     """Return the names for each task, by the name of its stages without indices."""
     return {
-        place.name: _names(place.task.inputs, _is_tracked(place.component))
+        place.name: _names(place.task.inputs, place.component.facts.tracker_base is not None)
         for place in walk(pipeline)
         if place.is_stage
     }
-
-
-def _is_tracked(component: Component) -> bool:
-    """Return whether the component is that of a tracked stage, whose command the adapter wrote."""
-    container = component.container
-    return container is not None and any(word.startswith(f"{TRACKER_BASE}=") for word in container.command)
 
 
 def named(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
@@ -59,7 +50,7 @@ def named(inputs: Mapping[str, Any], names: Names) -> dict[str, Any]:
 def _names(inputs: Mapping[str, Origin], tracked: bool) -> Names:
     # To pass a field of an item into a group inside the loop, KFP passes the whole item along.
     carried = {
-        source.name for name, source in inputs.items() if name.startswith("inner_") and isinstance(source, FromInput)
+        source.name for name, source in inputs.items() if name.startswith(INNER) and isinstance(source, FromInput)
     }
     names: dict[str, str | None] = {}
     for name, source in inputs.items():
@@ -68,7 +59,7 @@ def _names(inputs: Mapping[str, Origin], tracked: bool) -> Names:
             names[name] = None
         elif tracked and derived.endswith("_run_id") and _READS.fullmatch(name):
             names[name] = shown.removesuffix("_run_id")
-        elif derived and re.fullmatch(f"(inner_)?{re.escape(derived)}{_ADDED}", name):
+        elif derived and re.fullmatch(f"({INNER})?{re.escape(derived)}{ADDED}", name):
             alone = isinstance(source, FromInput) and not source.selector and source.name in carried
             names[name] = None if alone else shown
     return names

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchx import specs
 
-from torchx_kfp.pipeline.commands import application_of, retries_of
-from torchx_kfp.pipeline.distributed import EXECUTOR_INPUT, ReplicaRole, replica_roles
-from torchx_kfp.pipeline.known import known_inputs
-from torchx_kfp.pipeline.placeholders import Facts, resolve_command, resolve_value
+from torchx_kfp.contract.specification import ReplicaRole
+from torchx_kfp.pipeline.known import KnownStage, known_stages
+from torchx_kfp.pipeline.placeholders import Facts, resolve_value
 from torchx_kfp.pipeline.resources import parse_quantity, read_limits
 from torchx_kfp.pipeline.spec import Container, Pipeline
-from torchx_kfp.pipeline.walk import Place
 
 #: The label with the role's name that TorchX's schedulers set.
 _ROLE_NAME = "torchx.pytorch.org/role-name"
@@ -45,48 +42,28 @@ def roles_by_stage(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str
         arguments: those of the run.
     """
     defaults = {name: one.default for name, one in pipeline.root.inputs.items() if one.has_default}
-    return {
-        place.name: _roles(place, container, Facts(parameters=inputs))
-        for place, inputs in known_inputs(pipeline, {**defaults, **arguments})
-        if place.is_stage and (container := place.component.container) is not None
-    }
+    stages = known_stages(pipeline, {**defaults, **arguments})
+    return {stage.place.name: _roles(stage) for stage in stages if stage.place.is_stage}
 
 
-def _roles(place: Place, container: Container, facts: Facts) -> StageRoles:
-    given = (*container.command, *container.args)
-    # It is how the program of a distributed stage is found.
-    filled = ([word] if word == EXECUTOR_INPUT else resolve_command([word], facts) for word in given)
-    all_words = [word for words in filled for word in words]
-    words = application_of(all_words)
-    env, words = _split(words)
-    env = {**dict(container.env), **env}
-    distributed = replica_roles(words)
+def _roles(stage: KnownStage) -> StageRoles:
+    place, container, command = stage.place, stage.container, stage.facts
+    facts = Facts(parameters=stage.inputs)
+    env = {**dict(container.env), **command.variables}
+    distributed = command.replica_roles
     if distributed:
         return StageRoles([_of_replicas(role, env, facts) for role in distributed], is_distributed=True)
     labels = (place.component.platform.get("podMetadata") or {}).get("labels") or {}
     role = specs.Role(
         name=str(labels.get(_ROLE_NAME) or place.name),
         image=str(resolve_value(container.image, facts)),
-        entrypoint=words[0] if words else specs.MISSING,
-        args=words[1:],
+        entrypoint=command.application[0] if command.application else specs.MISSING,
+        args=list(command.application[1:]),
         env=env,
-        max_retries=retries_of(all_words),
+        max_retries=command.retries,
         resource=_resource(container, facts),
     )
     return StageRoles([role])
-
-
-def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the variables that an ``env`` in front of a command line sets, and the command line."""
-    if not words or os.path.basename(words[0]) != "env":
-        return {}, list(words)
-    env: dict[str, str] = {}
-    for place, word in enumerate(words[1:], 1):
-        name, sign, value = word.partition("=")
-        if not sign:
-            return env, list(words[place:])
-        env[name] = value
-    return env, []
 
 
 def _resource(container: Container, facts: Facts) -> specs.Resource:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.pipeline.conditions import compares_types, verify_condition
-from torchx_kfp.pipeline.distributed import replica_roles
 from torchx_kfp.pipeline.findings import Finding, Kind
 from torchx_kfp.pipeline.placeholders import Facts, unknown_placeholders
 from torchx_kfp.pipeline.resources import read_limits
@@ -59,10 +58,9 @@ def of_arguments(arguments: Mapping[str, Any]) -> Iterator[Finding]:
 def of_replicas(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings about arguments of a run that are numbers of replicas, for stages that surely run."""
     for place in walk(pipeline):
-        container = place.component.container
-        if place.inside is not None or place.task.condition or place.looped or container is None:
+        if place.inside is not None or place.task.condition or place.looped:
             continue
-        for role in replica_roles((*container.command, *container.args)):
+        for role in place.component.facts.replica_roles:
             name = _INPUT.fullmatch(role.count)
             source = place.task.inputs.get(name[2]) if name else None
             if not isinstance(source, FromInput) or source.selector:

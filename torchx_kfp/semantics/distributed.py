@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchx_kfp.pipeline.distributed import ReplicaRole, replica_roles
+from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.pipeline.findings import Kind
 from torchx_kfp.pipeline.spec import Component
 
@@ -38,8 +38,7 @@ _KEPT = {
 
 def of_launcher(component: Component) -> Iterator[tuple[Kind, str]]:
     """Yield what is set on the task of a distributed stage and does not reach its replicas."""
-    container = component.container
-    roles = replica_roles((*container.command, *container.args)) if container else []
+    roles = component.facts.replica_roles
     if not roles:
         return
     if not takes_config(component) and (lost := list(dict.fromkeys(_lost(component, roles)))):

@@ -13,10 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from torchx_kfp.contract.escapes import REWRITTEN_AFTER_DOLLAR
 from torchx_kfp.pipeline.spec import Component
-
-#: The characters after a ``$`` that make the kubelet change it.
-REWRITTEN_AFTER_DOLLAR = r"[$(\x80-\U0010ffff]"
 
 _REWRITTEN = re.compile(rb"\$(?:\$|\(([^)]*)\)|([\x80-\xff]))")
 #: Variables that KFP, Argo and Kubernetes set in each container; only the cluster knows their values.

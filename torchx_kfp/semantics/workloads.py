@@ -15,10 +15,10 @@ from typing import Any
 import yaml
 
 from torchx_kfp.carried import launcher
-from torchx_kfp.pipeline.commands import fill_in
-from torchx_kfp.pipeline.distributed import EXECUTOR_INPUT, specifications
-from torchx_kfp.pipeline.known import assignments, known_inputs
-from torchx_kfp.pipeline.placeholders import Facts, resolve_text
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.inputs import RUN_ID
+from torchx_kfp.contract.specification import Specification
+from torchx_kfp.pipeline.known import known_stages
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.semantics.distributed import takes_config
 
@@ -54,20 +54,19 @@ def workloads(pipeline: Pipeline, arguments: Mapping[str, Any]) -> Iterator[Work
         pipeline: the pipeline.
         arguments: the values of its parameters, as far as they are known.
     """
-    for place, known in known_inputs(pipeline, arguments):
-        container = place.component.container
-        if container is None:
+    for stage in known_stages(pipeline, arguments):
+        specification = stage.facts.specification
+        if specification is None:
             continue
-        facts = Facts(parameters=known)
-        command = (*container.command, *container.args)
-        words = fill_in([word if word == EXECUTOR_INPUT else resolve_text(word, facts) for word in command])
-        for spec, following in specifications(words):
-            variables = {name: _shown(value) for name, value in assignments(words)}
-            run_id = "<run-id>" if "run_id" in place.component.outputs else ""
-            notes, objects = _objects(spec, [_shown(word) for word in following], variables, run_id)
-            if takes_config(place.component):
-                notes.append("What is set on the task (resources, tolerations, volumes, ...) is added to the pods.")
-            yield Workload(place.path, notes, objects)
+        place, facts = stage.place, stage.facts
+        variables = {name: _shown(value) for name, value in facts.variables.items()}
+        if facts.tracker_base is not None:
+            variables[protocol.TRACKER_BASE] = _shown(facts.tracker_base)
+        run_id = "<run-id>" if RUN_ID in place.component.outputs else ""
+        notes, objects = _objects(specification, [_shown(word) for word in facts.replica_words], variables, run_id)
+        if takes_config(place.component):
+            notes.append("What is set on the task (resources, tolerations, volumes, ...) is added to the pods.")
+        yield Workload(place.path, notes, objects)
 
 
 class _Attempt(SimpleNamespace):
@@ -77,31 +76,34 @@ class _Attempt(SimpleNamespace):
         return f"<{name}>"
 
 
-def _objects(spec: Any, words: Sequence[str], environ: Mapping[str, str], run_id: str) -> tuple[list[str], list[Any]]:
+def _objects(
+    specification: Specification, words: Sequence[str], environ: Mapping[str, str], run_id: str
+) -> tuple[list[str], list[Any]]:
     """Return the sentences and the manifests; ``environ`` has the launcher's variables."""
+    spec = specification.to_json()
     notes, counts = ["<...> is known only when the stage runs."], []
-    for role in spec["roles"]:
+    for role, data in zip(specification.replica_roles(words), spec["roles"], strict=True):
         try:
-            counts.append(launcher.count(role, words))
+            counts.append(launcher.count(data, words))
         except launcher.Failure:
-            counts.append(role["most"])
+            counts.append(role.most)
             notes.append(
-                f"The role {role['name']!r} has {words[role['count']]} replicas, from {role.get('least', 1)} to "
-                f"{role['most']}. Shown are {role['most']}."
+                f"The role {role.name!r} has {role.count} replicas, from {role.least} to {role.most}. Shown are "
+                f"{role.most}."
             )
     stage = _Attempt(
         spec=spec,
         words=words,
         counts=counts,
         config={},
-        name=f"{spec['stage']}-<hash>",
+        name=f"{specification.stage}-<hash>",
         account="<service-account>",
         run_id=run_id,
     )
     around = dict(os.environ)
     try:
         # The launcher hands on what it has in its own environment.
-        for name in spec["protocol"]:
+        for name in specification.protocol:
             os.environ.pop(name, None)
         os.environ.update(environ)
         made = launcher.Stage.manifest(stage, [_WORKFLOW])  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ from typing import Any
 from torchx import specs
 
 from torchx_kfp.adapter.values.channels import contains_channel
-from torchx_kfp.adapter.values.escapes import check_word, find_rewritten
+from torchx_kfp.adapter.values.escapes import check_word
+from torchx_kfp.contract.escapes import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
 
 FIELDS: Mapping[str, Mapping[str, str]] = {

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchx_kfp.adapter.stage import command
-from torchx_kfp.adapter.stage.reads import RUN_ID, FanIn, Source, StageName
+from torchx_kfp.adapter.stage.reads import FanIn, Source, StageName
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.references import Parts, Reference
-from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import Read
+from torchx_kfp.contract.inputs import INNER, READS, RUN_ID, SUFFIXES, parameter_placeholder
 
 #: The types of parameters in Python, by their names in the IR.
 PYTHON_TYPES = {
@@ -23,20 +23,6 @@ PYTHON_TYPES = {
     "LIST": list,
     "STRUCT": dict,
 }
-#: The suffixes of inputs' names, by type.
-_SUFFIXES = {
-    "NUMBER_INTEGER": "_int",
-    "NUMBER_DOUBLE": "_float",
-    "BOOLEAN": "_bool",
-    "LIST": "_list",
-    "STRUCT": "_dict",
-}
-#: The name of the input for the run id of a stage that is read without an alias.
-READS = "reads"
-#: The name of the input for the stage's name and values: see ``stage_input``.
-STAGE = "stage"
-#: The name of the input through which KFP 2.15 and newer tell a distributed stage what is set on its task.
-TASK_CONFIG = "task_config"
 #: The default of an input that the caller must pass.
 NO_DEFAULT = object()
 
@@ -83,8 +69,8 @@ def name_inputs(
 def _typed_name(reference: Reference) -> str:
     if reference.argument is None:
         return reference.name
-    name = f"inner_{reference.name}" if reference.carrier else reference.name
-    return name + _SUFFIXES.get(reference.type, "")
+    name = f"{INNER}{reference.name}" if reference.carrier else reference.name
+    return name + SUFFIXES.get(reference.type, "")
 
 
 def _references(source: Source) -> Sequence[Reference]:
@@ -93,51 +79,28 @@ def _references(source: Source) -> Sequence[Reference]:
     return [candidate for candidate in candidates if isinstance(candidate, Reference)]
 
 
-def signature(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
-    """Return a name that differs for components with different inputs, defaults or outputs.
-
-    The stage's script gets this name, and shells print it before their messages.
-    """
+def describe(inputs: Mapping[str, Input], outputs: Mapping[str, type]) -> str:
+    """Return a text that differs for components with different inputs, defaults or outputs."""
     kinds = {name: getattr(kind, "schema_title", kind.__name__) for name, kind in outputs.items()}
     defaults = {
         name: [planned.type, *([] if planned.default is NO_DEFAULT else [planned.default])]
         for name, planned in inputs.items()
     }
-    text = json.dumps([defaults, kinds], sort_keys=True, default=repr)
-    return f"torchx-kfp-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    return json.dumps([defaults, kinds], sort_keys=True, default=repr)
 
 
-def parent(source: Source, inputs: Mapping[Reference, str]) -> str | protocol.RawJson | list[str]:
-    """Return the run ids of a source as the protocol encodes them, with placeholders for unknown ones."""
-
-    def text(run_id: Reference | str) -> str:
-        return run_id if isinstance(run_id, str) else command.parameter_placeholder(inputs[run_id])
-
-    if not isinstance(source, FanIn):
-        return text(source)
-    if isinstance(source.run_ids, Reference):
-        return protocol.RawJson(text(source.run_ids))
-    return [text(run_id) for run_id in source.run_ids]
-
-
-def parents(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> Sequence[str]:
-    """Return the words from which the script builds the run ids that the stage reads: ``protocol.parent_words``."""
-    if not sources:
-        return ()
-    return protocol.parent_words({alias: parent(source, inputs) for alias, source in sources.items()}, aliases)
-
-
-def reads(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> list[Any]:
-    """Return the stages that are read as ``torchx_kfp.carried.publisher.start`` takes them."""
+def reads(sources: Mapping[str, Source], aliases: Sequence[str], inputs: Mapping[Reference, str]) -> list[Read]:
+    """Return the stages that are read; the input ``stage`` has the names ``aliases``."""
 
     def text(run_id: Reference | str) -> str:
         return f"={run_id}" if isinstance(run_id, str) else inputs[run_id]
 
-    def ids(source: Source) -> str | list[str]:
+    def read(alias: str, source: Source) -> Read:
         run_ids = source.run_ids if isinstance(source, FanIn) else source
-        return [text(run_id) for run_id in run_ids] if isinstance(run_ids, tuple) else text(run_ids)
+        is_list = isinstance(source, FanIn) and isinstance(run_ids, Reference)
+        return Read(alias, list(map(text, run_ids)) if isinstance(run_ids, tuple) else text(run_ids), is_list)
 
-    return [["" if alias in aliases else alias, ids(source)] for alias, source in sources.items()]
+    return [read("" if alias in aliases else alias, source) for alias, source in sources.items()]
 
 
 def plan_inputs(
@@ -165,4 +128,4 @@ def _image_inputs(image: Parts, inputs: Mapping[Reference, str]) -> tuple[str, d
     if len(image) == 1 and references[0].type == "STRING":
         return text, {}
     key = names.input_name("_".join(("image", *(inputs[reference] for reference in references))), inputs.values())
-    return command.parameter_placeholder(key), {key: Input("STRING", text)}
+    return parameter_placeholder(key), {key: Input("STRING", text)}

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar
 
 from torchx_kfp.adapter.stage.fields import check_name
-from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.outputs import (
     Artifacts,
     Publication,
@@ -22,11 +21,12 @@ from torchx_kfp.adapter.stage.outputs import (
     read_publication,
     read_ui_metadata,
 )
-from torchx_kfp.adapter.stage.reads import RUN_ID, Reads, Source, TrackerBase
+from torchx_kfp.adapter.stage.reads import Reads, Source, TrackerBase
 from torchx_kfp.adapter.stage.replicas import Replicas
 from torchx_kfp.adapter.stage.secrets import Secrets, read_secrets
 from torchx_kfp.adapter.stage.trackers import Trackers, read_trackers
 from torchx_kfp.adapter.values.references import Parts
+from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG
 from torchx_kfp.engines import Engine, option_hint, read_engine
 from torchx_kfp.errors import AppDefError
 from torchx_kfp.text import did_you_mean

@@ -9,11 +9,12 @@ from typing import Any
 
 from kfp import dsl
 
-from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.values.channels import contains_channel
-from torchx_kfp.adapter.values.escapes import check_word, escape
+from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.names import output_name
-from torchx_kfp.carried.programs import PUBLISHER
+from torchx_kfp.contract.command import UI_METADATA, Outputs
+from torchx_kfp.contract.escapes import escape
+from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import OutputsError
 
 #: {a result's name: its type}.
@@ -25,11 +26,6 @@ UiMetadata = Mapping[str, Any]
 
 #: The artifact that shows all numbers of a stage in KFP's UI.
 METRICS = "metrics"
-#: The artifact that tells KFP's UI what to show. Its name comes from KFP v1.
-UI_METADATA = "mlpipeline_ui_metadata"
-
-#: A program for an image that has torchx-kfp. With ``-m``, Python would import modules from the working directory.
-INSTALLED = "import sys;sys.path=[*filter(None,sys.path)];from torchx_kfp.carried import {0};{0}.main(*sys.argv[1:])"
 #: Artifacts whose content KFP's UI shows.
 _SHOWN = (dsl.HTML, dsl.Markdown)
 _RESULT_TYPES = (int, float, bool, str, list, dict)
@@ -49,6 +45,21 @@ class Publication:
     def types(self) -> dict[str, type]:
         """The type of each output."""
         return {name: kind for name, (kind, _) in (*self.results.items(), *self.artifacts.items())}
+
+    def outputs(self, may_fail: Sequence[int] | None = None) -> Outputs:
+        """Return the outputs for the program that publishes them.
+
+        Args:
+            may_fail: the exit codes that fail the stage anyway; None if every exit code except 0 does.
+        """
+        return Outputs(
+            {output: (kind.__name__, name) for output, (kind, name) in self.results.items()},
+            {
+                output: (kind.schema_title, name, issubclass(kind, _SHOWN))
+                for output, (kind, name) in self.artifacts.items()
+            },
+            None if may_fail is None else tuple(may_fail),
+        )
 
 
 def read_publication(
@@ -109,41 +120,6 @@ def check_artifact_class(kind: object) -> None:
         raise OutputsError(f"The class of an artifact is one of kfp.dsl's, such as dsl.Model. Got: {kind!r}.")
 
 
-def publisher_words(
-    publication: Publication,
-    *,
-    inline: bool,
-    may_fail: Sequence[int] | None = None,
-    start: Mapping[str, Any] | None = None,
-) -> tuple[str, ...]:
-    """Return the words that run ``torchx_kfp.carried.publisher`` around the application, whose words follow.
-
-    Args:
-        publication: the declared outputs.
-        inline: whether the command carries the program. Otherwise, the image must have torchx-kfp.
-        may_fail: the exit codes that fail the stage all the same; None if every exit code except 0 does.
-        start: what the program needs to start a stage; None if it publishes the results of another one.
-    """
-    spec: dict[str, Any] = {
-        "results": {output: [kind.__name__, name] for output, (kind, name) in publication.results.items()},
-        "artifacts": {
-            output: [kind.schema_title, name, int(issubclass(kind, _SHOWN))]
-            for output, (kind, name) in publication.artifacts.items()
-        },
-    }
-    if may_fail is not None:
-        spec["may_fail"] = list(may_fail)
-    spec.update(start or {})
-    return (
-        "python3",
-        "-c",
-        PUBLISHER if inline else INSTALLED.format("publisher"),
-        plain_json(spec),
-        "{{$}}",
-        *(_artifact_path(output) for output in publication.artifacts),
-    )
-
-
 def read_ui_metadata(ui_metadata: object) -> str | None:
     """Return the escaped JSON text of KFP v1's UI metadata; None if there is none.
 
@@ -163,23 +139,6 @@ def read_ui_metadata(ui_metadata: object) -> str | None:
     except (TypeError, ValueError) as error:
         raise OutputsError(f"ui_metadata cannot be written as JSON: {error}. Got: {ui_metadata!r}.") from None
     return check_word(escape(text), "ui_metadata, as it is passed on,")
-
-
-def ui_metadata_words(text: str | None) -> tuple[str, ...]:
-    """Return the path of ``mlpipeline_ui_metadata``, which KFP fills in, and its text; nothing if there is none."""
-    return () if text is None else (_artifact_path(UI_METADATA), text)
-
-
-def _artifact_path(name: str) -> str:
-    """Return the placeholder for the local path of an output artifact."""
-    return f"{{{{$.outputs.artifacts['{name}'].path}}}}"
-
-
-def plain_json(value: object) -> str:
-    """Return JSON without spaces, and without text in its strings that an engine would rewrite."""
-    text = json.dumps(value, separators=(",", ":"))
-    # Outside strings, an opening brace is always followed by a quote or a closing brace.
-    return text.replace("$", "\\u0024").replace("{{", "\\u007b\\u007b").replace("\x7f", "\\u007f")
 
 
 def _is_result_type(kind: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kfp import dsl
 from torchx import specs
@@ -13,21 +12,22 @@ from torchx.schedulers import kubernetes_scheduler
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.application import REPLICA, Application, read_application
 from torchx_kfp.adapter.stage.fields import Resources, read_retries, read_role
-from torchx_kfp.adapter.stage.inputs import TASK_CONFIG
 from torchx_kfp.adapter.stage.options import Settings
-from torchx_kfp.adapter.stage.outputs import INSTALLED, plain_json
-from torchx_kfp.adapter.stage.reads import RUN_ID
 from torchx_kfp.adapter.stage.replicas import claims, fewest, plan_role, read_replicas, read_roles, role_names
-from torchx_kfp.adapter.stage.retries import retry_words
 from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, check_variables, secret_variables
 from torchx_kfp.adapter.stage.trackers import tracker_env
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.channels import check_parts, parse_checked
+from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.references import Parts, Reference
-from torchx_kfp.carried.programs import LAUNCHER
+from torchx_kfp.carried.programs import LAUNCHER, PUBLISHER
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import installed_program, launcher_words
+from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG, output_placeholder
+from torchx_kfp.contract.scripts import retry_words
+from torchx_kfp.contract.specification import RoleSpecification, Specification
 from torchx_kfp.engines import Engine
-from torchx_kfp.engines.engine import Role, Workload, marker
+from torchx_kfp.engines.engine import Role, marker
 from torchx_kfp.errors import AppDefError
 
 #: The launcher's object gets the stage's name, and a hash, within the 63 characters of a pod's name.
@@ -96,8 +96,8 @@ def _read_application(app: specs.AppDef, settings: Settings) -> Payload:
         role=role,
         image=parse_checked(role.image, f"image of {where}"),
         variables=variables,
-        program=retry_words(
-            fields.retries, command.output_placeholder(RUN_ID) if settings.tracker_base is not None else None
+        program=_check_program(
+            retry_words(fields.retries, output_placeholder(RUN_ID) if settings.tracker_base is not None else None)
         ),
         words=words,
         kept={*shared, *application.env} - role.env.keys(),
@@ -106,6 +106,13 @@ def _read_application(app: specs.AppDef, settings: Settings) -> Payload:
         node_selector=fields.node_selector,
         volumes=fields.volumes,
     )
+
+
+def _check_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of a stage's own program if processes can receive them."""
+    for word in words:
+        check_word(word, "What the stage's own program is told, such as the roles of a distributed stage,")
+    return words
 
 
 def _application(app: specs.AppDef, role: specs.Role, settings: Settings, *, replicas: bool = False) -> Application:
@@ -174,40 +181,39 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
     shared = tracker_env(settings.trackers)
     words = _Words()
     planned: list[Role] = []
-    described: list[dict[str, Any]] = []
+    described: list[RoleSpecification] = []
     variables: Sequence[Parts] = ()
     first: Application | None = None
     for role, name in zip(roles, role_names(roles), strict=True):
         where = f"role {role.name!r}"
         application = _application(app, role, settings, replicas=True)
-        env: list[list[Any]] = []
+        env: list[tuple[str, list[int | None] | None]] = []
         inherited: dict[str, Parts] = {}
         for variable, parts in application.env.items():
             if first is None and REPLICA not in parts:
                 # The program that publishes results gets them, too: they may configure the storage.
                 inherited[variable] = parts
-                env.append([variable, None])
+                env.append((variable, None))
             else:
-                env.append([variable, words.place(parts, f"env[{variable!r}] of {where}")])
-        description: dict[str, Any] = {
-            "name": name,
-            "most": role.num_replicas,
-            "fewest": getattr(role, "min_replicas", None) or role.num_replicas,
-            "env": env,
-            "ports": sorted({int(port) for port in (role.port_map or {}).values()}),
-        }
-        if role.retry_policy == specs.RetryPolicy.REPLICA and read_retries(role):
-            description["restarts"] = read_retries(role)
-        arguments = [application.entrypoint, *application.args]
-        description["command"] = [words.place(parts, f"an argument of {where}") for parts in arguments]
-        if role.name in counts:
-            (description["count"],) = words.place(counts[role.name], f"replicas of {where}")
-            description["least"] = fewest(role)
+                env.append((variable, words.place(parts, f"env[{variable!r}] of {where}")))
         image = parse_checked(role.image, f"image of {where}")
         filled = any(isinstance(part, Reference) for part in image)
-        if filled:
-            description["image"] = words.place(image, f"image of {where}")
-        described.append(description)
+        arguments = [application.entrypoint, *application.args]
+        counted = role.name in counts
+        described.append(
+            RoleSpecification(
+                name=name,
+                most=role.num_replicas,
+                fewest=getattr(role, "min_replicas", None) or role.num_replicas,
+                env=env,
+                ports=sorted({int(port) for port in (role.port_map or {}).values()}),
+                restarts=(role.retry_policy == specs.RetryPolicy.REPLICA and read_retries(role)) or None,
+                command=[words.place(parts, f"an argument of {where}") for parts in arguments],
+                count=words.place(counts[role.name], f"replicas of {where}")[0] if counted else None,
+                least=fewest(role) if counted else None,
+                image=words.place(image, f"image of {where}") if filled else None,
+            )
+        )
         secrets = [
             {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
             for secret, keys in settings.secrets.items()
@@ -234,21 +240,39 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
     main = roles[0]
     # The publisher may have to read files there; a launcher that publishes nothing would only bind a node to them.
     volumes = claims(main) if settings.publication else []
-    spec = _specification(engine, workload, planned, described, alias, list(shared), volumes)
-    if settings.may_fail:
-        spec["failure"] = LAUNCHER_FAILED
-    if workload.retries:
-        spec["retries"] = workload.retries
+    stage = names.component_name(alias)[:_LONGEST_STAGE].rstrip("-")
+    specification = Specification(
+        stage=stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
+        engine=engine.NAME,
+        needs=engine.NEEDS,
+        api=workload.api,
+        plural=workload.plural,
+        object=workload.manifest,
+        companions=workload.companions,
+        state=workload.state,
+        succeeded=workload.succeeded,
+        failed=workload.failed,
+        index=workload.index,
+        host=workload.host,
+        protocol=[*protocol.VARIABLES, *(name for name in shared if name not in protocol.VARIABLES)],
+        config=TASK_CONFIG,
+        logs=engine.logs,
+        restarts=workload.restarts,
+        available=workload.available,
+        claims=[path for _, path in volumes],
+        success=workload.success or [role.name for role in planned],
+        roles=described,
+        failure=LAUNCHER_FAILED if settings.may_fail else None,
+        retries=workload.retries or None,
+    )
     return Payload(
         role=main,
         image=(engine.launcher_image,) if engine.launcher_image else parse_checked(main.image, "image"),
         variables=variables,
-        program=(
-            "python3",
-            "-c",
-            LAUNCHER if settings.inline else INSTALLED.format("launcher"),
-            plain_json(spec),
-            "{{$}}",
+        program=_check_program(
+            launcher_words(
+                LAUNCHER if settings.inline else installed_program("torchx_kfp.carried", "launcher"), specification
+            )
         ),
         words=words.words,
         kept={*shared, *first.env} - main.env.keys(),
@@ -263,40 +287,9 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
     )
 
 
-def _specification(
-    engine: Engine,
-    workload: Workload,
-    planned: Sequence[Role],
-    described: Sequence[Mapping[str, Any]],
-    alias: str,
-    shared: Sequence[str],
-    volumes: Sequence[tuple[str, str]],
-) -> dict[str, Any]:
-    """Return what the launcher must know: see ``torchx_kfp.carried.launcher``."""
-    stage = names.component_name(alias)[:_LONGEST_STAGE].rstrip("-")
-    return {
-        "stage": stage if stage[0].isalpha() else f"s{stage}"[:_LONGEST_STAGE].rstrip("-"),
-        "engine": engine.NAME,
-        "needs": engine.NEEDS,
-        "api": workload.api,
-        "plural": workload.plural,
-        "object": workload.manifest,
-        "companions": [list(companion) for companion in workload.companions],
-        "state": list(workload.state),
-        "succeeded": list(workload.succeeded),
-        "failed": list(workload.failed),
-        "index": workload.index,
-        "host": workload.host,
-        "protocol": [*protocol.VARIABLES, *(name for name in shared if name not in protocol.VARIABLES)],
-        "config": TASK_CONFIG,
-        "logs": engine.logs,
-        "restarts": workload.restarts,
-        "available": workload.available,
-        # The paths at which only the launcher has these volumes because of the AppDef.
-        "claims": [path for _, path in volumes],
-        "success": list(workload.success) or [role.name for role in planned],
-        "roles": list(described),
-    }
+def publisher_program(*, inline: bool) -> str:
+    """Return the program that publishes results: its whole text, or one that needs torchx-kfp in the image."""
+    return PUBLISHER if inline else installed_program("torchx_kfp.carried", "publisher")
 
 
 def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> dict[str, str]:

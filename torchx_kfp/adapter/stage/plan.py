@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from kfp import dsl
 from torchx import specs
 
 from torchx_kfp.adapter.stage import command
 from torchx_kfp.adapter.stage.fields import Resources, check_app
-from torchx_kfp.adapter.stage.inputs import (
-    STAGE,
-    TASK_CONFIG,
-    Input,
-    name_inputs,
-    parent,
-    parents,
-    plan_inputs,
-    reads,
-    signature,
-)
+from torchx_kfp.adapter.stage.inputs import Input, describe, name_inputs, plan_inputs, reads
 from torchx_kfp.adapter.stage.options import Settings
-from torchx_kfp.adapter.stage.outputs import UI_METADATA, publisher_words, ui_metadata_words
-from torchx_kfp.adapter.stage.payload import LAUNCHER_FAILED, pod_labels, read_payload
-from torchx_kfp.adapter.stage.reads import RUN_ID
+from torchx_kfp.adapter.stage.payload import LAUNCHER_FAILED, pod_labels, publisher_program, read_payload
 from torchx_kfp.adapter.stage.secrets import PROTOCOL_VARIABLES, Secrets, check_variables
 from torchx_kfp.adapter.stage.stage_input import lift
 from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.channels import parse_checked
 from torchx_kfp.adapter.values.references import Reference
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import UI_METADATA, Application, publish_other
+from torchx_kfp.contract.inputs import RUN_ID, STAGE, TASK_CONFIG
+from torchx_kfp.contract.scripts import signature
 from torchx_kfp.errors import AppDefError
 
 
@@ -102,38 +92,25 @@ def plan_stage(
     taken = (*outputs, TASK_CONFIG) if settings.engine else outputs
     inputs = name_inputs(parameters or {}, settings.sources, parts, taken)
     image_text, planned = plan_inputs(inputs, image, parameters or {})
-    script_name = signature(planned, outputs)
-    ui_metadata = ui_metadata_words(settings.ui_metadata)
+    name = signature(describe(planned, outputs))
     field_paths = dict(payload.field_paths)
-    script = {"program": payload.program, "ui_metadata": ui_metadata}
     base, publication = settings.tracker_base, settings.publication
+    if base is not None:
+        variables, words = lifted.variables, lifted.words
+    application = Application(
+        command.encode(variables, inputs), command.encode(words, inputs), payload.program, settings.ui_metadata
+    )
+    stages = reads(settings.sources, lifted.aliases, inputs)
     if base is None:
-        argv = command.untracked_command(script_name, variables, words, inputs, **script)
+        argv = application.untracked(name)
     elif publication is None:
-        argv = command.tracked_command(
-            script_name,
-            base,
-            parents(settings.sources, lifted.aliases, inputs),
-            command.output_placeholder(RUN_ID),
-            values,
-            lifted.variables,
-            lifted.words,
-            inputs,
-            **script,
-        )
+        argv = application.tracked(name, command.render(base, inputs), stages)
         field_paths[protocol.PIPELINE_RUN] = protocol.RUN_ID_LABEL
     else:
         fatal = (LAUNCHER_FAILED,) if settings.engine else ()
-        may_fail = fatal if settings.may_fail else None
-        given = reads(settings.sources, lifted.aliases, inputs)
-
-        def publisher(start: Mapping[str, Any]) -> tuple[str, ...]:
-            start = {"reads": given, **start}
-            return publisher_words(publication, inline=settings.inline, may_fail=may_fail, start=start)
-
-        argv = command.published_command(
-            script_name, base, values, lifted.variables, lifted.words, inputs, publisher, **script
-        )
+        published = publication.outputs(fatal if settings.may_fail else None)
+        program = publisher_program(inline=settings.inline)
+        argv = application.published(name, command.render(base, inputs), stages, published, program)
     return StagePlan(
         alias=alias,
         stage=names.stage_name(alias),
@@ -180,13 +157,12 @@ def plan_publisher(settings: Settings, name: str, image: str) -> StagePlan:
         component=names.component_name(alias),
         description="Results of another stage as outputs of KFP",
         image=image_text,
-        command=command.publisher_command(
-            signature(planned, outputs),
-            settings.tracker_base,
-            str(parent(source, inputs)),
-            command.output_placeholder(RUN_ID),
-            publisher_words(settings.publication, inline=settings.inline),
-            inputs,
+        command=publish_other(
+            signature(describe(planned, outputs)),
+            command.render(settings.tracker_base, inputs),
+            command.run_id_text(source, inputs),
+            settings.publication.outputs(),
+            publisher_program(inline=settings.inline),
         ),
         inputs=planned,
         outputs=outputs,

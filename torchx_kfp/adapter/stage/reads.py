@@ -11,9 +11,11 @@ from kfp import dsl
 from kfp.dsl import pipeline_channel
 
 from torchx_kfp.adapter.values.channels import channel_key, contains_channel, ir_type, parse, parse_checked
-from torchx_kfp.adapter.values.escapes import check_word, find_rewritten
+from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.references import Channel, Parts, Reference, Task
 from torchx_kfp.adapter.values.scope import check_in_scope, is_in_loop
+from torchx_kfp.contract.escapes import find_rewritten
+from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.errors import ChannelError, ReadsError, TrackerError
 from torchx_kfp.tracking.stores.store import check_tracker_base
 
@@ -23,9 +25,6 @@ TrackerBase = str | Channel
 Readable = Task | Channel | str
 #: One task, several tasks, or {alias: stage}.
 Reads = Task | Channel | Iterable[Task | Channel] | Mapping[str, Readable | Sequence[Readable]]
-
-#: The output that carries a tracked stage's run id.
-RUN_ID = "run_id"
 
 
 @dataclass(frozen=True)

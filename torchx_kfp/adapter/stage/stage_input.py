@@ -10,8 +10,8 @@ because each further input would cost 130 bytes per task plus its text::
     stage-7|stage-6|app.train|0.01
 
 The rule considers each stage by itself: a stage's command, and so KFP's cache key, must not depend on other stages. The
-text is one line of ASCII, which the databases on the way do not change. Values are escaped (``escapes.escape``), and so
-are names of stages (as in JSON); neither contains a ``|``.
+text is one line of ASCII, which the databases on the way do not change. Values are escaped (``contract.escapes``), and
+so are names of stages (as in JSON); neither contains a ``|``.
 
 Two kinds of text stay in the container because stages share them, though they are short: variables that the program
 which publishes results needs when it starts, such as PATH, and a program after ``python -c`` that reads ``sys.argv``.
@@ -24,18 +24,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchx_kfp.adapter.stage.reads import StageName
-from torchx_kfp.adapter.values.escapes import escape
 from torchx_kfp.adapter.values.names import is_shell_variable
 from torchx_kfp.adapter.values.references import Parts
-from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import EARLY
+from torchx_kfp.contract.inputs import encode_aliases, encode_value, join_values
 
 #: The bytes that one value may have, and all of them. Storing more than that twice would take more than another
 #: container.
 LONGEST, MOST = 256, 1024
-#: What is between the values.
-SEPARATOR = "|"
-#: The names of variables that programs read before their code runs.
-EARLY = re.compile(r"PATH|PYTHON\w*|LD_\w+", re.ASCII)
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*", re.ASCII)
 
@@ -75,15 +71,15 @@ def lift(
         kept: variables that stay in the container, because the stages of a pipeline share them.
     """
     named = [alias for alias in aliases if isinstance(alias, StageName)]
-    names = [protocol.encode_alias(alias).replace(SEPARATOR, r"\u007c") for alias in named]
+    names = encode_aliases(named)
     split = [*(_split_variable(word, kept) for word in variables), None, *map(_split_argument, words[1:])]
     if _is_program(words):
         split[len(variables) + 2] = None
-    values = [escape(word[1]).replace(SEPARATOR, r"\0174") for word in split if word]
+    values = [encode_value(word[1]) for word in split if word]
     if sum(map(len, (*names, *values))) > MOST:
         return Lifted(stage, (), variables, words)
     parts = [(Prefix(found[0]),) if found else word for found, word in zip(split, (*variables, *words), strict=True)]
-    return Lifted(SEPARATOR.join([stage, *names, *values]), named, parts[: len(variables)], parts[len(variables) :])
+    return Lifted(join_values(stage, names, values), named, parts[: len(variables)], parts[len(variables) :])
 
 
 def _split_variable(word: Parts, kept: Collection[str]) -> tuple[str, str] | None:

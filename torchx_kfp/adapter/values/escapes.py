@@ -1,52 +1,12 @@
-"""Constant text on its way to the application: the changes that engines would make, and escapes that prevent them.
-
-Between the compiled pipeline and the application's ``argv``, a word passes through KFP, Argo and the kubelet. KFP fills
-in ``{{$...}}`` and reads a word that starts with ``{"Concat"`` or ``{"IfPresent"`` as a placeholder. Argo substitutes
-``{{...}}``, evaluates ``{{=...}}``, and quotes unprintable characters in a way that is not JSON. The kubelet turns
-``$$`` into ``$``, expands ``$(NAME)`` and mangles a character after ``$`` that is not ASCII
-(``torchx_kfp.semantics.rewriting``). In words that contain any of this, such characters are replaced by octal escapes
-for ``printf %b``, a builtin of every ``sh``.
-"""
+"""Checks of text that becomes a word of a command."""
 
 from __future__ import annotations
 
-import re
-
+from torchx_kfp.contract.escapes import find_rewritten
 from torchx_kfp.errors import AppDefError, ChannelError
-from torchx_kfp.semantics.rewriting import REWRITTEN_AFTER_DOLLAR
 
 #: The bytes that Linux accepts in one argument (MAX_ARG_STRLEN is 128 KiB with the final NUL).
 LONGEST_WORD = 128 * 1024 - 1
-
-_REWRITTEN = re.compile(r"\$" + REWRITTEN_AFTER_DOLLAR + r'|\{\{|^\s*\{\s*"(?:Concat|IfPresent)"')
-#: Matches backslashes, and the first character of each pair that engines rewrite.
-_ESCAPED = re.compile(r"\\|\$(?=" + REWRITTEN_AFTER_DOLLAR + r')|\{(?=\{|\s*"(?:Concat|IfPresent)")')
-_KEPT_UNPRINTABLE = "\t\n\r"
-
-
-def _is_plain(character: str) -> bool:
-    # Go quotes the rest of the Basic Multilingual Plane as \\uXXXX, which is valid JSON.
-    return character.isprintable() or character in _KEPT_UNPRINTABLE or "\x80" <= character <= "\uffff"
-
-
-def find_rewritten(text: str) -> str | None:
-    """Return the first piece of the text that an engine would change; None if there is none."""
-    found = _REWRITTEN.search(text)
-    if found:
-        return found.group()
-    if text.isprintable():
-        return None
-    return next((character for character in text if not _is_plain(character)), None)
-
-
-def escape(text: str) -> str:
-    """Escape everything that engines would change, for ``printf %b``."""
-    text = _ESCAPED.sub(lambda found: _octal(found.group()), text)
-    return "".join(character if _is_plain(character) else _octal(character) for character in text)
-
-
-def _octal(character: str) -> str:
-    return "".join(f"\\0{byte:03o}" for byte in character.encode())
 
 
 def check_word(text: str, where: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.contract.specification import ReplicaCount
 from torchx_kfp.errors import TrackerError, explain
 from torchx_kfp.local.attempt.logs import Log, LogPump
 from torchx_kfp.local.attempt.outputs import describe_missing, read_outputs, read_run_id, registered_files
@@ -20,7 +21,6 @@ from torchx_kfp.local.attempt.transfer import UnavailableError, copy_here
 from torchx_kfp.local.engines.engine import AttemptPlan, Engine, RunningStage, StartError, TimeLimit
 from torchx_kfp.local.engines.process import Processes
 from torchx_kfp.pipeline.artifacts import Artifact
-from torchx_kfp.pipeline.distributed import replicas_in
 from torchx_kfp.runs.result import last_lines
 from torchx_kfp.tracking import FsspecResultTracker
 from torchx_kfp.tracking.statements.artifacts import ARTIFACTS, UNDELIVERED
@@ -112,7 +112,7 @@ class Execution:
         self._tell(self, outcome)
 
     def _on_lines(self, lines: Sequence[str]) -> None:
-        for count in filter(None, map(replicas_in, lines)):
+        for count in filter(None, map(ReplicaCount.parse, lines)):
             self._tell(self, Replicas(*count))
 
     def _recorded(self, outcome: Outcome) -> Outcome:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchx_kfp.contract.command import decode
 from torchx_kfp.contract.protocol import IMAGE, PIPELINE_RUN, POD_NAME
 from torchx_kfp.local.attempt.packages import local_state
 from torchx_kfp.local.attempt.transfer import with_copies
@@ -23,8 +24,7 @@ from torchx_kfp.local.platform.secrets import GivenKeys, given_files, given_valu
 from torchx_kfp.local.platform.settings import field_values, time_limit
 from torchx_kfp.local.scopes import Node, parameters_of, with_defaults
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in
-from torchx_kfp.pipeline.commands import RUNTIME_MARK, fill_in, parse_command
-from torchx_kfp.pipeline.distributed import replica_roles
+from torchx_kfp.pipeline.commands import RUNTIME_MARK, parse_command
 from torchx_kfp.pipeline.placeholders import WORKSPACE, Facts, resolve_command, resolve_text
 
 
@@ -65,7 +65,7 @@ class Preparation:
         self._variables = variables(component.platform, context.environ)
         self._keys = given_values(component, context.given, node.scope.inputs)
         self._secret_files = given_files(component, context.given, node.scope.inputs)
-        words = (*container.command, *container.args)
+        words = container.words
         takes_all = parse_command(words) is not None
         placed, self._copies = with_copies(self.inputs, words, self._folder / "inputs", takes_all=takes_all)
         made = self._folder / MADE
@@ -106,7 +106,7 @@ class Preparation:
             installed = [local_state(install) for install in self._python.installs] if self._python is not None else []
             path = {**self._context.environ, **environ}.get("PYTHONPATH", "")
             try:
-                files = code.of(fill_in(self._words), path)
+                files = code.of(decode(self._words).words, path)
             except TooManyFiles:
                 return ""
             directory = self._context.options.directory
@@ -166,12 +166,12 @@ class Preparation:
             installs=installs,
             container=plan,
             time_limit=time_limit(component.platform),
-            is_distributed=bool(replica_roles((*container.command, *container.args))),
+            is_distributed=bool(component.facts.replica_roles),
         )
 
     def _uses_workspace(self) -> bool:
         container = self._node.component.container
         assert container is not None
         paths = [item.path for value in self._facts.input_artifacts.values() for item in artifacts_in(value)]
-        texts = (*container.command, *container.args, *map(str, parameters_of(self.inputs).values()), *paths)
+        texts = (*container.words, *map(str, parameters_of(self.inputs).values()), *paths)
         return any(path in text for path in (WORKSPACE, self._facts.workspace) for text in texts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import decode
 from torchx_kfp.local.engines.containers import MADE, ContainerPlan
 from torchx_kfp.pipeline.artifacts import Artifact
 from torchx_kfp.runs.journal import LOG_FILE
@@ -64,8 +64,7 @@ class AttemptPlan:
     @property
     def tracker_base(self) -> str | None:
         """The tracker base that the command of a tracked stage sets."""
-        name = f"{protocol.TRACKER_BASE}="
-        return next((word.removeprefix(name) for word in self.command if word.startswith(name)), None)
+        return decode(self.command).tracker_base
 
     @property
     def made(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import decode
 from torchx_kfp.errors import ArgumentError
 from torchx_kfp.pipeline.artifacts import Artifact, artifacts_in, is_remote
 from torchx_kfp.safe_files import make_folder
@@ -132,14 +133,15 @@ def tracker_bases(
         ValueError: the path of one is not absolute, or only the pipeline has named it.
         OSError: one cannot be created.
     """
-    name = f"{protocol.TRACKER_BASE}="
-    told = [word.removeprefix(name) for word in command if word.startswith(name)]
-    told += [
-        value
-        for key, value in inputs.items()
-        # KFP prefixes the name of a pipeline's parameter that is used inside text.
-        if (key == protocol.TRACKER_BASE_PARAMETER or key.endswith(f"--{protocol.TRACKER_BASE_PARAMETER}"))
-        and isinstance(value, str)
+    told = [
+        *decode(command).tracker_bases,
+        *(
+            value
+            for key, value in inputs.items()
+            # KFP prefixes the name of a pipeline's parameter that is used inside text.
+            if (key == protocol.TRACKER_BASE_PARAMETER or key.endswith(f"--{protocol.TRACKER_BASE_PARAMETER}"))
+            and isinstance(value, str)
+        ),
     ]
     found = []
     for base in filter(None, dict.fromkeys(told)):

@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from torchx_kfp.contract.command import decode
 from torchx_kfp.local.engines.engine import AttemptPlan, RunningStage, StartError, missing_module
 from torchx_kfp.local.engines.environment import RUN_MARK
-from torchx_kfp.pipeline.commands import fill_in, retries_of
 from torchx_kfp.pipeline.conditions import starting
 from torchx_kfp.runs.result import describe_exit
 
@@ -108,7 +108,7 @@ class StageProcess:
         """Ask all processes of the stage to end within ``grace`` seconds."""
         self._stop_at = time.monotonic() + grace
         # The program that starts an application again passes the signal on; no process is to get it twice.
-        self._signal(signal.SIGTERM, alone=retries_of(self._command) > 0)
+        self._signal(signal.SIGTERM, alone=decode(self._command).retries > 0)
 
     def kill(self) -> None:
         """Kill all processes of the stage."""
@@ -118,7 +118,7 @@ class StageProcess:
     def describe(self, code: int, last_line: str) -> str:
         """Describe how a process with this exit code, and this last line of its log, ended."""
         if code == _NOT_FOUND:
-            way_out = next(filter(None, map(_split_entrypoint, fill_in(self._command))), _INSTALL)
+            way_out = next(filter(None, map(_split_entrypoint, decode(self._command).words)), _INSTALL)
             return f"{describe_exit(code)}: this machine lacks a command that it calls. {way_out}"
         if module := missing_module(last_line):
             return (
@@ -153,7 +153,7 @@ def _split_entrypoint(word: str) -> str:
 
 def _missing_script(command: Sequence[str], directory: Path, *, torchrun: bool = False) -> str | None:
     """Return the script that Python, or torchrun in a shell program, should have run and that is not there."""
-    words = fill_in(command)
+    words = decode(command).words
     if torchrun:
         scripts = (found[1] for word in words if (found := _TORCHRUN.match(word)))
         return next((script for script in scripts if not (directory / script).exists()), None)

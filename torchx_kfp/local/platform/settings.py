@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchx_kfp.contract.protocol import OF_LAUNCHERS, RUN_ID_LABEL
+from torchx_kfp.contract.specification import ReplicaRole
 from torchx_kfp.local.platform.secrets import VARIABLES
 from torchx_kfp.local.platform.volumes import VOLUMES
-from torchx_kfp.pipeline.distributed import ReplicaRole, engine_options, replica_roles
 from torchx_kfp.pipeline.spec import Component, Pipeline
 from torchx_kfp.pipeline.volume_tasks import volume_task
 
@@ -161,11 +161,10 @@ def _of_all(component: Component) -> list[str]:
         for item in fields
         if item["fieldPath"] not in _fields() and item["name"] not in OF_LAUNCHERS
     ]
-    container = component.container
-    words = (*container.command, *container.args) if container is not None else ()
-    for role in replica_roles(words):
+    for role in component.facts.replica_roles:
         kinds += _of_replicas(role)
-    kinds += [f"the engine's {option}" for option in engine_options(words)]
+    if component.facts.specification is not None:
+        kinds += [f"the engine's {option}" for option in component.facts.specification.engine_options]
     if component.container is not None and component.container.has_lifecycle:
         kinds.append("container life cycle hooks")
     if volume_task(component):

@@ -1,0 +1,191 @@
+"""What the launcher of a distributed stage must know, and its line about replicas.
+
+``carried.launcher`` reads the JSON form. It travels in commands and imports nothing, so it names the keys again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+#: TorchX's macro for the index of a replica.
+REPLICA = "${replica_id}"
+#: The label of Kueue's queue, and the ``ttl`` of an engine without one.
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_TTL = 86400
+#: What the launcher prints whenever the number of running replicas has changed. Lines of a replica begin with its name.
+_COUNT = re.compile(r"torchx-kfp: (\d+) of (\d+) replicas run\b")
+
+#: A text: numbers of the launcher's words, which are joined, and None for the index of the replica.
+Text = Sequence["int | None"]
+
+
+class ReplicaCount(NamedTuple):
+    """How many replicas run, and of how many."""
+
+    running: int
+    total: int
+
+    @classmethod
+    def parse(cls, line: str) -> ReplicaCount | None:
+        """Return the replicas that a line of a distributed stage's output counts; None if it does not."""
+        found = _COUNT.match(line)
+        return None if found is None else cls(int(found[1]), int(found[2]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleSpecification:
+    """A role for the launcher.
+
+    The stage has ``most`` replicas of it, or the number in the word ``count``, which is at least ``least``. It may
+    start with ``fewest``. A variable without text is the launcher's own. The engine's object has the image, unless
+    ``image`` has it.
+    """
+
+    name: str
+    most: int = 1
+    fewest: int | None = None
+    env: Sequence[tuple[str, Text | None]] = ()
+    ports: Sequence[int] = ()
+    restarts: int | None = None
+    command: Sequence[Text] = ()
+    count: int | None = None
+    least: int | None = None
+    image: Text | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """What the launcher must know: the engine's object, where to find its state, and the roles.
+
+    The fields from ``api`` to ``host`` are those of ``engines.engine.Workload``. ``protocol`` names the variables that
+    replicas get from the launcher, ``config`` the input with the settings of the task, and ``claims`` the paths of
+    volumes that the launcher has because of the AppDef. ``failure`` is the exit code with which a launcher says that it
+    failed itself, not the application.
+    """
+
+    stage: str
+    engine: str
+    needs: str
+    api: str
+    plural: str
+    object: Mapping[str, Any]
+    companions: Sequence[tuple[str, str, Mapping[str, Any]]] = ()
+    state: Sequence[str]
+    succeeded: Sequence[str]
+    failed: Sequence[str]
+    index: str
+    host: str
+    protocol: Sequence[str]
+    config: str
+    logs: str = "all"
+    restarts: int = 0
+    available: int | None = None
+    claims: Sequence[str] = ()
+    success: Sequence[str] = ()
+    roles: Sequence[RoleSpecification] = ()
+    failure: int | None = None
+    retries: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {**_to_json(self), "roles": [_to_json(role) for role in self.roles]}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Specification:
+        """Return the specification that JSON has. Other keys are ignored: a later version has added them.
+
+        Raises:
+            TypeError: it is not a specification.
+            AttributeError: likewise.
+            KeyError: likewise.
+        """
+        roles = [RoleSpecification(**_known(RoleSpecification, role)) for role in data["roles"]]
+        return cls(**{**_known(cls, data), "roles": roles})
+
+    def replica_roles(self, words: Sequence[str]) -> list[ReplicaRole]:
+        """Return the roles; ``words`` are the launcher's."""
+        pods = {pod["containers"][0]["name"]: pod for pod in _pods(self.object)}
+
+        def text(parts: Text) -> str:
+            return "".join(REPLICA if part is None else words[part] for part in parts)
+
+        return [
+            ReplicaRole(
+                role.name,
+                pods[role.name]["containers"][0]["image"] if role.image is None else text(role.image),
+                pods[role.name],
+                "" if role.count is None else words[role.count],
+                role.least or 1,
+                role.most,
+                tuple(map(text, role.command)),
+                {name: text(parts) for name, parts in role.env if parts is not None},
+            )
+            for role in self.roles
+        ]
+
+    @property
+    def engine_options(self) -> list[str]:
+        """The options of the stage's engine that matter to the cluster only, and that the pipeline sets."""
+        metadata, spec = self.object["metadata"], self.object["spec"]
+        is_set = {
+            "logs": self.logs != "all",
+            "queue": _QUEUE in metadata.get("labels", {}) or "queue" in spec,
+            "ttl": spec["ttlSecondsAfterFinished"] != _TTL,
+        }
+        return [option for option, there in is_set.items() if there]
+
+
+@dataclass(frozen=True)
+class ReplicaRole:
+    """A role of a distributed stage, with its text.
+
+    ``image`` may contain placeholders; ``pod`` is the spec of its pods. ``count`` is the number of its replicas if
+    it is known only at run time, as text with a placeholder; it must be from ``least`` to ``most``. ``command`` is its
+    command line, and ``env`` has its variables, except those that all roles get; ``${replica_id}`` in them is the index
+    of the replica.
+    """
+
+    name: str
+    image: str
+    pod: Mapping[str, Any]
+    count: str = ""
+    least: int = 1
+    most: int = 1
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def variables(self) -> list[Mapping[str, Any]]:
+        """The entries of its environment that are not filled in by the launcher."""
+        return [one for one in self.pod["containers"][0].get("env") or () if "name" in one]
+
+    @property
+    def mounts(self) -> list[str]:
+        """The paths of its mounts, but for the shared memory that each pod gets."""
+        mounts = self.pod["containers"][0].get("volumeMounts") or ()
+        return [mount["mountPath"] for mount in mounts if mount["mountPath"] != "/dev/shm"]
+
+
+def _to_json(data: Specification | RoleSpecification) -> dict[str, Any]:
+    values = {one.name: getattr(data, one.name) for one in fields(data)}
+    # The launcher expects this key.
+    return {name: value for name, value in values.items() if value is not None or name == "available"}
+
+
+def _known(kind: type[Specification | RoleSpecification], data: Mapping[str, Any]) -> dict[str, Any]:
+    return {one.name: data[one.name] for one in fields(kind) if one.name in data}
+
+
+def _pods(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the specs of pods in a manifest."""
+    if isinstance(node, Mapping):
+        if "containers" in node:
+            yield node
+            return
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from _pods(item)
