@@ -14,7 +14,6 @@ from torchx_kfp.cli.display.printing import print_message
 from torchx_kfp.contract.protocol import Execution
 from torchx_kfp.errors import MissingResultsError
 from torchx_kfp.text import listed, printable
-from torchx_kfp.tracking.stores.keys import run_id_parts
 
 if TYPE_CHECKING:
     from torchx_kfp.tracking.stores.store import Store
@@ -53,6 +52,7 @@ def earlier_attempts(store: Store, keys: Iterable[str], last: Collection[str] = 
         last: the run ids of last attempts that the run has told. One that has recorded no results may lack the UID.
             For other stages, the last attempt is the one with the highest number in the pod that has recorded last.
     """
+    from torchx_kfp.tracking.stores.keys import run_id_parts
 
     @functools.cache
     def times(run: str) -> dict[str, float]:
