@@ -8,7 +8,10 @@ run.wait().raise_for_failure()
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
+
+from torchx_kfp.extras import require
 
 if TYPE_CHECKING:
     from torchx_kfp.backend.api import Host, HostKeywords, HostRun, RunSummary, attach, submit
@@ -18,11 +21,7 @@ __all__ = ["Host", "HostKeywords", "HostRun", "RunSummary", "attach", "submit"]
 
 def __getattr__(name: str) -> object:
     """Import what needs libraries when it is used: the command line reads the list of settings first."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torchx_kfp.extras import require
-
-    require("pipelines", __name__)
-    from torchx_kfp.backend import api
-
-    return getattr(api, name)
+    if name in __all__:
+        require("pipelines", __name__)
+        return getattr(import_module(f"{__name__}.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

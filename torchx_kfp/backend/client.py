@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchx_kfp.backend.settings import CONFIG, Settings, config_file, refuse_in_header, variable
+from torchx_kfp.backend.settings import CONFIG, FLAGS, Settings, config_file, refuse_in_header, variable
 from torchx_kfp.errors import HostSettingsError, TorchxKfpError
 from torchx_kfp.text import shown
 
@@ -32,6 +32,10 @@ def make_client(settings: Settings) -> Any:
     for name in ("ssl_ca_cert", "token_file"):
         if path := getattr(settings, name):
             _read(path, settings.source(name))
+    given = {
+        name: getattr(settings, name) or None for name in FLAGS.keys() - {"service_namespace", "token_file", "ui_host"}
+    }
+    given |= {"namespace": settings.service_namespace, "verify_ssl": settings.verify_ssl}
     signs_in = bool(settings.client_id and settings.other_client_id and settings.other_client_secret)
     with _silence(sys.stderr if signs_in else io.StringIO()):
         from kfp.client import Client
@@ -42,20 +46,7 @@ def make_client(settings: Settings) -> Any:
                 return SimpleNamespace(multi_user=False)
 
         try:
-            client = Quick(
-                host=settings.host or None,
-                client_id=settings.client_id or None,
-                namespace=settings.service_namespace,
-                other_client_id=settings.other_client_id or None,
-                other_client_secret=settings.other_client_secret or None,
-                existing_token=settings.existing_token or None,
-                cookies=settings.cookies or None,
-                proxy=settings.proxy or None,
-                ssl_ca_cert=settings.ssl_ca_cert or None,
-                kube_context=settings.kube_context or None,
-                credentials=_TokenFile(settings) if settings.token_file else None,
-                verify_ssl=settings.verify_ssl,
-            )
+            client = Quick(**given, credentials=_TokenFile(settings) if settings.token_file else None)
         except TorchxKfpError:
             raise
         # kfp.Client raises what google.auth, json and others raise.
