@@ -16,10 +16,10 @@ def needs(module: str, reason: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(find_spec(module) is None, reason=reason)
 
 
-def places(name: str) -> list[str]:
-    """Return the functions and classes of the package whose code has this name, wherever they are."""
+def places(name: str, package: str) -> list[str]:
+    """Return the functions and classes of a package whose code has this name, in whichever module they are."""
     found = []
-    for file in sorted(PACKAGE.rglob("*.py")):
+    for file in sorted((PACKAGE / package).rglob("*.py")):
         for statement in ast.parse(file.read_text(encoding="utf-8")).body:
             named = {
                 value

@@ -97,7 +97,7 @@ def test_variables_of_kfp_are_those_that_its_client_reads() -> None:
 def test_a_setting_stands_where_it_is_declared_and_where_it_is_used() -> None:
     """Flags, variables, the file, the docs and TorchX's options come from the declaration."""
     declared, compared, used = "Settings", "HostKeywords", "make_client"
-    assert places("other_client_id") == sorted([declared, compared, used])
+    assert places("other_client_id", "") == sorted([declared, compared, used])
     assert set(HostKeywords.__annotations__) == set(FLAGS)
 
 

@@ -46,11 +46,11 @@ class Publication:
         """The type of each output."""
         return {name: kind for name, (kind, _) in (*self.results.items(), *self.artifacts.items())}
 
-    def outputs(self, may_fail: Sequence[int] | None = None) -> Outputs:
+    def outputs(self, fatal: Sequence[int] | None = None) -> Outputs:
         """Return the outputs for the program that publishes them.
 
         Args:
-            may_fail: the exit codes that fail the stage anyway; None if every exit code except 0 does.
+            fatal: the exit codes that fail the stage anyway; None if every exit code except 0 does.
         """
         return Outputs(
             {output: (kind.__name__, name) for output, (kind, name) in self.results.items()},
@@ -58,7 +58,7 @@ class Publication:
                 output: (kind.schema_title, name, issubclass(kind, _SHOWN))
                 for output, (kind, name) in self.artifacts.items()
             },
-            None if may_fail is None else tuple(may_fail),
+            None if fatal is None else tuple(fatal),
         )
 
 
