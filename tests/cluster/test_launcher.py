@@ -204,6 +204,26 @@ if not os.path.exists(me):
     assert attempt.log.count("| tries") == 4
 
 
+def test_a_job_that_fails_is_made_again(namespace: Namespace, kubelet: Kubelet, tmp_path: Path) -> None:
+    """The launcher makes another Job, whose run id is another one: nobody sees what the first one has recorded."""
+    program = """
+import os, sys
+from torchx_kfp.tracking import current_run
+again = os.environ["TORCHX_JOB_ID"].endswith("_2")
+if os.environ["TORCHX_REPLICA_ID"] == "0":
+    current_run().put({"loss": 0.5} if again else {"stale": 1})
+sys.exit(0 if again else 3)
+"""
+    app = python(program, max_retries=1)
+    stage = Stage(namespace, kubelet, tmp_path, app, engine="job", results={"loss": float})
+    attempt = stage.start()
+    assert attempt.ended() == 0, attempt.log
+    assert "torchx-kfp: attempt 2 of 2: the application ended with exit code 3" in attempt.log
+    assert attempt.run_id.endswith("_2")
+    assert FsspecResultTracker(str(stage.base))[attempt.run_id] == {"loss": 0.5}
+    until(lambda: len(jobs(namespace)) == 1)
+
+
 @pytest.mark.parametrize("logs", ["first", "none"])
 def test_whose_output_the_log_has(namespace: Namespace, kubelet: Kubelet, tmp_path: Path, logs: Any) -> None:
     program = "import os, sys; print('hello'); sys.exit(int(os.environ['TORCHX_REPLICA_ID']) * 3)"
