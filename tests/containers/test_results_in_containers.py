@@ -82,6 +82,28 @@ def trials(tracker_base: str, folder: str) -> List[float]:  # noqa: UP006 (what 
     return dsl.Collected(trained.outputs["accuracy"])
 
 
+FAILS_ONCE = """
+import os, sys
+from torchx_kfp.tracking import current_run
+again = os.environ["TORCHX_JOB_ID"].endswith("_2")
+current_run().put({"accuracy": 0.5} if again else {"stale": 1})
+sys.exit(0 if again else 3)
+"""
+SHELL_FAILS_ONCE = SHELL + 'case "$TORCHX_JOB_ID" in *_2) ;; *) exit 3;; esac'
+
+
+@dsl.pipeline(name="again")
+def again(tracker_base: str, folder: str):
+    trained = python("train", FAILS_ONCE)
+    trained.roles[0].max_retries = 1
+    task_from_app(trained, tracker_base=tracker_base, results={"accuracy": float})
+    shell = Role(
+        "count", "example.com/shell:1", entrypoint="sh", args=["-c", SHELL_FAILS_ONCE, "sh", "4"], max_retries=1
+    )
+    counted = task_from_app(AppDef("count", roles=[shell]), tracker_base=tracker_base)
+    publish_results(counted, {"lines": int}, image="example.com/python:1")
+
+
 def reports(folder: Path) -> list[dict[str, Any]]:
     """Return each stage's report in ``executor_output.json``, without locations."""
 
@@ -146,3 +168,28 @@ def test_both_runners_have_the_same_outputs(
         ]
     else:
         assert done.outputs == {"Output": [0.925, 1.05, 1.3]}
+
+
+def test_an_application_that_fails_is_started_again(kfp_docker_runner: KfpDockerRunner, tmp_path: Path) -> None:
+    """In an image with Python and in one with a shell only; what is published is what the last attempt recorded."""
+    compiled, base = tmp_path / "pipeline.yaml", tmp_path / "results"
+    compiler.Compiler().compile(again, str(compiled))
+    base.mkdir()
+    kfp_docker_runner.run(
+        compiled,
+        {"tracker_base": str(base), "folder": ""},
+        writable=(base,),
+        images=IMAGES,
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )
+    made = reports(kfp_docker_runner.pipeline_root)
+    shown = [report["artifacts"]["metrics"]["artifacts"][0]["metadata"] for report in made]
+    assert sorted(shown, key=str) == [{"accuracy": 0.5}, {"lines": 4}]
+    tracker = FsspecResultTracker(base)
+    recorded = {(key.split("/")[1], key.endswith("_2")): tracker[key] for key in tracker.keys()}
+    assert recorded == {
+        ("train", False): {"stale": 1},
+        ("train", True): {"accuracy": 0.5},
+        ("count", False): {"lines": 4},
+        ("count", True): {"lines": 4},
+    }
