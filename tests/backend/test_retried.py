@@ -108,10 +108,12 @@ def chain(folder: Path, after: Any, program: str = TRAIN, **fields: Any) -> Any:
     return chain
 
 
-def results_of(retried: Retried, run_id: str, stage: str = "train") -> Any:
-    """Return the results of a stage in the events of ``watch``."""
-    events = map(json.loads, retried.shown("watch", run_id, "--json").splitlines())
-    return [event["results"] for event in events if event["event"] == "stage_finished" and event["name"] == stage][-1]
+def results_of(retried: Retried, run_id: str, *, code: int = 0) -> Any:
+    """Return the results of the stage in the events of ``watch``."""
+    done = retried.program("watch", run_id, "--json")
+    assert done.returncode == code, done.stderr
+    events = map(json.loads, done.stdout.splitlines())
+    return [event["results"] for event in events if event["event"] == "stage_finished" and event["name"] == "train"][-1]
 
 
 def test_only_failed_stages_run_again_in_pods_of_the_same_names(retried: Retried) -> None:
@@ -141,9 +143,9 @@ def test_only_failed_stages_run_again_in_pods_of_the_same_names(retried: Retried
 
 def test_nobody_sees_what_the_failed_attempt_has_recorded(retried: Retried) -> None:
     run_id = retried.fail(chain(retried.folder, {"w": 2.5}))
+    assert results_of(retried, run_id, code=1) == STALE, "nothing has followed yet"
     retried.retry(run_id)
-    assert ended(retried.host, run_id)["state"] == "SUCCEEDED"
-    assert results_of(retried, run_id) == {"w": 2.5}
+    assert results_of(retried, run_id) == {"w": 2.5}, "it is watched until it has ended again"
     assert retried.shown("logs", run_id, "read") == "reads {'w': 2.5}\n"
     tracker = FsspecResultTracker(retried.base)
     other = retried.submit(chain(retried.folder, {"w": 1.5}))  # the file is there

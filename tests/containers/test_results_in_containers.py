@@ -186,7 +186,7 @@ def test_an_application_that_fails_is_started_again(kfp_docker_runner: KfpDocker
     shown = [report["artifacts"]["metrics"]["artifacts"][0]["metadata"] for report in made]
     assert sorted(shown, key=str) == [{"accuracy": 0.5}, {"lines": 4}]
     tracker = FsspecResultTracker(base)
-    recorded = {(key.split("/")[1], key.endswith("_2")): tracker[key] for key in tracker.keys()}
+    recorded = {(key.split("/")[1], key.endswith("_2")): tracker[key] for key in tracker.keys()}  # noqa: SIM118 (not a dict)
     assert recorded == {
         ("train", False): {"stale": 1},
         ("train", True): {"accuracy": 0.5},
