@@ -23,6 +23,8 @@ from torchx_kfp.errors import ChannelError
 _WRAPPERS = ("env", "timeout", "nohup", "nice", "stdbuf", "setsid", "time", "tini", "dumb-init", "busybox", "toybox")
 _OTHER_ENVIRONMENTS = ("-i", "-", "-u", "-S", "--ignore-environment", "--unset", "--split-string")
 _SPLITS = re.compile(r"-\w*S|--split-string")
+#: Programs that give one of their arguments to a shell.
+_READ_TEXT = ("su", "runuser", "script", "watch", "ssh", "flock", "sg", "cmd")
 #: Shells' options that take the next word as their value.
 _WITH_VALUE = ("--rcfile", "--init-file")
 
@@ -105,9 +107,8 @@ def lift_channels(
         raise ChannelError(f"{where} contains a NUL character, which an argument cannot. Remove it.")
     parser = Parser(source)
     try:
-        script, rules = parser.parse(), Rules(values)
-        rules.check(script)
-        rules.check(script)  # commands may run at the same time as those that write files later in the text
+        script = parser.parse()
+        Rules(values).check_program(script, background=parser.background)
     except NotUnderstood as error:
         _refuse(program, where, str(error), error.instead)
     variables: dict[Reference, str] = {}
@@ -140,16 +141,19 @@ def _refuse_hidden_programs(entrypoint: Parts, args: Sequence[Parts], index: int
     """Reject channels in arguments that may be a shell's program, if it is unknown how the shell is started."""
     words = _texts(entrypoint, args)
     env = "env" in map(_program, words)
-    shell = split = code = False
+    # Whether a program that takes text as code has begun, and a word that is its script's name.
+    shell = script = False
+    split = _program(words[0]) in _READ_TEXT
     for position, word in enumerate(words):
         mixed = position > 0 and len(args[position - 1]) > 1
         if index is not None and position > index:
             return
-        if mixed and (split or code or (env and _splits(args[position - 1]))):
+        if mixed and (split or (shell and not script) or (env and _splits(args[position - 1]))):
             _refuse(args[position - 1], f"args[{position - 1}] of {where}", "it is unknown how the shell is started")
+        code = shell and word is not None and re.match(r"[-+]\w*c", word) is not None
+        split |= code or (env and re.match(_SPLITS, word or "") is not None)
+        script |= shell and word is not None and word[:1] not in ("-", "+")
         shell |= _is_shell(word)
-        code |= shell and word is not None and re.match(r"[-+]\w*c", word) is not None
-        split |= env and re.match(_SPLITS, word or "") is not None
 
 
 def _splits(parts: Parts) -> bool:

@@ -18,6 +18,8 @@ SHELL = re.compile(
     r"|elvish|xonsh|pwsh|powershell)(?:[-.]?\d[\w.+]*)?(?:[-.]static)?"
 )
 
+#: Shells that other programs may start; other names of shells are words, too.
+SHELL_INSIDE = re.compile(r"(?:sh|dash|ash|bash|rbash|[mpl]?ksh|zsh|fish|t?csh|pwsh)(?:[-.]?\d[\w.+]*)?")
 #: Builtins that may take values.
 TAKE_VALUES = _names(": true false echo cd")
 #: Builtins that may take numbers and constant words.
@@ -38,10 +40,11 @@ KNOWN_BUILTINS = TAKE_VALUES | TAKE_CONSTANTS | WRAPPERS | REFUSED_BUILTINS | RU
 #: Programs that run code from their arguments or their input.
 RUN_CODE = _names(
     """
-    awk gawk mawk nawk sed gsed ed ex vi vim nvim emacs xargs parallel find make gmake ssh scp sftp rsync autossh mosh
-    su sudo doas runuser setpriv chroot unshare nsenter script watch flock expect tclsh wish gdb lldb bc dc m4 at batch
-    crontab psql mysql mariadb sqlite3 docker podman nerdctl kubectl oc tar git patch strace ltrace tmux screen socat nc
-    ncat netcat telnet jshell ghci ocaml osascript
+    awk gawk mawk nawk original-awk sed gsed ed ex vi vim nvim emacs xargs parallel pee sem find make gmake cmake ninja
+    ssh scp sftp rsync autossh mosh su sudo doas runuser setpriv chroot unshare nsenter script watch flock expect
+    tclsh wish gdb lldb bc dc m4 at batch crontab psql mysql mariadb sqlite3 docker podman nerdctl kubectl oc tar bsdtar
+    git patch strace ltrace tmux screen socat nc ncat netcat telnet jshell ghci ocaml osascript ipython R octave gnuplot
+    sox pydoc pip envdir ld-linux-x uevent tcpsvd
     """
 )
 #: Programs that run the command after their options. Values are accepted only after the name of an author's script.
@@ -50,11 +53,19 @@ LAUNCHERS = _names(
     ionice taskset chrt prlimit numactl setarch linux32 linux64 i386 x86_64 uname26 unbuffer valgrind catchsegv
     hyperfine perf firejail fakeroot proot bwrap cgexec systemd-run start-stop-daemon dbus-run-session xvfb-run rlwrap
     chronic ifne entr run-parts gosu su-exec pkexec sg chpst setuidgid tini dumb-init catatonit uv uvx npx bunx pipx npm
+    mpirun mpiexec srun salloc sbatch accelerate deepspeed horovodrun ray nsys ncu ssh-agent choom capsh systemd-cat
     pnpm yarn poetry conda mamba micromamba pixi hatch pdm rye pipenv
     """
 )
-#: Programs that copy their input or a file into another file.
-WRITERS = _names("tee cp mv ln install dd sort split csplit sponge rsync curl wget")
+#: Programs that only read files, or change no contents. ``tee`` writes files that are known.
+HARMLESS = _names(
+    """
+    mkdir rmdir rm touch sleep expr date hostname uname nproc id whoami ls cat head tail wc grep df free seq basename
+    dirname nvidia-smi pip tee
+    """
+)
+#: Programs whose output is constant if their arguments are.
+CONSTANT_OUTPUT = _names("echo nproc date hostname uname whoami id")
 #: Programs that print variables of the environment, or the names of files.
 PRINT_VALUES = _names("env printenv pwd set ps ls dir vdir find realpath readlink")
 #: Matches names of files that programs run as code.
@@ -64,11 +75,13 @@ CODE_FILE = re.compile(
 )
 #: Interpreters that may take values after the name of a script.
 INTERPRETERS = _names("perl ruby node nodejs deno bun php lua luajit Rscript julia scala groovy raku")
-PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
+PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?(?:-dbg)?")
 #: Python modules that run code from their arguments.
-RUN_CODE_MODULES = _names("runpy timeit pdb code asyncio profile cProfile trace bdb doctest IPython")
+RUN_CODE_MODULES = _names(
+    "runpy timeit pdb code asyncio profile cProfile trace bdb doctest IPython pydoc pickle unittest"
+)
 #: Matches variables that shells evaluate as code, or that change the behavior of shells.
-OF_SHELLS = re.compile(r"PS\d|BASH\w*|ENV|IFS|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
+OF_SHELLS = re.compile(r"PS\d|BASH\w*|ENV|IFS|PATH|LD_\w+|CDPATH|SHELLOPTS|PROMPT_COMMAND|histchars|auto_resume")
 #: Options of shells that ``-o`` may change.
 OPTIONS = _names("errexit nounset xtrace verbose noglob allexport noclobber pipefail")
 

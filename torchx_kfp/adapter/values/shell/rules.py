@@ -1,10 +1,14 @@
 """The places where a shell program may contain values: only those where every examined shell treats them as data.
 
-A value may be an argument of a program, of ``echo``, ``cd`` or ``printf`` (after its format), and an operand of ``[``.
-It may spread, so everything that is not constant text counts as a value: channels, variables, substitutions, patterns
-for names of files, and names of files that commands with a value have written. Nothing of that may be the name of a
-command, of a script or of a module, nor an argument or the input of a program that runs these as code. Builtins that
-evaluate anything are refused altogether.
+A value may be an argument of a program, of ``echo``, ``cd`` or ``printf`` (after its format), and a quoted operand of
+``[``. It may spread, so whatever may be made from one counts as a value: channels, variables, substitutions, patterns
+for names of files, and names of files that commands have written. Nothing of that may be the name of a command, of a
+script or of a module, nor an argument or the input of a program that runs these as code. Builtins that evaluate
+anything are refused altogether.
+
+Programs can do more than is known here: copy a value into a file that a later command runs, for example. So once a
+command has had a value, only commands that cannot do that may follow, and the author's own programs. The last command
+may be any program, since nothing runs after it.
 
 An author's own program gets the same arguments as it would without a shell, and must handle them itself: they may begin
 with a dash, for example.
@@ -13,26 +17,29 @@ with a dash, for example.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from torchx_kfp.adapter.values.shell.programs import (
     CODE_FILE,
+    CONSTANT_OUTPUT,
+    HARMLESS,
     INTERPRETERS,
     KNOWN_SHELLS,
     LAUNCHERS,
     OF_SHELLS,
+    OPTIONS,
     PRINT_VALUES,
     PYTHON,
     REFUSED_BUILTINS,
     RUN_CODE,
     RUN_CODE_MODULES,
     SHELL,
+    SHELL_INSIDE,
     TAKE_CONSTANTS,
     TAKE_VALUES,
     WRAPPERS,
-    WRITERS,
     shell_options,
 )
 from torchx_kfp.adapter.values.shell.syntax import (
@@ -68,21 +75,38 @@ class Rules:
     """
 
     values: Collection[str] = ()
-    #: Names of files that contain values.
+    #: Names of files that commands write.
     _written: set[str] = field(default_factory=set)
+    #: Whether an earlier command had a value, wrote a file, or changed the directory to a value.
+    _spreads: bool = False
+    _writes: bool = False
+    _moves: bool = False
 
-    def check(self, script: Script, *, fed: bool = False) -> None:
-        """Check the commands of a script; ``fed`` tells whether their input contains values.
+    def check_program(self, script: Script, *, background: bool) -> None:
+        """Check a whole program; ``background`` tells whether some of its commands run at the same time.
 
         Raises:
             NotUnderstood: a value is in a place that is not known to treat it as data.
         """
-        for pipeline in script:
+        self._script(script, fed=False, last=True)
+        # Commands may run at the same time as those that write files later in the text.
+        self._spreads = self._writes = background
+        self._script(script, fed=False, last=True)
+
+    def _script(self, script: Script, *, fed: bool, last: bool) -> None:
+        """Check the commands of a script.
+
+        Args:
+            script: the whole program, or that of a substitution or of another shell.
+            fed: whether its input contains values.
+            last: whether no command follows it.
+        """
+        for index, pipeline in enumerate(script):
             piped = fed
             for command in pipeline:
-                piped = self._command(command, piped)
+                piped = self._command(command, piped, last=last and index + 1 == len(script))
 
-    def _command(self, command: Command, fed: bool) -> bool:
+    def _command(self, command: Command, fed: bool, *, last: bool) -> bool:
         """Check a command, and tell whether its output may contain values."""
         files = [(operator, word) for operator, word in command.redirects if word]
         for word in command.assignments:
@@ -92,48 +116,60 @@ class Rules:
         name = literal(command.words[0]) if command.words else ""
         fed |= any(operator == "<" and self._may_vary(word) for operator, word in files)
         varies = fed or name in PRINT_VALUES or any(map(self._may_vary, command.words))
+        if command.words:
+            self._run(list(command.words), fed, last=last)
+        self._spreads |= varies
+        self._moves |= name == "cd" and any(map(self._may_vary, command.words))
         for operator, word in files:
             if operator != "<":
-                # The files of `exec` get the output of everything after it.
-                self._write(word, varies or name == "exec")
+                self._write(word)
             elif name == "exec":
                 _refuse("redirects the input of everything after it")
-        if command.words:
-            self._run(list(command.words), fed)
         return varies
 
     def _word(self, word: Word, fed: bool) -> None:
+        text = literal(word) or ""
+        if re.match(r"/(?:proc|dev/(?!null$|stdout$|stderr$))", text) or "environ" in text:
+            _refuse(f"names {text!r}, which may contain it")
         for piece in word:
-            self.check(piece.script, fed=fed)
-            if piece.kind == "variable" and not piece.quoted and self._holds(piece):
-                _refuse(f'has ${piece.text}, which contains a value, without quotes: write "${piece.text}"')
-            if piece.kind == "command" and not piece.quoted and self._holds(piece):
-                _refuse('has $( ), which contains a value, without quotes: write "$( )"')
+            self._script(piece.script, fed=fed, last=False)
+            if piece.assigns and OF_SHELLS.fullmatch(piece.text):
+                _refuse(f"sets {piece.text!r}, which shells may read as code")
+            if not piece.quoted and self._holds(piece):
+                what = f"${piece.text}" if piece.kind == "variable" else "$( )"
+                _refuse(f'has {what}, which contains a value, without quotes: write "{what}"')
 
     def _holds(self, piece: Piece) -> bool:
         """Tell whether a part of a word is a value, or made from one."""
         if piece.kind == "command":
-            words = [word for pipeline in piece.script for command in pipeline for word in command.words]
-            return any(map(self._may_vary, words))
+            programs = CONSTANT_OUTPUT if self._moves else CONSTANT_OUTPUT | {"pwd"}
+            return any(
+                command.redirects or command.assignments or not _is_constant(command.words, programs)
+                for pipeline in piece.script
+                for command in pipeline
+            )
         if piece.kind == "variable":
             # $0 is the word after the program, and bash keeps the last argument in $_.
-            return piece.text in self.values or piece.text in ("@", "*", "_") or piece.text.isdigit()
+            of_shell = piece.text in ("@", "*", "_") or piece.text.isdigit()
+            return of_shell or piece.text in self.values or (self._moves and piece.text in ("PWD", "OLDPWD"))
         return piece.kind == "channel"
 
     def _may_vary(self, word: Word) -> bool:
         """Tell whether a word may be a value, or name a file that contains one."""
-        text = literal(word)
-        return text is None or is_pattern(word) or not self._written.isdisjoint(re.split("[/=]", text))
+        text = "".join(piece.text for piece in word)
+        written = not self._written.isdisjoint(re.split("[/=]", text))
+        return written or is_pattern(word) or any(map(self._holds, word))
 
-    def _write(self, word: Word, varies: bool) -> None:
+    def _write(self, word: Word) -> None:
         name = literal(word)
         if name is None or is_pattern(word):
             _refuse("redirects output to a file whose name is not constant")
         file = re.split("[/=]", name)[-1]
-        if varies and CODE_FILE.fullmatch(file):
-            _refuse(f"writes it into {file!r}, which programs read as code")
-        if varies and name != "/dev/null":
+        if CODE_FILE.fullmatch(file):
+            _refuse(f"writes into {file!r}, which programs read as code")
+        if not name.startswith("/dev/"):
             self._written.add(file)
+            self._writes = True
 
     def _assignment(self, word: Word) -> None:
         """Check an assignment before a command or in the arguments of ``env`` and ``export``."""
@@ -143,7 +179,7 @@ class Rules:
         if OF_SHELLS.fullmatch(name) or re.search("[$`]", literal(word) or ""):
             _refuse(f"sets {name!r}, which shells may read as code")
 
-    def _run(self, words: list[Word], fed: bool) -> None:
+    def _run(self, words: list[Word], fed: bool, *, last: bool) -> None:
         """Check a command by its name."""
         name = literal(words[0])
         if not name or (self._may_vary(words[0]) and name != "[") or not _NAME.fullmatch(name):
@@ -153,43 +189,48 @@ class Rules:
         if program in REFUSED_BUILTINS:
             why = "reads its arguments as code or as names, or changes how others are read"
             _refuse(f"contains {name!r}, which {why}", COMPUTE if program == "let" else "")
-        if program in TAKE_VALUES:
-            return
-        if program in TAKE_CONSTANTS:
-            if any(piece.kind != "text" and piece.text not in tuple("!?#$") for word in arguments for piece in word):
-                _refuse(f"has an argument of {name!r} that is not constant")
-        elif program in WRAPPERS:
-            self._wrapper(program, list(arguments), fed)
-        elif rule := {"printf": self._printf, "[": self._test, "test": self._test}.get(program):
-            rule(name, arguments)
-        elif program in ("export", "readonly", "set", "."):
-            self._setting(program, arguments, varies)
+        if program in WRAPPERS:
+            self._wrapper(program, list(arguments), fed, last=last)
         elif SHELL.fullmatch(program):
-            self._shell(program, arguments, fed)
-        elif varies or fed:
-            self._program(name, program, arguments, varies, fed)
+            self._shell(program, arguments, fed, last=last)
+        elif rule := _RULES.get(program):
+            rule(self, name, arguments, fed)
+        elif program not in TAKE_VALUES:
+            self._program(name, arguments, varies=varies, fed=fed, last=last)
 
-    def _program(self, name: str, program: str, arguments: Sequence[Word], varies: bool, fed: bool) -> None:
-        """Check a program that gets values as arguments or as input."""
-        if PYTHON.fullmatch(program):
-            self._python(name, arguments)
-        elif program in INTERPRETERS:
-            self._script_file(name, arguments[0] if arguments else ())
-        elif program in RUN_CODE:
-            _refuse(f"gives it to {name!r}, which runs its arguments or its input as code")
-        elif program in LAUNCHERS and varies and not self._is_after_script(arguments):
-            _refuse(f"gives it to {name!r}, which runs the command after its options")
-        elif program in WRITERS:
+    def _program(self, name: str, arguments: Sequence[Word], *, varies: bool, fed: bool, last: bool) -> None:
+        base = name.rpartition("/")[2]
+        # Without what versions and variants of a program add to its name: perl5.36, vim.basic.
+        short = re.match(r"[A-Za-z_-]*[A-Za-z]|", base)
+        program = base if short is None or base in LAUNCHERS else short[0]
+        is_author = "/" in name and not name.startswith(("/bin/", "/sbin/", "/usr/"))
+        if varies or fed:
+            if PYTHON.fullmatch(base):
+                self._python(name, arguments)
+            elif program in INTERPRETERS:
+                script = arguments[0] if arguments else ()
+                self._script_file(name, script if re.search("[./]", literal(script) or "") else ())
+            elif program in RUN_CODE:
+                _refuse(f"gives it to {name!r}, which runs its arguments or its input as code")
+            elif program in LAUNCHERS and varies and not self._is_after_script(arguments):
+                _refuse(f"gives it to {name!r}, which runs the command after its options")
+            self._inside(arguments, fed, last=last)
+        is_author |= bool(PYTHON.fullmatch(base)) or program in INTERPRETERS | LAUNCHERS | {"torchrun"}
+        if (varies or fed or self._spreads) and not (is_author or program in HARMLESS or (last and not self._writes)):
+            _refuse(
+                f"runs {name!r} where it may write a value into a file that a later command runs. Make it the last "
+                "command, or do it in your program"
+            )
+        if program == "tee":
             for word in arguments:
-                if self._may_vary(word) and literal(word) is None:
-                    _refuse(f"gives it to {name!r}, which writes files, perhaps some that are code")
-                self._write(word, varies=True)
-                self._written.add(re.sub("^-.", "", literal(word) or ""))  # sort -oFILE
+                self._write(word)
+
+    def _inside(self, arguments: Sequence[Word], fed: bool, *, last: bool) -> None:
+        """Check a shell or Python among the arguments of a program, which may run it."""
         for index, word in enumerate(arguments):
-            # A program may run a shell or Python among its arguments.
             inner = (literal(word) or "").rpartition("/")[2]
-            if SHELL.fullmatch(inner) or PYTHON.fullmatch(inner):
-                self._run(list(arguments[index:]), fed)
+            if SHELL_INSIDE.fullmatch(inner) or PYTHON.fullmatch(inner):
+                self._run(list(arguments[index:]), fed, last=last)
                 return
 
     def _is_after_script(self, arguments: Sequence[Word]) -> bool:
@@ -202,7 +243,7 @@ class Rules:
                 return True
         return True
 
-    def _wrapper(self, name: str, arguments: list[Word], fed: bool) -> None:
+    def _wrapper(self, name: str, arguments: list[Word], fed: bool, *, last: bool) -> None:
         """Check ``exec``, ``env A=b``, ``timeout 10``, ``nice -n 5``, ``stdbuf -oL``, ..., and the command after it."""
         while arguments and (match := _ASSIGNMENT.match("".join(piece.text or "$" for piece in arguments[0]))):
             if name != "env" or not match:
@@ -215,31 +256,41 @@ class Rules:
             return
         if (literal(arguments[0]) or "-").startswith("-"):
             _refuse(f"has {name!r} with options, or with a value before the command")
-        self._run(arguments, fed)
+        self._run(arguments, fed, last=last)
 
-    def _setting(self, name: str, arguments: Sequence[Word], varies: bool) -> None:
-        """Check ``export``, ``readonly``, ``set`` and ``.``, which take constants."""
-        if name in ("export", "readonly"):
-            for word in arguments:
-                self._assignment(word)
-        elif varies or (name == "." and len(arguments) != 1):
-            _refuse(f"gives it to {name!r}, which changes this shell")
+    def _constants(self, name: str, arguments: Sequence[Word], fed: bool) -> None:
+        if any(piece.kind != "text" and piece.text not in tuple("!?#$") for word in arguments for piece in word):
+            _refuse(f"has an argument of {name!r} that is not constant")
 
-    def _printf(self, name: str, arguments: Sequence[Word]) -> None:
+    def _export(self, name: str, arguments: Sequence[Word], fed: bool) -> None:
+        for word in arguments:
+            self._assignment(word)
+
+    def _set(self, name: str, arguments: Sequence[Word], fed: bool) -> None:
+        for word in arguments:
+            text = literal(word) or ""
+            if text not in OPTIONS and not re.fullmatch("[-+][euxvfCo]+", text):
+                _refuse(f"gives {text!r} to {name!r}, which changes how this shell reads the program")
+
+    def _source(self, name: str, arguments: Sequence[Word], fed: bool) -> None:
+        if fed or len(arguments) != 1 or self._may_vary(arguments[0]):
+            _refuse(f"gives it to {name!r}, which runs a file in this shell")
+
+    def _printf(self, name: str, arguments: Sequence[Word], fed: bool) -> None:
         form = literal(arguments[0]) if arguments else None
         if form is None or form.startswith("-") or not _STRINGS.fullmatch(form):
             _refuse(f"has {name!r} with anything but a constant format of %s first")
 
-    def _test(self, name: str, arguments: Sequence[Word]) -> None:
+    def _test(self, name: str, arguments: Sequence[Word], fed: bool) -> None:
         words = list(arguments)
         if name == "[" and (not words or literal(words.pop()) != "]"):
             _refuse("has a [ without its ]")
         texts = [literal(word) for word in words]
-        if len(words) == 2 and texts[0] in _UNARY:
-            return
-        if len(words) == 3 and texts[1] in ("=", "!="):
-            return
-        if any(map(self._may_vary, words)):
+        # What is not quoted may become several words, and none.
+        whole = all(piece.quoted or piece.kind == "text" for word in words for piece in word)
+        if not whole or any(map(is_pattern, words)):
+            _refuse(f"has {name!r} with an operand that is not quoted")
+        if not (len(words) == 2 and texts[0] in _UNARY) and not (len(words) == 3 and texts[1] in ("=", "!=")):
             instead = COMPARE if _NUMERIC & set(texts) else ""
             _refuse(f"has {name!r} with anything but -n, -z, -e, ... and one word, or = or != between two", instead)
 
@@ -250,7 +301,7 @@ class Rules:
         if self._may_vary(word):
             _refuse(f"runs {text!r}, a file that it writes itself")
 
-    def _shell(self, program: str, arguments: Sequence[Word], fed: bool) -> None:
+    def _shell(self, program: str, arguments: Sequence[Word], fed: bool, *, last: bool) -> None:
         if program not in KNOWN_SHELLS:
             _refuse(f"runs {program!r}, a shell whose programs are not understood")
         index, code = shell_options([literal(word) for word in arguments])
@@ -262,7 +313,10 @@ class Rules:
         text = literal(arguments[index])
         if text is None:
             _refuse(f"has it in the program of another {program!r}, or such a program is not plain text")
-        self.check(Parser(text).parse(), fed=fed)
+        parser = Parser(text)
+        script = parser.parse()
+        self._spreads |= parser.background
+        self._script(script, fed=fed, last=last)
 
     def _python(self, name: str, arguments: Sequence[Word]) -> None:
         texts = [literal(word) for word in arguments]
@@ -281,3 +335,19 @@ class Rules:
                 return
             index += 1
         _refuse(f"gives it to {name!r} but not after the name of a script or a module")
+
+
+def _is_constant(words: Sequence[Word], programs: Collection[str]) -> bool:
+    """Tell whether these are the constant words of one of the programs."""
+    texts = [None if is_pattern(word) else literal(word) for word in words]
+    return None not in texts and bool(texts) and texts[0] in programs
+
+
+_RULES: Mapping[str, Callable[[Rules, str, Sequence[Word], bool], None]] = {
+    **dict.fromkeys(TAKE_CONSTANTS, Rules._constants),
+    **dict.fromkeys(("export", "readonly"), Rules._export),
+    **dict.fromkeys(("[", "test"), Rules._test),
+    "set": Rules._set,
+    ".": Rules._source,
+    "printf": Rules._printf,
+}

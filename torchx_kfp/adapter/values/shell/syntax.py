@@ -21,9 +21,9 @@ _RESERVED = re.compile(
     r"[!{}]|\[\[|if|then|else|elif|fi|do|done|case|esac|while|until|for|in|function|select|time|coproc"
 )
 _DELIMITERS = " \t\n;&|()<>"
-_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])|\$\{([A-Za-z_]\w*)(?::?[-=+?][\w ./:,@-]*)?\}", re.ASCII)
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])|\$\{([A-Za-z_]\w*)(?::?([-=+?])[\w ./:,@-]*)?\}", re.ASCII)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
-_REDIRECTION = re.compile(r"[0-9]*(?:>&[0-9]+|<&[0-9]+|>>|>(?![|&(])|<(?![<&>(]))")
+_REDIRECTION = re.compile(r"[0-9]*(?:>&[0-9]+(?=[\s;&|)]|$)|<&[0-9]+(?=[\s;&|)]|$)|>>|>(?![|&(])|<(?![<&>(]))")
 _SEPARATOR = re.compile(r"&&|\|\||[;\n]|&(?!>)")
 _ESCAPABLE = '$`"\\'
 
@@ -53,6 +53,8 @@ class Piece:
     text: str = ""
     quoted: bool = False
     script: Script = ()
+    #: Whether the expansion sets the variable: ``${NAME:=text}``.
+    assigns: bool = False
 
 
 Word = tuple[Piece, ...]
@@ -91,6 +93,8 @@ class Parser:
     at: int = 0
     #: The kind of place of each channel (plain, single, double, comment), by the channel's position in the text.
     places: dict[int, str] = field(default_factory=dict)
+    #: Whether a command runs in the background.
+    background: bool = False
     _depth: int = 0
 
     def parse(self) -> Script:
@@ -128,6 +132,7 @@ class Parser:
             if not found:
                 return pipelines
             self.at, needed = found.end(), found[0] in ("&&", "||")
+            self.background |= found[0] == "&"
 
     def _pipeline(self) -> list[Command]:
         commands = [self._command()]
@@ -276,7 +281,7 @@ class Parser:
             return Piece("command", quoted=quoted, script=script)
         if found := _VARIABLE.match(self.text, self.at):
             self.at = found.end()
-            return Piece("variable", found[1] or found[2], quoted=quoted)
+            return Piece("variable", found[1] or found[2], quoted=quoted, assigns=found[3] == "=")
         following = self.text[self.at + 1 : self.at + 2]
         if following in (CHANNEL, "{", "\\") or (not quoted and following in ("'", '"') and following):
             self._refuse(f"contains {self._here()!r}, which shells read differently, or evaluate")
