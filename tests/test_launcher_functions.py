@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.facts import says
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import cluster_api, engine_object, object_manifest, replica_pods, replica_roles
 from torchx_kfp.contract.specification import ReplicaCount
 
 #: What manifests have that is not a marker. ``$`` is the kubelet's, ``%`` and ``@`` are nobody's within text.
@@ -42,7 +42,7 @@ def marker(name: str) -> dict[str, str]:
 @given(manifests)
 def test_a_manifest_without_markers_stays(manifest: Any) -> None:
     before = copy.deepcopy(manifest)
-    assert launcher.fill(manifest, {"name": "train-1"}, {}) == manifest == before
+    assert object_manifest.fill(manifest, {"name": "train-1"}, {}) == manifest == before
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_manifest_without_markers_stays(manifest: Any) -> None:
 def test_markers_become_values(node: Any, filled: Any) -> None:
     values = {"name": "train-1", "count": 3, "words": ["a", "$$(b)"], "none": []}
     before = copy.deepcopy((node, values))
-    assert launcher.fill(node, values, {}) == filled
+    assert object_manifest.fill(node, values, {}) == filled
     assert (node, values) == before
 
 
@@ -76,7 +76,7 @@ def test_lists_take_their_markers_places(lists: list[list[Any]], between: list[A
     for number, items in enumerate(lists):
         node += [marker(str(number)), *between]
         expected += [*items, *between]
-    assert launcher.fill(node, {str(number): items for number, items in enumerate(lists)}, {}) == expected
+    assert object_manifest.fill(node, {str(number): items for number, items in enumerate(lists)}, {}) == expected
 
 
 def test_roles_do_not_share_values() -> None:
@@ -84,7 +84,7 @@ def test_roles_do_not_share_values() -> None:
     pod = {"containers": [{"env": marker("env"), "volumeMounts": []}], "volumes": []}
     config = {"env": [{"name": "EXTRA", "value": "1"}]}
     values: dict[str, Any] = {"env": [{"name": "A", "value": "b"}]}
-    for filled in launcher.fill([pod, pod], values, config):
+    for filled in object_manifest.fill([pod, pod], values, config):
         assert [one["name"] for one in filled["containers"][0]["env"]] == ["A", "EXTRA"]
     assert len(values["env"]) == 1
 
@@ -93,7 +93,7 @@ def test_roles_do_not_share_values() -> None:
 def test_only_a_pod_has_containers(value: object) -> None:
     """Labels and annotations can have any name."""
     node = {"metadata": {"annotations": {"containers": value}}}
-    assert launcher.fill(node, {}, {"nodeSelector": {"pool": "gpu"}}) == node
+    assert object_manifest.fill(node, {}, {"nodeSelector": {"pool": "gpu"}}) == node
 
 
 # configure
@@ -112,7 +112,7 @@ def pod(**fields: Any) -> dict[str, Any]:
 
 def configured(config: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     before = copy.deepcopy(config)
-    made = launcher.configure(pod(**fields), config)
+    made = object_manifest.configure(pod(**fields), config)
     assert config == before
     return made
 
@@ -241,7 +241,7 @@ def answered(*chunks: bytes, ends: bool) -> Iterator[bytes]:
         thread = threading.Thread(target=answer)
         thread.start()
         with urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}") as stream:
-            yield from launcher.pieces(stream)
+            yield from cluster_api.pieces(stream)
         thread.join()
 
 
@@ -295,7 +295,7 @@ def conditions(**states: str) -> dict[str, Any]:
     ],
 )
 def test_states(spec: Any, found: Any, state: str) -> None:
-    assert launcher.state_of(spec, found) == state
+    assert engine_object.state_of(spec, found) == state
 
 
 @pytest.mark.parametrize(
@@ -313,8 +313,8 @@ def test_states(spec: Any, found: Any, state: str) -> None:
     ],
 )
 def test_why_an_object_has_failed(conditions: Any, message: str) -> None:
-    assert launcher.why({"status": {"conditions": conditions}}) == message
-    assert launcher.why({}) == launcher.why({"status": None}) == ""
+    assert engine_object.why({"status": {"conditions": conditions}}) == message
+    assert engine_object.why({}) == engine_object.why({"status": None}) == ""
 
 
 # The first failure, and the API server's warnings
@@ -342,7 +342,7 @@ def ended_at(second: int, code: int, **metadata: str) -> Any:
     ],
 )
 def test_which_replica_has_failed_first(ends: list[Any], code: int, capfd: pytest.CaptureFixture[str]) -> None:
-    stage = launcher.Stage.__new__(launcher.Stage)
+    stage = engine_object.Stage.__new__(engine_object.Stage)
     stage.name = "train-1"
     stage.spec = {"index": "index", "logs": "none", "roles": [{"name": "trainer"}]}
     stage.replicas = {}
@@ -350,7 +350,7 @@ def test_which_replica_has_failed_first(ends: list[Any], code: int, capfd: pytes
         added, status = end or ({}, {})
         metadata = {"uid": f"{number}", "name": f"p{number}", "labels": {"torchx-kfp/role": "trainer"}, **added}
         pod = {"metadata": {**metadata, "annotations": {"index": f"{number}"}}, "spec": {}, "status": status}
-        replica = stage.replicas[f"{number}"] = launcher.Replica(stage, pod)
+        replica = stage.replicas[f"{number}"] = replica_pods.Replica(stage, pod)
         replica.lines.append(b"line")
         replica.update(pod)
         if end:
@@ -367,7 +367,7 @@ def test_warnings_of_the_api_server_are_said_once(capfd: pytest.CaptureFixture[s
         status = 200
         headers = email.message_from_string('Warning: 299 - "v1alpha2 is deprecated"\nWarning: 299 - "other"\n\n')
 
-    cluster = launcher.Cluster.__new__(launcher.Cluster)
+    cluster = cluster_api.Cluster.__new__(cluster_api.Cluster)
     cluster.allowed, cluster.warned = set(), set()
     cluster.open = lambda *_: Answer(b"{}")  # type: ignore[method-assign]
     for _ in range(3):
@@ -390,13 +390,13 @@ def test_whole_numbers_of_replicas(least: int, more: int, number: int, form: str
     role = {"name": "trainer", "least": least, "most": most, "count": 1}
     words = ["x", form.format(number)]
     if least <= number <= most:
-        assert launcher.count(role, words) == number
-        assert isinstance(launcher.count(role, words), int)
+        assert replica_roles.count(role, words) == number
+        assert isinstance(replica_roles.count(role, words), int)
     else:
         with pytest.raises(
-            launcher.Failure, match=says("'trainer'", repr(words[1]), f"from {least} to {most}")
+            replica_roles.Failure, match=says("'trainer'", repr(words[1]), f"from {least} to {most}")
         ) as caught:
-            launcher.count(role, words)
+            replica_roles.count(role, words)
         assert ("min_replicas" in str(caught.value)) == (least > 1)
         assert (f"j='1:{most}x" in str(caught.value)) == (1 <= number < least)
 
@@ -408,31 +408,31 @@ def test_whole_numbers_of_replicas(least: int, more: int, number: int, form: str
 @example("1_0")
 def test_numbers_of_replicas_of_any_kind(text: str) -> None:
     try:
-        number = launcher.count({"name": "trainer", "most": 10, "count": 0}, [text])
-    except launcher.Failure:
+        number = replica_roles.count({"name": "trainer", "most": 10, "count": 0}, [text])
+    except replica_roles.Failure:
         return
     assert number == float(text)
     assert 1 <= number <= 10
 
 
 def test_a_number_of_replicas_that_the_pipeline_fixes() -> None:
-    assert launcher.count({"name": "trainer", "most": 4}, []) == 4
+    assert replica_roles.count({"name": "trainer", "most": 4}, []) == 4
 
 
 def test_few_replicas_that_still_run_have_names() -> None:
-    assert launcher.tally(["a/1", "a/0"], 2, 0) == "2 of 2 replicas run"
-    assert launcher.tally(["b/0", "a/1"], 5, 3) == "2 of 5 replicas run (a/1, b/0), 3 succeeded"
-    assert launcher.tally(["a/0", "a/1", "a/2", "a/3"], 5, 1) == "4 of 5 replicas run, 1 succeeded"
-    assert launcher.tally([], 2, 1) == "0 of 2 replicas run, 1 succeeded"
-    for text in (launcher.tally(["a/0"], 2, 1), launcher.tally(["a/0"], 1, 0)):
+    assert replica_roles.tally(["a/1", "a/0"], 2, 0) == "2 of 2 replicas run"
+    assert replica_roles.tally(["b/0", "a/1"], 5, 3) == "2 of 5 replicas run (a/1, b/0), 3 succeeded"
+    assert replica_roles.tally(["a/0", "a/1", "a/2", "a/3"], 5, 1) == "4 of 5 replicas run, 1 succeeded"
+    assert replica_roles.tally([], 2, 1) == "0 of 2 replicas run, 1 succeeded"
+    for text in (replica_roles.tally(["a/0"], 2, 1), replica_roles.tally(["a/0"], 1, 0)):
         assert ReplicaCount.parse(f"torchx-kfp: {text}") == (1, 2 if "succeeded" in text else 1)
 
 
 @pytest.mark.parametrize("prefix", [b"[0]:", b"[default12]:", b"[my-role0]:"])
 def test_last_lines_under_torchrun(prefix: bytes) -> None:
     own = [prefix + b"one\n", prefix + b"  two\n"]
-    assert launcher.last_lines([*own, b"box\n", prefix + b"\n", b"box\n"], 8) == own
-    assert launcher.last_lines([*own, b"box\n"], 1) == own[1:]
+    assert replica_roles.last_lines([*own, b"box\n", prefix + b"\n", b"box\n"], 8) == own
+    assert replica_roles.last_lines([*own, b"box\n"], 1) == own[1:]
 
 
 def test_last_lines_while_a_thread_adds_more() -> None:
@@ -450,7 +450,7 @@ def test_last_lines_while_a_thread_adds_more() -> None:
     thread.start()
     try:
         for _ in range(2000):
-            assert launcher.last_lines(lines, 8) == [b"line\n"] * 8
+            assert replica_roles.last_lines(lines, 8) == [b"line\n"] * 8
     finally:
         ends.set()
         thread.join()
@@ -459,7 +459,7 @@ def test_last_lines_while_a_thread_adds_more() -> None:
 
 @pytest.mark.parametrize("lines", [[], [b"a\n", b"[INFO]: b\n"], [b"[0]: \n", b"a [0]:b\n"]])
 def test_last_lines_without_torchrun(lines: list[bytes]) -> None:
-    assert launcher.last_lines(lines, 8) == lines
+    assert replica_roles.last_lines(lines, 8) == lines
 
 
 parts = st.lists(st.none() | st.integers(0, 3), max_size=6)
@@ -468,9 +468,9 @@ words_of = st.lists(st.text(max_size=5) | st.sampled_from(CONSTANTS), min_size=4
 
 @given(parts, words_of)
 def test_text_of_words_and_the_index(parts: list[int | None], words: list[str]) -> None:
-    assert launcher.texts(parts, words, "7") == "".join("7" if part is None else words[part] for part in parts)
+    assert replica_roles.texts(parts, words, "7") == "".join("7" if part is None else words[part] for part in parts)
     # The index may be the kubelet's to expand: only words are escaped.
-    escaped = launcher.texts(parts, words, "$(ID)", lambda text: text.replace("$", "$$"))
+    escaped = replica_roles.texts(parts, words, "$(ID)", lambda text: text.replace("$", "$$"))
     expected = ["$(ID)" if part is None else words[part].replace("$", "$$") for part in parts]
     assert escaped == "".join(expected)
 
@@ -479,11 +479,11 @@ def test_variables_of_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "$(HOME)")
     monkeypatch.delenv("MISSING", raising=False)
     role = {"env": [["INHERITED", None], ["MISSING", None], ["ME", [0, None]], ["EMPTY", []]]}
-    assert launcher.environment(role, ["I am "], "3") == {
+    assert replica_roles.environment(role, ["I am "], "3") == {
         "INHERITED": "$(HOME)",
         "MISSING": "",
         "ME": "I am 3",
         "EMPTY": "",
     }
-    assert launcher.environment(role, ["$"], "3", str.upper)["INHERITED"] == "$(HOME)"
-    assert launcher.environment(role, ["$"], "3", lambda text: text * 2)["ME"] == "$$3"
+    assert replica_roles.environment(role, ["$"], "3", str.upper)["INHERITED"] == "$(HOME)"
+    assert replica_roles.environment(role, ["$"], "3", lambda text: text * 2)["ME"] == "$$3"

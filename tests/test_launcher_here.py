@@ -25,7 +25,12 @@ from torchx_kfp.carried.programs import LAUNCHER
 #: Seconds after which a program counts as hanging.
 HANGS = 120
 #: The module with another time for replicas to end after SIGTERM.
-IMPATIENT = "import sys; from torchx_kfp.carried import launcher; launcher.GRACE = 0.2; launcher.main(*sys.argv[1:])"
+IMPATIENT = """
+import sys
+from torchx_kfp.carried import launcher, replica_processes
+replica_processes.GRACE = 0.2
+launcher.main(*sys.argv[1:])
+"""
 
 #: The module on a machine that lets it start two threads, as the limit of processes in a container may.
 FEW_THREADS = """

@@ -23,7 +23,7 @@ from tests.engines.filled import launched
 from tests.oldest import needs_oldest, oldest_python
 from tests.recordings import FOLDER, NAMES, Recording, Replay, read, split
 from tools import carry
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import cluster_api
 from torchx_kfp.carried.programs import LAUNCHER
 from torchx_kfp.engines import ENGINES
 
@@ -69,8 +69,8 @@ class Attempt:
         (account / "namespace").write_text(recording.namespace)
         (account / "ca.crt").write_bytes(replay.authority.read_bytes())
         text = source(form)
-        assert text.count(launcher.FOLDER) == 1
-        program = f"{HASTE}\nexec({text.replace(launcher.FOLDER, str(account))!r})"
+        assert text.count(cluster_api.FOLDER) == 1
+        program = f"{HASTE}\nexec({text.replace(cluster_api.FOLDER, str(account))!r})"
         outputs = {"parameters": {"run_id": {"outputFile": str(self.run_id)}}}
         executor_input = {**recording.executor_input, "outputs": outputs}
         place = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(replay.port)}

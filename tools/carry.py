@@ -7,6 +7,7 @@ compile a pipeline.
 A program is the text of its module and of those that it imports, each after those that it imports itself, without the
 imports between them, and without functions and constants that the program does not use. So the modules of a program
 import names from each other (``from torchx_kfp.carried.log import say``), at the top, and no name means two things.
+Attributes that begin with ``_`` get short names.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import builtins
 import hashlib
 import itertools
 import os
+import re
+import string
 import sys
 import textwrap
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,13 +154,20 @@ def _remove_unused(program: ast.Module) -> bool:
     return removed
 
 
+def shorten(text: str) -> str:
+    """Return the text with short names for the private attributes and methods of its classes."""
+    names = Counter(re.findall(r"\bself\.(_[a-z]\w+)", text)).most_common()
+    short = {name: f"_{letter}" for (name, _), letter in zip(names, string.ascii_letters, strict=False)}
+    return re.sub(r"\b_[a-z]\w+", lambda found: short.get(found[0], found[0]), text)
+
+
 def small_program(module: str) -> str:
     """Return the program as an argument of ``python3 -c``."""
     import python_minifier
     import zopfli.zlib
 
     text = python_minifier.minify(
-        join(module).replace(_ANNOTATIONS, "", 1),
+        shorten(join(module)).replace(_ANNOTATIONS, "", 1),
         remove_literal_statements=True,  # docstrings
         rename_globals=True,
         # They are what compresses best.

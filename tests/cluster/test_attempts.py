@@ -18,9 +18,9 @@ from tests.cluster.manifests import config_map, container, pod
 from tests.cluster.namespaces import Namespace
 from tests.engines.goldens import golden_file
 from tests.facts import says
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import cluster_api, engine_object, replica_roles
 
-Attempts = Callable[..., launcher.Stage]
+Attempts = Callable[..., engine_object.Stage]
 
 
 class LeftError(BaseException):
@@ -31,7 +31,7 @@ class LeftError(BaseException):
 def attempt(namespace: Namespace, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempts:
     """Make attempts of a stage, each with its own pod, which nobody starts. All of them use the faulty server."""
     account = namespace.service_account_folder(tmp_path / "account", url=faulty.url, authority=faulty.authority)
-    monkeypatch.setattr(launcher, "FOLDER", str(account.path))
+    monkeypatch.setattr(cluster_api, "FOLDER", str(account.path))
     variables = {**account.environ, "KFP_ARGO_NODE": "w(0).train(0)", "KFP_SERVICE_ACCOUNT": "pipeline-runner"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -39,17 +39,17 @@ def attempt(namespace: Namespace, faulty: FaultyServer, tmp_path: Path, monkeypa
     def leave(code: int) -> None:
         raise LeftError(code)
 
-    monkeypatch.setattr(launcher, "leave", leave)
-    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(engine_object, "leave", leave)
+    monkeypatch.setattr(engine_object.signal, "signal", lambda *_: None)
     golden = yaml.safe_load(golden_file("one-role.job").read_text(encoding="utf-8"))
     words = [str(word) for word in golden["words"]]
-    counts = [launcher.count(role, words) for role in golden["spec"]["roles"]]
+    counts = [replica_roles.count(role, words) for role in golden["spec"]["roles"]]
 
-    def make(name: str, executor_input: Any = None, *, has_pod: bool = True) -> launcher.Stage:
+    def make(name: str, executor_input: Any = None, *, has_pod: bool = True) -> engine_object.Stage:
         if has_pod:
             namespace.create(pod(name, container("true"), nodeName="none"))
         monkeypatch.setenv("KFP_POD_NAME", name)
-        return launcher.Stage(golden["spec"], words, counts, executor_input or {})
+        return engine_object.Stage(golden["spec"], words, counts, executor_input or {})
 
     return make
 
@@ -64,7 +64,7 @@ def follower(namespace: Namespace) -> str:
     return str(job["metadata"]["annotations"]["torchx-kfp/launcher"])
 
 
-def is_stopped(stage: launcher.Stage) -> None:
+def is_stopped(stage: engine_object.Stage) -> None:
     with pytest.raises(LeftError, match="143"):
         stage.stop(15, None)
 
@@ -88,7 +88,7 @@ def test_a_signal_when_another_attempt_follows_the_object(namespace: Namespace, 
     first, second = attempt("first"), attempt("second")
     made = first.make()
     second.make()
-    with pytest.raises(launcher.Failure, match="another attempt"):
+    with pytest.raises(replica_roles.Failure, match="another attempt"):
         first.follow(made)
     is_stopped(first)
     assert follower(namespace) == "second"
@@ -151,7 +151,7 @@ def test_a_process_that_has_outlived_its_pod_does_nothing(namespace: Namespace, 
     if there:
         attempt("second").make()
     first = attempt("first", has_pod=False)
-    with pytest.raises(launcher.Failure, match=says("pod first", "gone")):
+    with pytest.raises(replica_roles.Failure, match=says("pod first", "gone")):
         first.run()
     assert [one["metadata"]["annotations"]["torchx-kfp/launcher"] for one in jobs(namespace)] == ["second"] * there
 
@@ -178,7 +178,7 @@ def test_annotations_that_somebody_removes(namespace: Namespace, attempt: Attemp
     made = stage.make()
     path = namespace.path("batch/v1/jobs", made["metadata"]["name"])
     namespace.api.patch(path, {"metadata": {"annotations": None}})
-    with pytest.raises(launcher.Failure, match="another attempt"):
+    with pytest.raises(replica_roles.Failure, match="another attempt"):
         stage.follow(made)
     assert len(jobs(namespace)) == 1
 

@@ -11,7 +11,7 @@ from tests.cluster.kubelet import Kubelet
 from tests.cluster.namespaces import Namespace
 from tests.cluster.stages import Stage, python
 from tests.facts import says
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import cluster_api, replica_roles
 
 COUNT = """
 import os, time
@@ -59,30 +59,30 @@ def test_an_api_server_that_is_away_for_a_while(stage: Stage, faulty: FaultyServ
 @pytest.fixture
 def client(
     namespace: Namespace, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> launcher.Cluster:
+) -> cluster_api.Cluster:
     account = namespace.service_account_folder(tmp_path / "account", url=faulty.url, authority=faulty.authority)
-    monkeypatch.setattr(launcher, "FOLDER", str(account.path))
+    monkeypatch.setattr(cluster_api, "FOLDER", str(account.path))
     for name, value in account.environ.items():
         monkeypatch.setenv(name, value)
     # Clusters are not reached through proxies.
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
-    return launcher.Cluster("job")
+    return cluster_api.Cluster("job")
 
 
 @pytest.mark.parametrize(
     ("fault", "problem"), [(503, "503"), (401, "401"), (429, "429"), ("cut", "onnection"), ("lost", "onnection")]
 )
 def test_patience_ends(
-    client: launcher.Cluster, namespace: Namespace, faulty: FaultyServer, fault: Fault, problem: str
+    client: cluster_api.Cluster, namespace: Namespace, faulty: FaultyServer, fault: Fault, problem: str
 ) -> None:
     faulty.inject([fault] * 10)
-    with pytest.raises(launcher.Failure, match=says("GET", namespace.name, "API server", problem)):
+    with pytest.raises(replica_roles.Failure, match=says("GET", namespace.name, "API server", problem)):
         client.call("GET", namespace.path("pods").lstrip("/"), patience=0.6)
     assert len(faulty.requests) > 1
 
 
 def test_a_new_token_is_used(
-    client: launcher.Cluster, namespace: Namespace, faulty: FaultyServer, tmp_path: Path
+    client: cluster_api.Cluster, namespace: Namespace, faulty: FaultyServer, tmp_path: Path
 ) -> None:
     token = tmp_path / "account" / "token"
     valid = token.read_text()

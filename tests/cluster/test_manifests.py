@@ -11,7 +11,7 @@ import yaml
 from tests.cluster.api import ApiError
 from tests.cluster.namespaces import Namespace
 from tests.engines.goldens import NAMES, golden_file
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import cluster_api, engine_object
 
 #: What users can set on a task, as KFP 2.17 was seen to hand it on.
 CONFIG = {
@@ -29,7 +29,7 @@ CONFIG = {
 def account(namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of a launcher."""
     folder = namespace.service_account_folder(tmp_path / "account")
-    monkeypatch.setattr(launcher, "FOLDER", str(folder.path))
+    monkeypatch.setattr(cluster_api, "FOLDER", str(folder.path))
     variables = {"KFP_ARGO_NODE": "w(0).train(0)", "KFP_RUN_ID": "run", "KFP_POD_NAME": "pod", "KFP_POD_UID": "uid"}
     for name, value in {**folder.environ, **variables, "TORCHX_JOB_ID": "run/train/pod"}.items():
         monkeypatch.setenv(name, value)
@@ -43,7 +43,7 @@ def manifests(name: str, config: Any) -> list[Any]:
     # Channels are not filled in here: their text stands for them.
     words = [str(word) for word in golden["words"]]
     counts = [role["most"] for role in spec["roles"]]
-    stage = launcher.Stage(spec, words, counts, executor_input)
+    stage = engine_object.Stage(spec, words, counts, executor_input)
     made = stage.manifest()
     return [made, *(companion for _, _, companion in stage.companions)]
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.cluster.waiting import until
 from tests.engines.goldens import golden_file
 from tests.facts import says
 from torchx_kfp import engines
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import cluster_api, engine_object, replica_pods, replica_roles
 from torchx_kfp.engines.rights import rights_text
 
 #: Runs until the file is there, and does not end at SIGTERM.
@@ -358,9 +359,9 @@ def shown(capfd: pytest.CaptureFixture[str], *times: str) -> list[str]:
         def path(self, *_: Any) -> str:
             return ""
 
-    replica = launcher.Replica.__new__(launcher.Replica)
+    replica = replica_pods.Replica.__new__(replica_pods.Replica)
     replica.stage, replica.pod, replica.container, replica.label = Owner(), "p", "c", "c/0"
-    replica.ended, replica.gone, replica.lines, replica.problem = "x", False, launcher.deque(maxlen=20), ""
+    replica.ended, replica.gone, replica.lines, replica.problem = "x", False, deque(maxlen=20), ""
     replica.read()
     return [line.split()[-1] for line in capfd.readouterr().out.splitlines()]
 
@@ -375,15 +376,15 @@ def test_an_authority_that_python_313_rejects(namespace: Namespace, tmp_path: Pa
     folder = namespace.service_account_folder(tmp_path / "account")
     program = f"""
 import os, ssl
-from torchx_kfp.carried import launcher
-launcher.FOLDER = {str(folder.path)!r}
+from torchx_kfp.carried import cluster_api
+cluster_api.FOLDER = {str(folder.path)!r}
 strict = ssl.create_default_context
 def create(**options):
     context = strict(**options)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     return context
 ssl.create_default_context = create
-print(launcher.Cluster("").call("GET", {namespace.path("pods").lstrip("/")!r}, None, 2)[0])
+print(cluster_api.Cluster("").call("GET", {namespace.path("pods").lstrip("/")!r}, None, 2)[0])
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -401,12 +402,12 @@ def test_an_unknown_authority_is_a_failure_at_once(
     folder = namespace.service_account_folder(tmp_path / "account")
     (tmp_path / "other").mkdir()
     (folder.path / "ca.crt").write_bytes(Authority(tmp_path / "other").create().file.read_bytes())
-    monkeypatch.setattr(launcher, "FOLDER", str(folder.path))
+    monkeypatch.setattr(cluster_api, "FOLDER", str(folder.path))
     for name, value in folder.environ.items():
         monkeypatch.setenv(name, value)
     began = time.monotonic()
-    with pytest.raises(launcher.Failure, match=says("https://127.0.0.1", "CERTIFICATE_VERIFY_FAILED")):
-        launcher.Cluster("").call("GET", "api/v1/pods")
+    with pytest.raises(replica_roles.Failure, match=says("https://127.0.0.1", "CERTIFICATE_VERIFY_FAILED")):
+        cluster_api.Cluster("").call("GET", "api/v1/pods")
     assert time.monotonic() - began < 30
 
 
@@ -414,12 +415,12 @@ def test_fewer_replicas_than_the_least_that_volcano_starts(
     namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = namespace.service_account_folder(tmp_path / "account")
-    monkeypatch.setattr(launcher, "FOLDER", str(folder.path))
+    monkeypatch.setattr(cluster_api, "FOLDER", str(folder.path))
     for name, value in {**folder.environ, "KFP_ARGO_NODE": "w(0).train(0)"}.items():
         monkeypatch.setenv(name, value)
     golden = yaml.safe_load(golden_file("min-available.volcano").read_text(encoding="utf-8"))
     counts = [1 for _ in golden["spec"]["roles"]]
-    made = launcher.Stage(golden["spec"], [str(word) for word in golden["words"]], counts, {}).manifest()
+    made = engine_object.Stage(golden["spec"], [str(word) for word in golden["words"]], counts, {}).manifest()
     assert made["spec"]["minAvailable"] == len(counts)
 
 
@@ -435,7 +436,7 @@ def test_a_log_whose_pod_cannot_be_looked_up(capfd: pytest.CaptureFixture[str]) 
 
         def call(self, *_: Any) -> Any:
             if len(asked) == 2:
-                raise launcher.Failure("no answer")
+                raise replica_roles.Failure("no answer")
             return 200, {"items": [{"metadata": {"uid": "u"}}]}
 
     class Owner:
@@ -445,9 +446,9 @@ def test_a_log_whose_pod_cannot_be_looked_up(capfd: pytest.CaptureFixture[str]) 
         def path(self, *_: Any) -> str:
             return ""
 
-    replica = launcher.Replica.__new__(launcher.Replica)
+    replica = replica_pods.Replica.__new__(replica_pods.Replica)
     replica.stage, replica.uid, replica.pod, replica.container, replica.label = Owner(), "u", "p", "c", "c/0"
-    replica.ended, replica.gone, replica.lines, replica.problem = "", False, launcher.deque(maxlen=20), ""
+    replica.ended, replica.gone, replica.lines, replica.problem = "", False, deque(maxlen=20), ""
     replica.read()
     out, err = capfd.readouterr()
     assert out == "c/0 | line\n", "once"

@@ -13,7 +13,7 @@ from torchx.specs import AppDef
 from tests.adapter.engines import Container
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import cluster_api, engine_object, replica_roles
 from torchx_kfp.engines import Engine
 
 #: A program that prints its arguments, in place of python3.
@@ -34,7 +34,7 @@ class Launched:
     executor_input: dict[str, Any]
     words: list[str]
 
-    def stage(self, config: Any = None, environ: dict[str, str] | None = None) -> launcher.Stage:
+    def stage(self, config: Any = None, environ: dict[str, str] | None = None) -> engine_object.Stage:
         """Return the stage as the launcher has it on a cluster, before its first request.
 
         Args:
@@ -45,12 +45,12 @@ class Launched:
         with (
             tempfile.TemporaryDirectory() as folder,
             mock.patch.dict("os.environ", {**ENVIRON, **(environ or {})}),
-            mock.patch.object(launcher, "Cluster"),
-            mock.patch.object(launcher, "FOLDER", folder),
+            mock.patch.object(engine_object, "Cluster"),
+            mock.patch.object(cluster_api, "FOLDER", folder),
         ):
             Path(folder, "namespace").write_text("kubeflow")
-            counts = [launcher.count(role, self.words) for role in self.spec["roles"]]
-            return launcher.Stage(self.spec, self.words, counts, executor_input)
+            counts = [replica_roles.count(role, self.words) for role in self.spec["roles"]]
+            return engine_object.Stage(self.spec, self.words, counts, executor_input)
 
     def manifest(self, config: Any = None, environ: dict[str, str] | None = None) -> dict[str, Any]:
         """Return the object that the launcher creates."""

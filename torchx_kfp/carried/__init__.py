@@ -1,8 +1,10 @@
 """Programs that the commands of stages carry, so that images need only python3 (3.8 or newer) and, mostly, fsspec.
 
 - ``publisher`` starts a stage with results or artifacts, and publishes them when its application has ended;
-- ``launcher`` runs the replicas of a distributed stage;
-- ``asking`` asks for the trials of a search.
+- ``launcher`` runs the replicas of a distributed stage: ``replica_processes`` on this machine, or ``engine_object`` on
+  the cluster, with ``cluster_api``, ``object_manifest`` and ``replica_pods``; ``replica_roles`` has what both do alike;
+- ``asking`` asks for the trials of a search;
+- ``log``, ``records`` and ``pareto`` are shared.
 
 The modules import each other and the standard library, and fsspec where they need it, nothing else. ``make goldens``
 (``tools/carry.py``) joins the modules of each program, minifies them, and writes the texts to ``programs``. An image

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from torchx_kfp.carried import launcher
+from torchx_kfp.carried import engine_object, replica_roles
 from torchx_kfp.contract import protocol
 from torchx_kfp.contract.inputs import RUN_ID
 from torchx_kfp.contract.specification import Specification
@@ -84,8 +84,8 @@ def _objects(
     notes, counts = ["<...> is known only when the stage runs."], []
     for role, data in zip(specification.replica_roles(words), spec["roles"], strict=True):
         try:
-            counts.append(launcher.count(data, words))
-        except launcher.Failure:
+            counts.append(replica_roles.count(data, words))
+        except replica_roles.Failure:
             counts.append(role.most)
             notes.append(
                 f"The role {role.name!r} has {role.count} replicas, from {role.least} to {role.most}. Shown are "
@@ -106,7 +106,7 @@ def _objects(
         for name in specification.protocol:
             os.environ.pop(name, None)
         os.environ.update(environ)
-        made = launcher.Stage.manifest(stage, [_WORKFLOW])  # type: ignore[arg-type]
+        made = engine_object.Stage.manifest(stage, [_WORKFLOW])  # type: ignore[arg-type]
     finally:
         os.environ.clear()
         os.environ.update(around)
