@@ -65,7 +65,7 @@ HARMLESS = _names(
     """
 )
 #: Programs whose output is constant if their arguments are.
-CONSTANT_OUTPUT = _names("echo nproc date hostname uname whoami id")
+CONSTANT_OUTPUT = _names("echo expr nproc date hostname uname whoami id")
 #: Programs that print variables of the environment, or the names of files.
 PRINT_VALUES = _names("env printenv pwd set ps ls dir vdir find realpath readlink")
 #: Matches names of files that programs run as code.
