@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
+from kfp import dsl, kubernetes
 from torchx.specs import AppDef, RetryPolicy, Role
 
 from torchx_kfp import task_from_app
@@ -58,6 +58,19 @@ def test_the_last_attempt_is_the_stage(execute: Execute, tmp_path: Path, results
     assert "torchx-kfp: attempt 2 of 3: the application ended with exit code 3" in log
     assert result["read"].last_lines()[-1] == "{'w': 2.5}"
     assert FsspecResultTracker(base).get(f"{result.run_id}/train/train-0") == {"stale": 1}
+
+
+def test_what_an_application_leaves_behind_is_asked_to_end(execute_failing: Execute) -> None:
+    child = "trap 'echo child asked; exit' TERM; sleep 300 & wait"
+    script = f"trap 'echo asked; exit 3' TERM; sh -c \"{child}\" & wait"
+
+    @dsl.pipeline
+    def pipeline():
+        role = Role("trainer", "image:1", entrypoint="sh", args=["-c", script], max_retries=1)
+        kubernetes.set_timeout(task_from_app(AppDef("train", [role])), 1)
+
+    stage = execute_failing(pipeline, grace=5)["train"]
+    assert (stage.exit_code, stage.last_lines()) == (3, ["asked", "child asked"])
 
 
 @pytest.mark.versions

@@ -83,6 +83,9 @@ class StageProcess:
         self.pipe = read_end
         self._command, self._directory = command, directory
         self._mark = environ.get(RUN_MARK, "").rpartition(":")[2]
+        # The program that starts an application again passes SIGTERM on, and no process is to get it twice: the others
+        # are asked to end when the program has ended.
+        self._alone = decode(command).retries > 0
         self._lock = threading.Lock()
         self._stop_at: float | None = None
 
@@ -96,7 +99,10 @@ class StageProcess:
         # The process is not reaped yet, so its id and its session cannot belong to another one.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         if self._stop_at is not None:
-            # The other processes of the session were also asked to end, and have the rest of the time for it.
+            # The other processes of the session have the rest of the time to end.
+            if self._alone:
+                for other in _session(pid):
+                    _send(other, signal.SIGTERM)
             output_closed.wait(max(0.0, self._stop_at - time.monotonic()))
         _kill_all(lambda: _session(pid))
         if self._mark:
@@ -107,8 +113,7 @@ class StageProcess:
     def terminate(self, grace: float) -> None:
         """Ask all processes of the stage to end within ``grace`` seconds."""
         self._stop_at = time.monotonic() + grace
-        # The program that starts an application again passes the signal on; no process is to get it twice.
-        self._signal(signal.SIGTERM, alone=decode(self._command).retries > 0)
+        self._signal(signal.SIGTERM, alone=self._alone)
 
     def kill(self) -> None:
         """Kill all processes of the stage."""
