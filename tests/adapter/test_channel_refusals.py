@@ -152,9 +152,33 @@ def unknown_channel() -> None:
     use("{{channel:task=nowhere;name=x;type=String;}}")
 
 
+def cut(begin: int | None, end: int | None) -> Callable[..., None]:
+    def pipeline(lr: float = 0.1) -> None:
+        use(f"{lr}"[begin:end])
+
+    return pipeline
+
+
+def in_capitals(lr: float = 0.1) -> None:
+    use(f"--lr={lr}".upper())
+
+
+def test_text_that_only_resembles_a_channel_is_legal() -> None:
+    def pipeline(lr: float = 0.1) -> None:
+        use("{{", "{{config.x}}", "{{c}}", "{{workflow.name}}", "f() {{ x=1;}}", "{", ";}", f"a(){{x={lr};}}}}")
+
+    compile_pipeline(pipeline)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "text"),
     [
+        (in_capitals, says("'{{CHANNEL:'", "'--LR={{CHANNEL:TASK=;NAME=LR;TYPE=", "application")),
+        (cut(0, 5), says("args[0]", "'{{cha'", "application")),
+        (cut(0, 3), says("'{{c'", "application")),
+        (cut(0, 15), says("'{{channel:'", "'{{channel:task=", "application")),
+        (cut(5, None), says(";}}'", "application")),
+        (cut(-4, None), says(";}}'", "application")),
         (
             closed_loop_in_text,
             says("'text'", "'produce'", "dsl.ParallelFor", "dsl.Collected", "task.outputs", "'run_id'", "'trainer'"),

@@ -22,6 +22,8 @@ from torchx_kfp.errors import AppDefError, ChannelError
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
 _CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
+#: What is left of a channel's text if Python has changed or cut it; ``;}}`` is legal after an opening brace.
+_REMAINS = re.compile(r"\{\{channel:|\{\{c(h(a(n(n(el?)?)?)?)?)?\Z|\A[^\s{]*;\}\}", re.IGNORECASE)
 _FIELD = for_loop.LoopArgumentVariable.SUBVAR_NAME_DELIMITER
 
 #: The objects that f-strings have turned into text, by the beginning of that text.
@@ -84,6 +86,13 @@ def parse(value: object, where: str) -> Parts:
     for part in parts:
         if isinstance(part, str):
             _refuse_lost(part, where)
+    remains = _REMAINS.search(_CHANNELS.sub("{", value))
+    if remains:
+        raise ChannelError(
+            f"{where} contains {remains.group()!r}, a part of a pipeline channel's text, in {value!r}. The channel has "
+            'a value only when the pipeline runs: pass its text unchanged, f"{channel}", and cut or convert the value '
+            "in the application."
+        )
     return tuple(parts)
 
 
