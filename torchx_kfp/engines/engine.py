@@ -187,5 +187,5 @@ class Engine:
 
 
 def marker(name: str) -> Manifest:
-    """Return an object that the launcher replaces with a value: see ``fill`` in ``torchx_kfp.carried.launcher``."""
+    """Return an object that the launcher replaces with a value: see ``fill`` in ``carried.object_manifest``."""
     return {"@": name}
