@@ -75,10 +75,10 @@ def parts(tracker_base: str, rate: float = 0.1):
 _ID = r"\d{8}-\d{6}-[0-9a-f]{6}"
 #: The length of the part of an id that is not a time.
 _RANDOM = len("-ffffff")
-#: The id of a run on a host, the length of its beginning that names it, and the names of its pods.
+#: The id of a run on a host, the length of its beginning that names it, and the names of its pods, with their UIDs.
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _BEGINNING = 8
-_POD = r"\b([a-z-]+-)[a-z0-9]{5}(-[a-z-]+-)\d{6,10}\b"
+_POD = r"\b([a-z-]+-)[a-z0-9]{5}(-[a-z-]+-)\d{6,10}(?:_[0-9a-f]{8})?\b"
 _TIME = r"\d{4}-\d{2}-\d{2} \d{2}[:-]\d{2}(?:[:-]\d{2})?(?: \+0000)?"
 #: Text that differs from one run to the next, and its replacements.
 _CHANGING = {
