@@ -47,7 +47,7 @@ MISTAKES = {
         "reads has the output 'run_id' of the task 'train-2'. Pass the task itself: reads=task."
     ),
     "task_from_app(app(), tracker_bas=tracker_base)": (
-        "task_from_app() has no argument 'tracker_bas'. Did you mean 'tracker_base'? Its arguments: app, tracker_base,"
+        "task_from_app() has no argument 'tracker_bas'. Did you mean 'tracker_base'? Its arguments: app, results,"
     ),
     'tracked(app(), result={"a": float})': "task_from_app() has no argument 'result'. Did you mean 'results'?",
     "torchx_kfp.Stages().task(app(), read=None)": "task() has no argument 'read'. Did you mean 'reads'?",

@@ -80,6 +80,6 @@ def test_a_stage_that_may_fail_is_tracked() -> None:
     spec, _ = load(component_spec_from_app(shell("true"), may_fail=True, results={"exit_code": int}))
     (executor,) = spec["deploymentSpec"]["executors"].values()
     (declared,) = [word for word in executor["container"]["command"] if "may_fail" in word]
-    assert declared.endswith('"may_fail":[]}')
+    assert '"may_fail":[]' in declared
     with pytest.raises(ReadsError, match=says("may_fail", "tracker base", "task_from_app")):
         task_from_app(shell("true"), may_fail=True)

@@ -31,6 +31,7 @@ from torchx_kfp.adapter.stage.reads import (
     read_uri,
     stage_of,
 )
+from torchx_kfp.adapter.stage.secrets import Secrets
 from torchx_kfp.adapter.values.channels import contains_channel
 from torchx_kfp.adapter.values.references import Channel
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
@@ -86,7 +87,9 @@ def publish_results(
     artifacts: Artifacts | None = None,
     tracker_base: TrackerBase | None = None,
     name: str | None = None,
-    **options: Unpack[PublisherOptions],
+    secrets: Secrets | None = None,
+    cache: bool = True,
+    inline: bool = True,
 ) -> dsl.PipelineTask:
     """Make a task that publishes the records of another stage, for stages whose image does not have Python.
 
@@ -97,7 +100,7 @@ def publish_results(
         artifacts: see ``task_from_app``.
         tracker_base: the tracker base of that stage. It is needed for a run id; a task's tracker base is known.
         name: the stage's name. The default is ``publish-`` followed by the other stage's name.
-        options: ``secrets``, ``cache`` and ``inline``: see ``task_from_app``.
+        secrets: see ``task_from_app``, also for ``cache`` and ``inline``.
 
     Returns:
         The task, with an output for each declared result and artifact, the artifact ``metrics``, and the output
@@ -108,7 +111,6 @@ def publish_results(
         OutputsError: a result or an artifact cannot be an output of KFP.
         ChannelError: a channel is used where its value cannot be filled in.
     """
-    check_names("publish_results", options, PublisherOptions, "results", "image", "artifacts", "tracker_base", "name")
     _check_in_pipeline("publish_results", "it publishes the records of a task of that pipeline")
     known = stage_of(task)
     sources = read_sources({"stage": task})
@@ -121,6 +123,7 @@ def publish_results(
                 "publish_results(run_id, ..., tracker_base=...)."
             )
         tracker_base = known.tracker_base
+    options = PublisherOptions(secrets=secrets, cache=cache, inline=inline)
     declared = {"results": {} if results is None else results, "artifacts": artifacts, "name": name}
     settings = read_settings({**options, **declared}, read_tracker_base(tracker_base), sources)
     plan = plan_publisher(settings, f"publish-{known.name}" if known else "publish", image)
