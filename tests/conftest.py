@@ -27,9 +27,10 @@ from torchx_kfp.tracking import announcing
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end the programs that tests start, even if the tests run in a background that ignores it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let signals end the programs that tests start, even if the tests run in a background that ignores them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     # Tests must not depend on how busy the machine is.
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
