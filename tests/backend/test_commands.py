@@ -436,6 +436,26 @@ def test_a_host_without_runs(kfp_host: KfpHost, program: Program) -> None:
     assert (latest.returncode, latest.stderr) == (2, f"Error: {kfp_host.url} has no runs.\n")
 
 
+def test_no_runs_in_either_place(kfp_host: KfpHost, program: Program) -> None:
+    here = "There are no runs in 'local_outputs': No such file or directory. Give the --output-dir of the runs."
+    done = program("runs", TORCHX_KFP_HOST=kfp_host.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"There are no runs on {kfp_host.url}.\n{here}\n")
+    gone = program("runs", TORCHX_KFP_HOST="http://127.0.0.1:1")
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert re.search(says(here, "Error:", "http://127.0.0.1:1", "does not answer"), gone.stderr)
+
+
+def test_a_log_that_cannot_be_read(kfp_host: KfpHost, program: Program) -> None:
+    run_id = program("submit", "good.yaml", "--host", kfp_host.url, "--watch").stdout.partition("\n")[0]
+    kfp_host.fail(500, times=100, path="/log$")
+    for stage in ([], ["train"]):
+        done = program("logs", run_id, *stage, "--host", kfp_host.url)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "train: " in done.stderr
+        assert "kubectl logs" in done.stderr
+        assert "nothing" not in done.stderr
+
+
 # Which run
 
 

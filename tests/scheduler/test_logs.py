@@ -42,12 +42,13 @@ class Growing:
         """Nothing: the lines of a log do not change the run."""
         yield self.read()
 
-    def fetch(self, stages: Collection[str]) -> None:
-        """Write what is new."""
+    def fetch(self, stages: Collection[str]) -> bool:
+        """Write what is new; return True."""
         self.fetched.append(set(stages))
         for number, text in enumerate(self.looks.pop(0) if self.looks else (), 1):
             with (self.folder / f"{number}.log").open("a") as file:
                 file.write(text)
+        return True
 
 
 def lines(source: Growing, roles: Any, replica: Replica, **more: Any) -> list[str]:

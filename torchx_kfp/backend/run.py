@@ -233,26 +233,28 @@ class HostRun:
         """
         return attend(self, watch if watch is not None else Lines(), self.follow(timeout)).run.result()
 
-    def fetch(self, stages: Collection[str]) -> None:
-        """Bring the log files of these stages, given by name, up to date. What cannot be read is said, once."""
+    def fetch(self, stages: Collection[str]) -> bool:
+        """Bring the log files of these stages, given by name, up to date; return False if one cannot be read.
+
+        Why it cannot be read is said, once.
+        """
         record = self._last or self.read()
-        wanted = []
+        wanted, has_all = [], True
         for name in stages:
             attempts = record.run.attempts.get(name, [])
             # A retry of the run gives the new pod the name of the failed one, whose log is lost then.
             last = {started.pod_name: started for started in attempts}
             for started in last.values():
                 if started.log_file is None:
+                    has_all = False
                     self._say_once(name, f"The log of {name} cannot be read: {self._why_no_pod()}")
                 elif started.log_file not in self._complete:
                     is_over = started is not attempts[-1] or record.run.has_ended(name) or not record.is_running
                     wanted.append((started, started.log_file, is_over))
-        if len(wanted) == 1:
-            self._fetch(*wanted[0])
-        elif wanted:
-            with ThreadPoolExecutor(min(_LOGS_AT_ONCE, len(wanted))) as pool:
-                for _ in pool.map(lambda one: self._fetch(*one), wanted):
-                    pass
+        if len(wanted) < 2:
+            return all(self._fetch(*one) for one in wanted) and has_all
+        with ThreadPoolExecutor(min(_LOGS_AT_ONCE, len(wanted))) as pool:
+            return all(list(pool.map(lambda one: self._fetch(*one), wanted))) and has_all
 
     def terminate(self) -> None:
         """Ask the host to end the run. The errors are those of ``Host.terminate``."""
@@ -450,9 +452,9 @@ class HostRun:
         name = f"{safe_name(stage)[:_LONGEST]}-{zlib.crc32(stage.encode()):08x}"
         return self._folder / f"{name}-{next(self._log_numbers)}.log"
 
-    def _fetch(self, started: StageStarted, path: Path, is_over: bool) -> None:
+    def _fetch(self, started: StageStarted, path: Path, is_over: bool) -> bool:
         if path in self._complete:
-            return
+            return True
         log = self._logs.get(path)
         if log is None:
             log = self._logs[path] = PodLog(self._connection, self.run_id, started.pod_name, raw=self._raw_logs)
@@ -460,18 +462,19 @@ class HostRun:
             new = log.read_new(is_over=is_over)
         except (HostUnreachableError, HostCredentialsError, HostSettingsError) as error:
             self._say_once("host", str(error))
-            return
+            return False
         except HostError as error:
             # The container of a pod that has just begun is still being created.
             if is_over:
                 self._complete.add(path)
                 self._say_once(str(path), f"{started.name}: {error}")
-            return
+            return not is_over
         self._make_folder()
         with path.open("ab") as file:
             file.write(new)
         if is_over:
             self._complete.add(path)
+        return True
 
     def _make_folder(self) -> None:
         with self._lock:

@@ -130,8 +130,9 @@ class RunReader:
                 return
             time.sleep(self.interval)
 
-    def fetch(self, stages: Collection[str]) -> None:
-        """Do nothing: the log files are those that the stages write."""
+    def fetch(self, stages: Collection[str]) -> bool:
+        """Return True: the log files are those that the stages write."""
+        return True
 
     def _record(self, alive: bool) -> RunRecord:
         first = next((event for event in self._events if isinstance(event, RunStarted)), None)

@@ -33,8 +33,8 @@ class Source(Protocol):
     def follow(self) -> Iterator[RunRecord]:
         """Yield the run as it is recorded now, and again whenever that has changed, until the run has ended."""
 
-    def fetch(self, stages: Collection[str]) -> None:
-        """Bring the log files of these stages, given by name, up to date."""
+    def fetch(self, stages: Collection[str]) -> bool:
+        """Bring the log files of these stages, given by name, up to date; return False if one cannot be read."""
 
 
 def attend(source: Source, watch: Watch, records: Iterable[RunRecord] | None = None) -> RunRecord:

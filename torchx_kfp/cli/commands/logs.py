@@ -77,9 +77,10 @@ def logs_command(
     choice = _Choice(record, stage, attempt)
     choice.verify(record, follow)
     printer = _Printer(prefixed=stage is None or len(choice.stages(record)) > 1, replica=replica)
+    has_all = True
     while True:
         logs = list(choice.logs(record))
-        source.fetch({name for name, _ in logs})
+        has_all = source.fetch({name for name, _ in logs}) and has_all
         for name, path in logs:
             printer.show(name, path)
         if not follow or choice.is_over(record) or not is_read():
@@ -87,6 +88,8 @@ def logs_command(
         time.sleep(source.interval)
         record = source.look()
     printer.finish()
+    if printer.is_empty and not has_all:
+        sys.exit(1)  # the source has said why
     if replica is not None and replica not in printer.replicas and is_read():
         raise _unknown_replica(replica, stage or "", printer.replicas)
     if printer.is_empty and is_read():

@@ -37,23 +37,30 @@ def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
     With --host, only the runs on that host are listed, and with --output-dir, only those in that directory. The state
     of a run is running, succeeded, failed, canceled, or interrupted (its process on this machine was killed). A run
     that KFP has not begun is queued. A host that is set up but does not answer within some seconds is left out, with a
-    message.
+    message; without runs on this machine, that is an error.
     """
     given = click.get_current_context().get_parameter_source("output_dir") is ParameterSource.COMMANDLINE
     here: list[RunRecord] = []
     there: list[RunSummary] = []
-    name, stuck = "", dict[str, dict[str, str]]()
+    name, none_here, stuck = "", "", dict[str, dict[str, str]]()
     if names_host(flags):
         host = connect(flags)
         name, there = host.connection.name, list(host.list(limit=limit))
         stuck = _stuck(host, there)
     else:
-        name, there = ("", []) if given else _runs_there(limit, flags)
+        name, there, failure = ("", [], None) if given else _runs_there(limit, flags)
+        none_here = f"There are no runs in {output_dir!r}."
         try:
             here = _runs_here(output_dir)
-        except ArgumentError:
-            if not there:
+        except ArgumentError as error:
+            if not name and not failure:
                 raise
+            none_here = str(error)
+        if failure and not here:
+            print_message(none_here)
+            raise failure
+        if failure:
+            print_message(f"The runs on the KFP host are missing: {failure}")
     if form == "json":
         found = [{**_summary_as_json(run), "cannot_start": stuck.get(run.run_id, {})} for run in there]
         print_json([*map(_as_json, here), *found])
@@ -65,19 +72,21 @@ def runs_command(limit: int, output_dir: str, form: str, flags: Flags) -> None:
     for run_id, stages in stuck.items():
         print_message("\n".join(f"{run_id}: {stage} cannot start: {why}." for stage, why in stages.items()))
     if not here and not there:
-        print_message(f"There are no runs {f'on {name}' if names_host(flags) else f'in {output_dir!r}'}.")
+        if name:
+            print_message(f"There are no runs on {name}.")
+        if none_here:
+            print_message(none_here)
 
 
-def _runs_there(limit: int, flags: Flags) -> tuple[str, list[RunSummary]]:
-    """Return the name and runs of the host that is set up; empty if none is, or if it does not answer soon."""
+def _runs_there(limit: int, flags: Flags) -> tuple[str, list[RunSummary], HostError | None]:
+    """Return the name and runs of the host that is set up, if one is, and why they cannot be read."""
     try:
         if not known_host_words():
-            return "", []
+            return "", [], None
         host = connect(flags, is_patient=False)
-        return host.connection.name, list(host.list(limit=limit))
+        return host.connection.name, list(host.list(limit=limit)), None
     except HostError as error:
-        print_message(f"The runs on the KFP host are missing: {error}")
-        return "", []
+        return "", [], error
 
 
 def _stuck(host: Host, runs: Sequence[RunSummary]) -> dict[str, dict[str, str]]:
