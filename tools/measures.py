@@ -29,7 +29,8 @@ MISSION = (
     *("adapter", "protocol", "sdk", "text", "files", "errors", "extras", "named"),
 )
 #: Fragments of a stage's script and of its command. A module that has one knows how commands are made.
-COMMAND = re.compile(r"_v=\$2|_j=|_m=\$1|printf %b|\"-ec\"|\{(?:protocol\.)?TRACKER_BASE\}=")
+#: KFP's own commands have ``-ec``, too, and options and messages name the tracker base.
+COMMAND = re.compile(r"_v=\$2|_j=|_m=\$1|printf %b[x ]|\"-ec\"(?!\):)|(?<!-p )\{(?:protocol\.)?TRACKER_BASE\}=(?!/)")
 #: Keys of the launcher's specification that are not everyday words.
 SPECIFICATION = re.compile(r"spec\[[\"'](?:object|roles|stage|logs|failure)[\"']\]|[\"'](?:companions|plural)[\"']")
 

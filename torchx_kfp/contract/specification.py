@@ -55,6 +55,10 @@ class RoleSpecification:
     least: int | None = None
     image: Text | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return _to_json(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Specification:
@@ -91,7 +95,7 @@ class Specification:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {**_to_json(self), "roles": [_to_json(role) for role in self.roles]}
+        return {**_to_json(self), "roles": [role.to_json() for role in self.roles]}
 
     @classmethod
     def from_json(cls, data: Any) -> Specification:

@@ -80,11 +80,10 @@ def _objects(
     specification: Specification, words: Sequence[str], environ: Mapping[str, str], run_id: str
 ) -> tuple[list[str], list[Any]]:
     """Return the sentences and the manifests; ``environ`` has the launcher's variables."""
-    spec = specification.to_json()
     notes, counts = ["<...> is known only when the stage runs."], []
-    for role, data in zip(specification.replica_roles(words), spec["roles"], strict=True):
+    for role, data in zip(specification.replica_roles(words), specification.roles, strict=True):
         try:
-            counts.append(replica_roles.count(data, words))
+            counts.append(replica_roles.count(data.to_json(), words))
         except replica_roles.Failure:
             counts.append(role.most)
             notes.append(
@@ -92,7 +91,7 @@ def _objects(
                 f"{role.most}."
             )
     stage = _Attempt(
-        spec=spec,
+        spec=specification.to_json(),
         words=words,
         counts=counts,
         config={},

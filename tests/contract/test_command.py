@@ -1,0 +1,205 @@
+"""Commands of stages: decoding returns what was encoded, for all shapes of stages, and for all recorded pipelines."""
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchx_kfp.contract import protocol
+from torchx_kfp.contract.command import Application, Outputs, Read, Word, decode, launcher_words, publish_other
+from torchx_kfp.contract.escapes import escape, find_rewritten, plain_json
+from torchx_kfp.contract.inputs import RUN_ID, encode_aliases, encode_value, join_values, output_placeholder
+from torchx_kfp.contract.scripts import retry_words, signature
+from torchx_kfp.contract.specification import RoleSpecification, Specification
+from torchx_kfp.pipeline.known import KnownStage, known_stages
+from torchx_kfp.pipeline.load import pipeline_from_text
+
+TESTS = Path(__file__).parents[1]
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+    ["$(A)", "$$", "{{x}}", "a|b", "a b", "\\0101", "é$é", '"', "\n", "", "A=b", '{"Concat": ['],
+)
+NAMES = st.sampled_from(["A", "LR", "AWS_ENDPOINT_URL", "PATH", "PYTHONPATH", "LD_PRELOAD"])
+RUN_IDS = st.sampled_from(["run/a/1", "run/b/pod_0a1b2c3d", "run/c[0]/pod_0a1b2c3d_2"])
+OUTPUTS = Outputs(
+    {"accuracy": ("float", "accuracy"), "top_5": ("list", "top-5")},
+    {"metrics": ("system.Metrics", "metrics", False), "report": ("system.HTML", "report", True)},
+)
+SPECIFICATION = Specification(
+    **dict.fromkeys(("stage", "engine", "needs", "api", "plural", "index", "host", "config"), "text"),
+    **{key: ["A"] for key in ("state", "succeeded", "failed", "protocol")},
+    object={"spec": {"containers": [{"name": "a", "image": "$(image)"}]}, "name": {"@": "name"}},
+    roles=[RoleSpecification(name="a", most=3, fewest=2, env=[["B", None], ["C", [0, None]]], command=[[0], [None]])],
+    retries=2,
+)
+PROGRAMS = ["none", "retries", "launcher"]
+
+
+def encoded(draw: Any, name: str, text: str, values: list[str], *, lifts: bool) -> Word:
+    """Return the word ``name`` + ``text`` in one of the forms that it may have."""
+    if lifts and text and draw(st.booleans()) and not name.startswith(("PATH", "PYTHON", "LD")):
+        values.append(encode_value(text))
+        return Word(name, "v")
+    text = name + text
+    return Word(escape(text), "b") if find_rewritten(text) else Word(text)
+
+
+@st.composite
+def stages(draw: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return a command, as its process gets it, and what it says."""
+    form = draw(st.sampled_from(["untracked", "tracked", "published"]))
+    program = draw(st.sampled_from(PROGRAMS))
+    variables = draw(st.dictionaries(NAMES, TEXT, max_size=3))
+    application = [draw(st.sampled_from(["python3", "sh", "app", "$(app)"])), *draw(st.lists(TEXT, max_size=4))]
+    found = draw(st.dictionaries(TEXT.filter(bool), RUN_IDS | st.lists(RUN_IDS, max_size=2), max_size=3))
+    ui_metadata = draw(st.none() | st.just('{"a": "$(b)"}'))
+    may_fail = draw(st.none() | st.sampled_from([(), (125,)]))
+    values: list[str] = []
+    lifts = form != "untracked"
+    own = [encoded(draw, f"{name}=", value, values, lifts=lifts) for name, value in variables.items()]
+    words = [encoded(draw, "", text, values, lifts=lifts and at > 0) for at, text in enumerate(application)]
+    start: tuple[str, ...] = ()
+    if program == "retries":
+        start = retry_words(3, output_placeholder(RUN_ID) if lifts else None)
+    if program == "launcher":
+        start = launcher_words("program", SPECIFICATION)
+    made = Application(
+        [Word("env"), *own] if own else [], words, start, None if ui_metadata is None else escape(ui_metadata)
+    )
+    inputs: dict[str, Any] = {"base": "s3://bucket/$(a)"}
+    reads, unnamed = [], []
+    for at, (alias, run_ids) in enumerate(found.items()):
+        if in_values := draw(st.booleans()):
+            unnamed.append(alias)
+        if isinstance(run_ids, str):
+            constant = draw(st.booleans())
+            source: Any = f"={run_ids}" if constant else f"reads_{at}"
+            inputs |= {} if constant else {source: run_ids}
+            reads.append(Read("" if in_values else alias, source))
+        elif draw(st.booleans()):
+            inputs[f"reads_{at}"] = run_ids
+            reads.append(Read("" if in_values else alias, f"reads_{at}", is_list=True))
+        else:
+            reads.append(Read("" if in_values else alias, [f"={run_id}" for run_id in run_ids]))
+    inputs["stage"] = join_values("train", encode_aliases(unnamed), values)
+    name, base = signature("inputs"), "{{$.inputs.parameters['base']}}"
+    outputs = Outputs(OUTPUTS.results, OUTPUTS.artifacts, may_fail)
+    if form == "untracked":
+        command = made.untracked(name)
+    elif form == "tracked":
+        command = made.tracked(name, base, reads)
+    else:
+        command = made.published(name, base, reads, outputs, "program")
+    tracked = form != "untracked"
+    expected = {
+        "version": 1 if name in command else None,
+        "stage": "train" if tracked else "",
+        "tracker_base": inputs["base"] if tracked else None,
+        "reads": {alias: ids if isinstance(ids, str) else tuple(ids) for alias, ids in found.items()}
+        if tracked
+        else {},
+        "variables": variables,
+        "application": (*(start if program == "launcher" else ()), *application),
+        "retries": 3 if program == "retries" else 0,
+        "outputs": outputs if form == "published" else None,
+        "ui_metadata": ui_metadata,
+    }
+    specification = SPECIFICATION if program == "launcher" else None
+    return list(command), {**expected, "inputs": inputs, "specification": specification}
+
+
+def filled(command: list[str], inputs: dict[str, Any]) -> list[str]:
+    """Return the command with its inputs, as KFP fills them in."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in inputs.items()}
+
+    def fill(word: str) -> str:
+        if word == "{{$}}":
+            return json.dumps({"inputs": {"parameterValues": inputs}})
+        return re.sub(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}", lambda match: texts[match[1]], word)
+
+    return [fill(word) for word in command]
+
+
+@settings(max_examples=200, deadline=None)
+@given(stages())
+def test_a_command_says_what_it_was_made_from(stage: tuple[list[str], dict[str, Any]]) -> None:
+    command, expected = stage
+    inputs, specification = expected.pop("inputs"), expected.pop("specification")
+    facts = decode(filled(command, inputs))
+    application = list(expected.pop("application"))
+    if specification is not None:
+        assert facts.specification is not None
+        assert facts.specification.to_json() == json.loads(plain_json(specification.to_json()))
+        assert "{{$}}" in application
+        application[application.index("{{$}}")] = facts.application[4]
+    assert list(facts.application) == application
+    assert {name: getattr(facts, name) for name in expected} == expected
+    # The command as it was compiled says all that does not need an input.
+    known = {name: expected[name] for name in ("version", "retries", "outputs", "ui_metadata")}
+    assert {name: getattr(decode(command), name) for name in known} == known
+
+
+def test_a_stage_that_publishes_the_records_of_another() -> None:
+    command = publish_other(signature(""), "s3://bucket", "run/train/1", OUTPUTS, "program")
+    facts = decode(command)
+    assert (facts.version, facts.stage, facts.tracker_base, facts.outputs) == (1, "", "s3://bucket", OUTPUTS)
+    assert (facts.application, facts.variables) == ((), {})
+
+
+def test_a_later_version_is_a_foreign_command() -> None:
+    command = Application((), [Word("$(A)", "b")]).untracked("torchx-kfp-2-0123abcd")
+    assert decode(command).version is None
+    assert decode(command).words == command
+
+
+def pipelines() -> Iterator[Any]:
+    """Yield the compiled pipelines among the recordings and goldens, with the version of their commands."""
+    for file in sorted((TESTS / "pipelines/goldens").glob("*.yaml")):
+        yield pytest.param(1, next(yaml.safe_load_all(file.read_text(encoding="utf-8"))), id=file.stem)
+    file = TESTS / "recorded/pipeline.yaml"
+    yield pytest.param(0, next(yaml.safe_load_all(file.read_text(encoding="utf-8"))), id="recorded")
+    with gzip.open(TESTS / "recorded/sizes.json.gz") as sizes:
+        for name, size in json.load(sizes).items():
+            if name != "hand":
+                yield pytest.param(0, size["spec"], id=name)
+
+
+def known(spec: Any) -> list[KnownStage]:
+    pipeline = pipeline_from_text(json.dumps(spec))
+    return list(known_stages(pipeline, {"tracker_base": "base"}))
+
+
+@pytest.mark.parametrize(("version", "spec"), list(pipelines()))
+def test_recorded_pipelines(version: int, spec: Any) -> None:
+    stages = [stage for stage in known(spec) if "run_id" in stage.place.component.outputs]
+    assert stages
+    for stage in stages:
+        facts, component = stage.facts, stage.place.component
+        assert facts.version == version
+        assert facts.tracker_base is not None
+        assert bool(facts.outputs) == ("metrics" in component.artifact_outputs)
+        assert set(component.outputs) == {"run_id", *(facts.outputs.results if facts.outputs else ())}
+        if facts.application:
+            assert facts.stage
+            assert not {protocol.TRACKER_BASE, protocol.JOB_ID, protocol.PARENT_RUN_IDS} & set(facts.variables)
+            assert stage.container.words[-len(facts.application) :][:1] != ("env",)
+        if facts.specification is not None:
+            assert plain_json(facts.specification.to_json()) == facts.application[3]
+            assert facts.replica_roles
+
+
+@pytest.mark.parametrize("file", sorted((TESTS / "engines/goldens").glob("*.yaml")), ids=lambda file: file.stem)
+def test_specifications_of_all_engines(file: Path) -> None:
+    data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    specification = Specification.from_json(data["spec"])
+    assert list(specification.to_json().items()) == list(data["spec"].items())
+    assert [role.name for role in specification.replica_roles(data["words"])] == [
+        role["name"] for role in data["spec"]["roles"]
+    ]
+    assert Specification.from_json({**data["spec"], "later": 1}) == specification
