@@ -14,7 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.facts import says
 from torchx_kfp.backend.executions import Sought, read_log
-from torchx_kfp.backend.results import ResultReader, why_not_read
+from torchx_kfp.backend.results import ResultReader
+from torchx_kfp.runs.bases import why_not_read
 from torchx_kfp.tracking import FsspecResultTracker
 
 KEY = "f19b6e98-51e7-4b62-ae0c-601f7270d2b4/train/pod-1"
@@ -76,7 +77,6 @@ def test_the_log_says_which_attempt_was_the_last_one() -> None:
         ("file:///nowhere/results", ("no such directory",)),
         ("results", ("relative",)),
         ("memory://x", ("memory",)),
-        ("simplecache::file:///", ("relative",)),
         ("nothing://x", ("nothing",)),
     ],
 )
@@ -99,6 +99,7 @@ def test_a_base_that_is_not_here(base: str, facts: tuple[str, ...]) -> None:
         "silent://x",
         "http://127.0.0.1:1/x",
         "s3://bucket::silent://x",
+        "simplecache::file:///",
         "s3://silent:1@host/x",
         "abfs://container@evil.example.com/x",
         "abfs://container@account.dfs.core.windows.net.example.com/x",
@@ -120,7 +121,22 @@ def test_a_base_that_only_the_run_names_is_not_read(tmp_path: Path, silent: str,
     ["s3://b/x", "s3a://b.c-d/x", "gs://b", "gcs://b/x/y", "az://c/x", "abfs://c@account.dfs.core.windows.net/x"],
 )
 def test_object_stores_are_read(base: str) -> None:
-    assert why_not_read(base, ()) == ""
+    assert why_not_read(base, ()) == why_not_read(base, (), ran_here=True) == ""
+
+
+@pytest.mark.parametrize("base", ["results", "/results", "file:///results", "local:///results", "memory://results"])
+def test_directories_of_this_machine_are_read_for_its_own_runs(base: str) -> None:
+    assert why_not_read(base, (), ran_here=True) == ""
+    assert why_not_read(base, ())
+
+
+@pytest.mark.parametrize(
+    "base",
+    ["http://127.0.0.1:1/x", "FTP://host/x", "simplecache::http://host/x", "s3://b::http://host", "file://a::http://b"],
+)
+def test_servers_that_only_a_folder_names_are_not_read(base: str) -> None:
+    assert re.search(says("only the run names it", "TORCHX_KFP_TRACKER_BASE"), why_not_read(base, (), ran_here=True))
+    assert why_not_read(base, [base], ran_here=True) == ""
 
 
 class Silent(MemoryFileSystem):

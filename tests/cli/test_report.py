@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Call
+from tests.facts import says
 from tests.report.runs import play
 
 
@@ -70,3 +74,19 @@ def test_no_other_command_loads_it() -> None:
     program = "import sys, torchx_kfp.cli; print('jinja2' in sys.modules, 'torchx_kfp.report' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+@pytest.mark.parametrize("chain", ["", "simplecache::"])
+def test_a_server_that_only_the_run_names_is_not_asked(inside: Call, project: Path, chain: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        base = f"{chain}http://127.0.0.1:{server.getsockname()[1]}/x"
+        play(project / "local_outputs" / "digits-1", ["train"], tracker_base=base)
+        refused = says(base, "only the run names it", "TORCHX_KFP_TRACKER_BASE")
+        assert re.search(refused, html.unescape(inside("report", "digits-1", "-o", "-").stdout))
+        for words in (["results"], ["show"], ["lineage"], ["compare", "digits-1"]):
+            done = inside(*words, "digits-1")
+            assert done.returncode == 2, words
+            assert re.search(refused, done.stderr), words
+        with pytest.raises(BlockingIOError):
+            server.accept()

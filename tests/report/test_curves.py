@@ -145,7 +145,7 @@ def test_inputs_have_the_names_of_the_pipeline(folder: Path) -> None:
 def test_a_tracker_that_is_gone_leaves_a_page_with_a_sentence(folder: Path, tmp_path: Path) -> None:
     model = read_model(folder)
     gone = [replace(stage, result=replace(stage.result, tracker_base="gone://base")) for stage in model.stages]
-    write_report(replace(model, stages=tuple(gone)), tmp_path / "page.html")
+    write_report(replace(model, stages=tuple(gone), named=("gone://base",)), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Metrics of steps, searches and metadata could not be read: The tracker base &#39;gone://base&#39;" in page
     assert 'id="curves"' not in page

@@ -1,32 +1,18 @@
-"""Results of stages that ran on KFP, read from here: often possible, never worth a long wait.
-
-A run's author and its host name the tracker base. So a directory of this machine, or a server, is read only if the user
-has named that base, too: it could be one of the user's own files, or a service that only this machine reaches.
-"""
+"""Results of stages that ran on KFP, read from here: often possible, never worth a long wait."""
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torchx_kfp.backend.executions import Sought, find_run_ids
-from torchx_kfp.backend.settings import variable
 from torchx_kfp.errors import TorchxKfpError
-from torchx_kfp.text import printable, shorten, shown
+from torchx_kfp.runs.bases import missing, why_not_read
+from torchx_kfp.text import printable, shorten
 from torchx_kfp.tracking.stores.calls import SHORT_PATIENCE
 from torchx_kfp.tracking.tracker import FsspecResultTracker
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-#: URLs of object stores. They name a bucket, and neither a server nor, with ``::``, another URL.
-_OBJECT_STORE = re.compile(
-    r"(?:(?:s3a?|gs|gcs|az|abfss?)://[\w.-]+|(?:az|abfss?)://[\w.$-]+@\w+\.(?:dfs|blob)\.core\.windows\.net)(?:/.*)?",
-    re.ASCII,
-)
 
 
 class ResultReader:
@@ -120,39 +106,3 @@ class RunIdReader(ResultReader):
     ) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         del tracker, problems
         return {name: (run_id, {}) for name, run_id in run_ids.items()}
-
-
-def missing(base: str, why: str) -> str:
-    """Return the sentence about a base that cannot be read."""
-    return f"Results are missing: the tracker base {shown(base)} cannot be read here: {why}."
-
-
-def why_not_read(base: str, named: Collection[str]) -> str:
-    """Say why a base that a run names is not read on this machine; empty if it is.
-
-    Args:
-        base: the base.
-        named: the bases that the user has named.
-    """
-    scheme = _SCHEME.match(base)
-    protocol = scheme[1].lower() if scheme else "file"
-    if protocol == "memory":
-        return "it is in the memory of the stages' processes"
-    if _OBJECT_STORE.fullmatch(base) and "::" not in base:
-        return ""
-    is_local = protocol in ("file", "local")
-    if is_local and not os.path.isabs(_place(base)):
-        return "it is relative to the directory in which the stages run"
-    if _place(base) not in map(_place, named):
-        where = "a directory of the pods" if is_local else "not in an object store"
-        when = "this machine has the same volume there" if is_local else "you trust it"
-        command = shorten(printable(shlex.join(["export", f"{variable('tracker_base')}={base}"])), 300)
-        return f"it is {where}, and only the run names it. Use s3://bucket/results or, if {when}, name it: {command}"
-    if is_local and not os.path.isdir(_place(base)):
-        return "there is no such directory. Mount the same volume here at this path, or use s3://bucket/results"
-    return ""
-
-
-def _place(base: str) -> str:
-    """Return a base so that two ways to write it are the same."""
-    return re.sub(r"^(?:file|local)://", "", base).rstrip("/")

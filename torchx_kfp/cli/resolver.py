@@ -216,8 +216,8 @@ def _base_of(record: RunRecord, flags: Flags) -> str:
         ArgumentError: it has none, or several.
         TrackerBaseError: only pods have it, or only the run names it.
     """
-    from torchx_kfp.backend.results import missing, why_not_read
     from torchx_kfp.backend.settings import read_settings
+    from torchx_kfp.runs.bases import missing, why_not_read
 
     given = record.arguments.get(TRACKER_BASE)
     used = [stage.tracker_base for stage in record.run.ends.values() if stage.tracker_base]
@@ -227,8 +227,6 @@ def _base_of(record: RunRecord, flags: Flags) -> str:
         if not bases:
             why = f"has no argument {TRACKER_BASE!r}, and none of its stages has said where it records"
         raise ArgumentError(f"The run {record.run_id} {why}. Give the tracker base before the run.")
-    if record.folder is not None:
-        return record.absolute_base(bases[0])
-    if why := why_not_read(bases[0], [read_settings(flags).tracker_base]):
+    if why := why_not_read(bases[0], [read_settings(flags).tracker_base], ran_here=record.folder is not None):
         raise TrackerBaseError(missing(bases[0], why))
-    return bases[0]
+    return bases[0] if record.folder is None else record.absolute_base(bases[0])

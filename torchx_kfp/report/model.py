@@ -46,7 +46,7 @@ class RunView:
 
     A run on this machine has a ``folder``, and one on a KFP host a ``link`` to its page in KFP's UI. ``sessions`` are
     the periods in which a runner worked on the run; each resume begins another one. ``unreadable`` are sentences about
-    damaged parts of the record.
+    damaged parts of the record, and ``named`` the tracker bases that the user has named.
     """
 
     run_id: str
@@ -64,6 +64,7 @@ class RunView:
     finished: RunFinished | None = None
     spec: Pipeline | None = None
     unreadable: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
 
     @property
     def started(self) -> float:

@@ -87,7 +87,7 @@ def style_sheet() -> str:
 
 def _content(run: RunView, place: Path) -> dict[str, Any]:
     links = Links(run, place)
-    tracked = read_tracked(run.stages)
+    tracked = read_tracked(run)
     reads = find_reads(run.stages, run.run_id)
     searches = find_searches(run.stages, tracked)
     trials = trials_of(searches)
@@ -104,7 +104,7 @@ def _content(run: RunView, place: Path) -> dict[str, Any]:
         "figures": plots.draw_plots(others),
         "charts": draw_charts(others, tracked),
         "sections": sections(run, reads, links, tracked),
-        "unreadable": [*run.unreadable, *tracked.problems],
+        "unreadable": list(dict.fromkeys([*run.unreadable, *tracked.problems])),
         "lineage": [(pair, found) for pair, found in by_task(reads).items()],
         "links": links,
         "home": links.home(),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchx_kfp.errors import TrackerError
-from torchx_kfp.report.model import StageView
+from torchx_kfp.report.model import RunView, StageView
+from torchx_kfp.runs.bases import missing, why_not_read
 from torchx_kfp.tracking import History
 from torchx_kfp.tracking.statements.artifacts import METADATA
 from torchx_kfp.tracking.statements.search import SEARCH, Search
@@ -44,10 +45,10 @@ class Tracked:
         return self.stated.get(_key(stage))
 
 
-def read_tracked(stages: Iterable[StageView]) -> Tracked:
-    """Read the trackers of these stages. A store that cannot be read adds a sentence to ``problems``."""
+def read_tracked(run: RunView) -> Tracked:
+    """Read the trackers of a run's stages. A store that is not read adds a sentence to ``problems``."""
     run_ids: dict[str, list[str]] = {}
-    for stage in stages:
+    for stage in run.stages:
         base, run_id = _key(stage)
         if base and run_id:
             run_ids.setdefault(base, []).append(run_id)
@@ -57,6 +58,9 @@ def read_tracked(stages: Iterable[StageView]) -> Tracked:
     searches: dict[tuple[str, str], Search | None] = {}
     problems: list[str] = []
     for base, wanted in run_ids.items():
+        if why := why_not_read(base, run.named, ran_here=run.folder is not None):
+            problems.append(missing(base, why))
+            continue
         try:
             store = open_store(base, SHORT_PATIENCE)
             found = STEPS.read_many(store, wanted, lambda error: problems.append(str(error)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -36,6 +37,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
     happened so far. RUN is a run id, the beginning or end of one, "latest", or the path of a run's folder; one that is
     not on this machine is a run of the KFP host.
     """
+    from torchx_kfp.backend.settings import read_settings
     from torchx_kfp.pipeline.names import safe_name
     from torchx_kfp.report import read_model, render, view, write_report
     from torchx_kfp.runs.history import RunReader
@@ -48,6 +50,7 @@ def report_command(run: str, output: str | None, output_dir: str, flags: Flags) 
         record = source.read()
         source.fetch({name for name, end in record.run.ends.items() if end.state is State.FAILED})
         read, name = view(record), f"{safe_name(record.pipeline)[:_LONGEST]}-{record.run_id}.html"
+    read = dataclasses.replace(read, named=(read_settings(flags).tracker_base,))
     if output == "-":
         # Links are relative to the current folder. UTF-8 cannot encode lone surrogates in users' text.
         print_bytes(render(read, Path.cwd()).encode("utf-8", "replace"))
