@@ -120,6 +120,23 @@ def test_what_is_not_http_is_an_error_and_no_traceback(answer: bytes, fact: str)
 
 
 @pytest.mark.versions
+@pytest.mark.parametrize("start", [b"", b"2\r\n{}\r\n0\r\n"], ids=["size", "trailer"])
+def test_a_line_without_an_end_among_chunks_takes_no_memory(start: bytes) -> None:
+    sent: list[int] = []
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + start)
+        while sum(sent) < 64 << 20:
+            sent.append(connection.send(b"1" * (1 << 20)))
+
+    with host(answer) as url:
+        connection = Connection(Settings(host=url), Patience(connect=2, read=2, whole=30, retries=0))
+        with pytest.raises(HostError, match=says("broke")):
+            connection.get(PATH)
+    assert sum(sent) < 16 << 20
+
+
+@pytest.mark.versions
 def test_a_small_answer_that_unpacks_to_a_large_one_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     packed = gzip.compress(b"[" * (64 << 20), compresslevel=1)

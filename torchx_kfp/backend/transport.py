@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, LineTooLong
 from typing import Any
 
 from urllib3.exceptions import HTTPError
@@ -20,6 +20,8 @@ MOST_BYTES = 128 << 20
 LONGEST = 120.0
 #: How much is read at once.
 _PIECE = 1 << 14
+#: The most bytes of a line with the size of a chunk, as in ``http.client``.
+_LONGEST_LINE = 1 << 16
 _PACKED = {"gzip": 47, "x-gzip": 47, "deflate": 47}
 #: What urllib3 and http.client raise if a server does not speak HTTP; OverflowError is that of a chunk's size.
 BROKEN = (HTTPError, HTTPException, ValueError, OverflowError, OSError)
@@ -106,6 +108,7 @@ class Exchange:
             **self._options,
         )
         try:
+            _limit_lines(answer)
             body = self._body(answer)
         except BaseException:
             answer.close()
@@ -132,6 +135,22 @@ class Exchange:
         if unpack is not None and not unpack.eof:
             raise HTTPError("the answer ends too early")
         return b"".join(pieces)
+
+
+def _limit_lines(answer: Any) -> None:
+    """Have urllib3 read lines of limited length: those with the sizes of chunks, and those after the last chunk."""
+    stream = getattr(getattr(answer, "_fp", None), "fp", None)
+    if stream is None:
+        return  # the answer has no body
+    unlimited = stream.readline
+
+    def readline(size: int = _LONGEST_LINE) -> bytes:
+        line: bytes = unlimited(size)
+        if len(line) >= _LONGEST_LINE:
+            raise LineTooLong("chunk size")
+        return line
+
+    stream.readline = readline
 
 
 #: The exchange of each thread.
