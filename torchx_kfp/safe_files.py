@@ -195,14 +195,17 @@ def verify_tree(path: str, root: str | None = None) -> None:
         _verify(folder, name, path, path, 0)
 
 
-def verify_content(path: str) -> None:
+def verify_content(top: str) -> None:
     """Raise UnfitFileError if a folder contains anything but files, folders and links."""
-    for folder, _, names in os.walk(path):
+    for folder, _, names in os.walk(top):
         for name in names:
-            with contextlib.suppress(OSError):
-                mode = os.lstat(os.path.join(folder, name)).st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-                    raise _unfit(os.path.join(folder, name), mode)
+            path = os.path.join(folder, name)
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+                raise _unfit(path, mode)
 
 
 def exists(path: str, root: str) -> bool:

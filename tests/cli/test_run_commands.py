@@ -173,7 +173,11 @@ def test_ways_to_name_a_stage(inside: Call, run_id: str, words: list[str], text:
 
 def test_a_stage_that_has_printed_nothing(inside: Call, run_id: str) -> None:
     shown = inside("logs", "mixed", "shell-4")
-    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "The stage 'shell-4' has printed nothing.\n")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (
+        0,
+        "",
+        "The stage 'shell-4' has printed nothing.\nshell-4 ended with exit code 3.\n",
+    )
 
 
 REFUSED = {

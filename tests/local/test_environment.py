@@ -58,7 +58,7 @@ def test_the_environment_of_a_stage(execute, monkeypatch):
     variables, executable, cwd = read(result, "environ")
     assert (executable, cwd) == (sys.executable, os.getcwd())
     assert not set(protocol.VARIABLES) & set(variables)
-    assert protocol.PIPELINE_RUN not in variables
+    assert variables[protocol.PIPELINE_RUN] == result.run_id
     assert variables["FIXED"] == "{{workflow.name}} $(HOME)"
     assert (variables["MINE"], variables["REPLACED"]) == ("kept", "inside")
     assert variables["RUN"] == result.run_id

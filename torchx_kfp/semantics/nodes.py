@@ -164,7 +164,7 @@ def _pod_spec_patch(stage: Stage, arguments: Mapping[str, Any]) -> dict[str, Any
     }
     declared = stage.component.get("outputDefinitions", {})
     kinds = {"executor-logs": {"schemaTitle": "system.Artifact"}} | {
-        name: artifact["artifactType"] for name, artifact in declared.get("artifacts", {}).items()
+        name: artifact.get("artifactType", {}) for name, artifact in declared.get("artifacts", {}).items()
     }
     digest = hashlib.md5(stage.name.encode(), usedforsecurity=False).hexdigest()
     unique = f"{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
