@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.facts import says
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.protocol import RawJson, StageContext
+from torchx_kfp.contract.protocol import Execution, RawJson, StageContext, superseded
 from torchx_kfp.errors import NotInStageError, ProtocolError
 
 #: Text that environment variables can contain.
@@ -176,6 +176,83 @@ def test_trackers_as_others_set_them() -> None:
     assert protocol.decode_trackers({}) == protocol.decode_trackers({"TORCHX_TRACKERS": ""}) == {}
     environ = {"TORCHX_TRACKERS": "a,torchx_kfp,b,", "TORCHX_TRACKER_A_CONFIG": "", "TORCHX_TRACKER_B_CONFIG": "x,y"}
     assert protocol.decode_trackers(environ) == {"a": None, "b": "x,y"}
+
+
+#: As ``pipeline.names`` makes them.
+LOCAL = "fit-20261123-120000-0a1b2c"
+UIDS = st.sampled_from(["", "_0b5a1f3c", "_99999999"])
+#: Run ids of KFP, of this machine, and keys of other people that look much the same.
+ATTEMPTS = st.builds(
+    "{}/{}/{}{}{}".format,
+    st.sampled_from(["3fa2c1d0-1b1c-4a3b-9d8e-000000000000", LOCAL, "a", "http:"]),
+    st.sampled_from(["fit", "read"]),
+    st.sampled_from(["fit-0", "fit-1", "fit-10", "fit-2-0", "fit-2-1", "fit", "c"]),
+    UIDS,
+    st.sampled_from(["", "_2", "_3", "_10"]),
+)
+
+
+@hypothesis.given(st.sets(ATTEMPTS | RUN_IDS), st.data())
+def test_one_attempt_of_each_stage_is_left(run_ids: set[str], data: st.DataObject) -> None:
+    times = {run_id: data.draw(st.integers(0, 3)) for run_id in sorted(run_ids)}
+    gone = superseded(run_ids, times.__getitem__)
+    assert gone <= {run_id for run_id in run_ids if run_id.count("/") == 2 and not run_id.startswith("http:")}
+    left = run_ids - gone
+    assert superseded(left, times.__getitem__) == set(), "what is left are last attempts"
+    for run_id in gone:
+        one = Execution.parse(run_id)
+        others = {key: Execution.parse(key) for key in left if key.startswith(run_id.rpartition("/")[0] + "/")}
+        if not run_id.startswith(LOCAL) or one.uid:
+            assert one.pod in {other.pod for other in others.values()}, "another name is another stage"
+        higher = [key for key, other in others.items() if other[:2] == one[:2] and other.attempt > one.attempt]
+        newer = [key for key, other in others.items() if other.pod == one.pod and other.uid != one.uid]
+        stem = one.pod.rpartition("-")[0]
+        later = [
+            key
+            for key, other in others.items()
+            if run_id.startswith(LOCAL) and not one.uid and other.pod.rpartition("-")[0] == stem and other[:2] > one[:2]
+        ]
+        assert higher or newer or later
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last"),
+    [
+        (f"{LOCAL}/fit/fit-0", f"{LOCAL}/fit/fit-1"),
+        (f"{LOCAL}/fit/fit-9_3", f"{LOCAL}/fit/fit-10"),
+        (f"{LOCAL}/fit/fit-2-0", f"{LOCAL}/fit/fit-2-1_2"),
+        (f"{LOCAL}/fit/fit-0_2", f"{LOCAL}/fit/fit-0_3"),
+        ("kfp/fit/pod-1_0b5a1f3c", "kfp/fit/pod-1_0b5a1f3c_2"),
+        ("kfp/fit/pod-1_0b5a1f3c_3", "kfp/fit/pod-1_99999999"),
+    ],
+)
+def test_an_attempt_supersedes_those_before_it(earlier: str, last: str) -> None:
+    assert superseded([last, earlier], [earlier, last].index) == {earlier}
+    assert superseded([last], [last].index) == superseded([earlier], [earlier].index) == set()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["a/b/c-1", "a/b/c-2"],
+        ["a/b/c_2", "a/b/c_3"],
+        [
+            "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-81",
+            "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-12",
+        ],
+        ["c-1", "c-2", f"{LOCAL}/c-1", f"{LOCAL}/c-2", f"{LOCAL}/a/b/c-1", f"{LOCAL}/a/b/c-2"],
+        [f"{LOCAL}/fit/fit-0", f"{LOCAL}/fit/fit-1-0", f"{LOCAL}/fit/fit-2-0", f"{LOCAL}/again/fit-1"],
+        [f"{LOCAL}0/fit/fit-0", f"{LOCAL}0/fit/fit-1"],
+    ],
+)
+def test_other_keys_are_all_results(keys: list[str]) -> None:
+    assert superseded(keys, keys.index) == set()
+
+
+def test_the_run_knows_attempts_that_have_recorded_nothing() -> None:
+    assert superseded([f"{LOCAL}/fit/fit-0"], last=[f"{LOCAL}/fit/fit-1"]) == {f"{LOCAL}/fit/fit-0"}
+    assert superseded(["r/fit/p_0b5a1f3c"], lambda _: 5.0, last=["r/fit/p"]) == {"r/fit/p_0b5a1f3c"}
+    assert superseded(["r/fit/p_0b5a1f3c"], last=["r/fit/p"]) == set(), "without results, it may be that one"
 
 
 def test_needs_the_standard_library_alone() -> None:

@@ -122,7 +122,12 @@ class Chosen:
 
 
 def choose(
-    run: str, known: Collection[str], tracker: FsspecResultTracker, output_dir: str, last: Collection[str] = ()
+    run: str,
+    known: Collection[str],
+    tracker: FsspecResultTracker,
+    output_dir: str,
+    last: Collection[str] = (),
+    further: Collection[str] = (),
 ) -> Chosen:
     """Find the run ids that the user means.
 
@@ -133,6 +138,7 @@ def choose(
         tracker: the tracker of that base.
         output_dir: the directory with the folders of runs on this machine; it may be missing.
         last: run ids of last attempts: see ``last_attempts``.
+        further: more run ids under the tracker base, of attempts that may have followed others.
 
     Raises:
         UnknownRunError: no run matches, or several do.
@@ -165,7 +171,8 @@ def choose(
         done += f"{names[0]}/"
     cached = {real: key for key, real in found.items() if key != real}
     keys = dict.fromkeys(found[key] for key in sorted(found))
-    return Chosen(done[:-1], tuple(last_attempts(tracker.store, keys, done[:-1], last)), cached)
+    further = [key for key in further if key.startswith(done)]
+    return Chosen(done[:-1], tuple(last_attempts(tracker.store, keys, done[:-1], last, further)), cached)
 
 
 def recorded(tracker: FsspecResultTracker) -> set[str]:
@@ -175,11 +182,13 @@ def recorded(tracker: FsspecResultTracker) -> set[str]:
     return {*tracker.keys(), *run_ids(tracker.store)}
 
 
-def choose_located(located: Located, known: Collection[str], tracker: FsspecResultTracker) -> Chosen:
+def choose_located(
+    located: Located, known: Collection[str], tracker: FsspecResultTracker, further: Collection[str] = ()
+) -> Chosen:
     """Find the run ids of a run among those that are known, as ``choose`` does."""
     if not known:
         raise nothing(located.base, located.run)
-    return choose(located.run or "", sorted(known), tracker, located.output_dir, located.run_ids)
+    return choose(located.run or "", sorted(known), tracker, located.output_dir, located.run_ids, further)
 
 
 def titled(name: str, run_id: str) -> str:

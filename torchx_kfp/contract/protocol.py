@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,6 +71,11 @@ IMAGE = "TORCHX_KFP_IMAGE"
 RunIds = str | tuple[str, ...]
 
 _EXECUTION = re.compile(r"(?P<pod>.+?)(?P<uid>_[0-9a-f]{8})?(?:_(?P<attempt>[1-9][0-9]{0,6}))?", re.DOTALL)
+_RUN_ID = re.compile(r"[^/]*[^/:]/[^/]+/[^/]+")
+#: A run id on this machine (``pipeline.names``). The last number in the pod's name counts the attempts of the runner.
+_LOCAL = re.compile(
+    r"(?P<place>[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}/[^/]+/[^/]+-)(?P<number>0|[1-9][0-9]{0,6})(?:_[1-9][0-9]{0,6})?"
+)
 
 
 class Execution(NamedTuple):
@@ -85,6 +90,61 @@ class Execution(NamedTuple):
         """Return the execution in a run id, or in the last part of one."""
         found = _EXECUTION.fullmatch(run_id.rpartition("/")[2])
         return cls(found["pod"], (found["uid"] or "")[1:], int(found["attempt"] or 1)) if found else cls("")
+
+
+def superseded(
+    run_ids: Iterable[str], recorded: Callable[[str], float] = lambda _: 0.0, last: Iterable[str] = ()
+) -> set[str]:
+    """Return those of the run ids whose attempts others have followed; keys of another form never have been.
+
+    The number after ``_`` counts the attempts in a pod. Of pods with one name, the one that has recorded last is the
+    newest. In runs on this machine, and only there, the number at the end of the pod's name counts attempts, too.
+
+    Args:
+        run_ids: the run ids.
+        recorded: returns the time at which a run id has recorded results; 0 if it has none.
+        last: last attempts, as the run tells them, which may be others than these. On KFP, one that has recorded no
+            results may lack the UID.
+    """
+    told = {_place(run_id)[0]: run_id for run_id in last}
+    places: dict[str, dict[str, tuple[int, Execution]]] = {}
+    for run_id in filter(_RUN_ID.fullmatch, run_ids):
+        place, number = _place(run_id)
+        places.setdefault(place, {})[run_id] = number, Execution.parse(run_id)
+    earlier: set[str] = set()
+    for place, found in places.items():
+        latest = told.get(place)
+        if latest is not None and not _LOCAL.fullmatch(latest):
+            if latest in found:
+                earlier |= found.keys() - {latest}
+            else:  # it has recorded no results: those with results are others
+                attempt = Execution.parse(latest).attempt
+                earlier |= {key for key, (_, one) in found.items() if one.attempt != attempt or recorded(key)}
+            continue
+        if latest is not None:
+            found[latest] = _place(latest)[1], Execution.parse(latest)
+        earlier |= _followed(place, found, recorded)
+    return earlier
+
+
+def _place(run_id: str) -> tuple[str, int]:
+    """Return the run id without what tells attempts apart, and the runner's number of the attempt; -1 elsewhere."""
+    if found := _LOCAL.fullmatch(run_id):
+        return found["place"], int(found["number"])
+    return f"{run_id.rpartition('/')[0]}/{Execution.parse(run_id).pod}", -1
+
+
+def _followed(place: str, found: Mapping[str, tuple[int, Execution]], recorded: Callable[[str], float]) -> set[str]:
+    """Return all run ids but those of the last attempt at one place."""
+    uids = dict.fromkeys((one.uid for _, one in found.values()), 0.0)
+    # Names of executions that others choose may only look like attempts.
+    if len(found) < 2 or not (_LOCAL.fullmatch(next(iter(found))) or place in found or all(uids)):
+        return set()
+    if len(uids) > 1:
+        for key, (_, one) in found.items():
+            uids[one.uid] = max(uids[one.uid], recorded(key))
+    last = max(found, key=lambda key: (found[key][0], uids[found[key][1].uid], found[key][1].attempt))
+    return {*found} - {last}
 
 
 class RawJson(str):

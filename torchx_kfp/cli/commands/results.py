@@ -118,6 +118,8 @@ def results_command(
 
 
 def _chosen(tracker: FsspecResultTracker, located: Located) -> Chosen:
+    from torchx_kfp.tracking.statements.kinds import run_ids
+
     run, output_dir = located.run, located.output_dir
     # Keys below the name are listed first: a base may have many other runs.
     keys: list[str] = []
@@ -126,18 +128,17 @@ def _chosen(tracker: FsspecResultTracker, located: Located) -> Chosen:
     # The results that a cached stage was given are those of another run.
     if keys and run is not None and not _is_here(run, output_dir):
         return Chosen(run.rstrip("/"), tuple(last_attempts(tracker.store, keys, run.rstrip("/"), located.run_ids)))
-    known = tracker.keys()
+    known, others = tracker.keys(), run_ids(tracker.store)
     if not known:
-        from torchx_kfp.tracking.statements.kinds import run_ids
-
-        others = run_ids(tracker.store)
         if not others:
             raise nothing(tracker.tracker_base, run)
         raise MissingResultsError(
             f"There are no results under {tracker.tracker_base!r}, only metadata, artifacts or sources of "
             f"{counted(len(others), 'run')}: {listed(others)}. `torchx-kfp show` shows them."
         )
-    return Chosen("", tuple(known)) if run is None else choose_located(located, known, tracker)
+    if run is None:
+        return Chosen("", tuple(last_attempts(tracker.store, known, located.base, further=others)))
+    return choose_located(located, known, tracker, others)
 
 
 def _is_here(run: str, output_dir: str) -> bool:
