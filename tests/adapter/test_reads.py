@@ -389,3 +389,19 @@ def test_stages_of_a_closed_loop_are_read_collected() -> None:
 def test_aliases_of_components(make: Callable[..., Any], reads: Any, text: str) -> None:
     with pytest.raises(ReadsError, match=text):
         make(make_app(), reads=reads)
+
+
+def test_a_nested_pipeline_is_read_by_the_run_id_that_it_returns() -> None:
+    @dsl.pipeline(name="inner")
+    def inner(base: str) -> str:
+        return task_from_app(make_app(), tracker_base=base).outputs["run_id"]
+
+    def whole(base: str) -> None:
+        task_from_app(make_app(), tracker_base=base, reads=inner(base=base))
+
+    def by_its_output(base: str) -> None:
+        task_from_app(make_app(), tracker_base=base, reads={"inner": inner(base=base).output})
+
+    with pytest.raises(ReadsError, match=says("'inner'", "nested pipeline", "task.outputs['run_id']", "task.output}")):
+        compile_pipeline(whole)
+    compile_pipeline(by_its_output)

@@ -16,7 +16,7 @@ import functools
 from kfp import dsl
 from torchx.components import dist, utils
 from torchx.specs import AppDef, Role
-import torchx_kfp
+import torchx_kfp.hpo
 from torchx_kfp import engines, publish_results, task_from_app
 
 def app(name="train", **fields):
@@ -84,6 +84,15 @@ MISTAKES = {
         "num_replicas of role 'sh' of AppDef 'sh' contains a pipeline channel. Its value must be known when the pipeline is"
     ),
     "int(n)": "Python needs a value while the pipeline is compiled. The pipeline parameter 'n' has one only when",
+    "float(lr)": "The pipeline parameter 'lr' has one only when the pipeline runs: compare it with dsl.If, or pass it as it",
+    "x = own(text='a')\n    x.after(x)": "The task 'own' waits for itself. Remove its .after() of itself.",
+    "dsl.ParallelFor(range(3))": (
+        "dsl.ParallelFor takes a list, or a channel for one, but got range(0, 3): write list(range(0, 3))."
+    ),
+    "x = dsl.ParallelFor([{'lr': 1}]).__enter__()\n    task_from_app(app(env={'A': f'{x.lrr}'}))": (
+        "contains the field 'lrr', which no item of the loop has. Did you mean 'lr'? Their fields: 'lr'."
+    ),
+    "torchx_kfp.hpo.search(app, {})": "search() needs tracker_base: give it tracker_base=...",
     "for i in range(n):\n        task_from_app(app())": "The pipeline parameter 'n' has one only when the pipeline runs: ",
     "if t.outputs['accuracy'] > 0.9:\n        task_from_app(app())": (
         "The output 'accuracy' of 'train' has a value only when the pipeline runs, so Python cannot decide a condition on "
@@ -138,8 +147,8 @@ def test_a_mistake_has_its_own_sentence(command: str, mistake: str, call: Call, 
     # In a loop, it is the line before the last.
     line = text.rstrip().count("\n") + 1 - mistake.startswith(("for ", "if "))
     line = 10 if "imge" in mistake else line
-    # KFP looks into a condition when the pipeline is over.
-    line = 16 if mistake.startswith("with ") else line
+    # KFP looks into a condition, and for cycles, when the pipeline is over.
+    line = 16 if mistake.startswith("with ") or "x.after(x)" in mistake else line
     # TorchX's nightly first warns about dist.ddp.
     assert f"Error: {tmp_path / 'wrong.py'}, line {line}: " in done.stderr
     assert MISTAKES[mistake] in done.stderr

@@ -24,6 +24,11 @@ _CHANNEL_TYPES = re.compile(r"Pipeline\w*Channel|Loop\w*Argument\w*|ConditionOpe
 #: What Python says of formats, of operators and functions of numbers, and of str.join -> the way out.
 _WAYS_OUT = (
     (
+        re.compile(r"(int|float|complex)\(\) argument"),
+        'compare it with dsl.If, or pass it as it is, f"{channel}", and convert it in the application, such as '
+        "float(sys.argv[1]).",
+    ),
+    (
         re.compile(r"format string|__format__|real number, not|(number|integer) is required, not"),
         'pass it without a format, f"{channel}", and format it in the application, such as '
         'f"{float(sys.argv[1]):.2f}".',
@@ -41,6 +46,8 @@ _CONSTANT = (
     "the task, task.set_cpu_limit(channel)."
 )
 _UNEXPECTED = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument ['\"](\w+)['\"]")
+_NOT_ITEMS = re.compile(r"Expected list, tuple, or \w+, got (.+?)\.?$")
+_MISSING = re.compile(r"(\w+)\(\) missing \d+ required keyword-only arguments?: '(\w+)'")
 _OUTPUT_OF = re.compile(r"(\w+)\.outputs\[")
 _OUTPUT_NAMED = re.compile(r"""(\w+)\.outputs\[["'](\w+)["']\]""")
 _ONLY_OUTPUT_OF = re.compile(r"(\w+)\.output\b")
@@ -70,7 +77,10 @@ def explain_import_error(path: Path, error: BaseException, with_traceback: str =
             "pipelines. Is this an application?"
         )
     sentence = frame and (
-        _unexpected(frame, error) or _channel(frames[users[-1] :], error) or _output(frame, line, error)
+        _unexpected(frame, error)
+        or _misused(frames, error)
+        or _channel(frames[users[-1] :], error)
+        or _output(frame, line, error)
     )
     if sentence:
         return f"{where}: {sentence}"
@@ -106,6 +116,21 @@ def _unexpected(frame: FrameType, error: BaseException) -> str | None:
             return f"{name}() has no argument {found[2]!r}.{hint} Its arguments: {takes}."
     # The functions of this package that take a TypedDict say the rest themselves.
     return f"{name}() has no argument {found[2]!r}{str(error)[found.end() :] or '.'}"
+
+
+def _misused(frames: Frames, error: BaseException) -> str | None:
+    """Explain errors of KFP and Python whose texts do not name the mistake."""
+    text = str(error)
+    if isinstance(error, TypeError) and (found := _NOT_ITEMS.search(text)):
+        return f"dsl.ParallelFor takes a list, or a channel for one, but got {found[1]}: write list({found[1]})."
+    if isinstance(error, TypeError) and (found := _MISSING.search(text)):
+        return f"{found[1]}() needs {found[2]}: give it {found[2]}=..."
+    if isinstance(error, ValueError) and "list.remove(x)" in text:
+        pipelines = (getattr(value, "tasks", None) for frame, _ in frames for value in frame.f_locals.values())
+        for name, task in next((tasks for tasks in pipelines if isinstance(tasks, dict)), {}).items():
+            if name in task.dependent_tasks:
+                return f"The task {name!r} waits for itself. Remove its .after() of itself."
+    return None
 
 
 def _engine_hint(function: Callable[..., Any], parameters: Collection[str], name: str) -> str:

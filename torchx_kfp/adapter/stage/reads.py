@@ -227,6 +227,11 @@ def _not_readable(what: object, where: str) -> ReadsError:
 
 def _source(what: object, where: str) -> Source:
     if isinstance(what, dsl.PipelineTask):
+        if RUN_ID not in what.outputs and what.pipeline_spec is not None:
+            raise ReadsError(
+                f"{where} is the task {what.name!r}, a nested pipeline. Let it return the run id of the stage, "
+                f"task.outputs[{RUN_ID!r}], and read this output: reads={{{what.name!r}: task.output}}."
+            )
         if RUN_ID not in what.outputs:
             raise ReadsError(
                 f"{where} is the task {what.name!r}, which has no output {RUN_ID!r}, because it is not tracked. Pass a "

@@ -19,6 +19,7 @@ from torchx_kfp.adapter.values.escapes import check_beside_channel, check_word
 from torchx_kfp.adapter.values.references import PARAMETER, Parts, Reference, parameter
 from torchx_kfp.adapter.values.scope import check_in_scope, pipeline_here
 from torchx_kfp.errors import AppDefError, ChannelError
+from torchx_kfp.text import did_you_mean
 
 _CHANNEL = re.compile(r"\{\{channel:task=(?P<task>.*?);name=(?P<name>.*?);type=(?P<type>.*?);\}\}", re.DOTALL)
 _CHANNELS = re.compile(f"{_CHANNEL.pattern}|{PARAMETER.pattern}", re.DOTALL)
@@ -198,6 +199,7 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
     if kind in ("TASK_FINAL_STATUS", "TASK_CONFIG"):
         raise ChannelError(f"{where} contains {channel.full_name!r}, a {kind} that KFP only passes to exit handlers.")
     check_in_scope(channel, where)
+    _check_field(channel, where)
     for group in pipeline_here(where).groups:
         if isinstance(group, tasks_group.ParallelFor):
             _loop_item(group, where)
@@ -209,6 +211,18 @@ def _reference(channel: pipeline_channel.PipelineChannel, where: str) -> Referen
             # KFP passes a field of a constant item into a group inside the loop only together with the item.
             carrier = _reference(channel.loop_argument, where)
     return Reference(channel_key(channel), channel, _short_name(channel), ir_type(channel), carrier)
+
+
+def _check_field(channel: pipeline_channel.PipelineChannel, where: str) -> None:
+    """Reject a field that no item of a loop over constants has."""
+    if isinstance(channel, for_loop.LoopArgumentVariable):
+        items = channel.loop_argument.items_or_pipeline_channel
+        fields = list(dict.fromkeys(name for item in items for name in item)) if isinstance(items, list) else []
+        if fields and channel.subvar_name not in fields:
+            raise ChannelError(
+                f"{where} contains the field {channel.subvar_name!r}, which no item of the loop has."
+                f"{did_you_mean(channel.subvar_name, fields)} Their fields: {', '.join(map(repr, fields))}."
+            )
 
 
 def channel_key(channel: pipeline_channel.PipelineChannel) -> str:
