@@ -76,7 +76,7 @@ def test_a_manifest_can_be_tried(namespace: Namespace) -> None:
 @pytest.mark.parametrize(("require", "outcome"), [("0", "1 skipped"), ("1", "1 error")])
 def test_without_the_programs_tests_are_skipped_or_fail(require: str, outcome: str, tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "quota", __file__],
+        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-rs", "-k", "quota", __file__],
         env={**os.environ, "KUBEBUILDER_ASSETS": str(tmp_path), "TORCHX_KFP_REQUIRE_CLUSTER": require},
         cwd=REPOSITORY,
         capture_output=True,

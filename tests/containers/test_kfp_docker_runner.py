@@ -118,7 +118,19 @@ def test_every_mount_is_read_only_and_exists() -> None:
 def test_without_an_engine_tests_are_skipped_or_fail(require: str, outcome: str, tmp_path: Path) -> None:
     socket = f"unix://{tmp_path}/none.sock"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "output_parameter", __file__],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            "-rs",
+            "-k",
+            "output_parameter",
+            __file__,
+        ],
         env={**os.environ, "DOCKER_HOST": socket, "TORCHX_KFP_REQUIRE_DOCKER": require},
         cwd=REPOSITORY,
         capture_output=True,
