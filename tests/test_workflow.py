@@ -1,5 +1,6 @@
 """The size of the workflow that KFP's backend creates: the model, and the sizes of this project's stages."""
 
+import dataclasses
 import functools
 import gzip
 import json
@@ -79,6 +80,13 @@ def test_a_recorded_run_that_did_not_reach_its_end() -> None:
     assert 165 < size.stages / size.share < 190
     (finding,) = check_size(size)
     assert re.search(says("200 stages", "fails before its end", "inline=False", "nodeStatusOffLoad"), str(finding))
+
+
+def test_images_with_torchx_kfp_are_recommended_to_stages_that_carry_a_program() -> None:
+    for inline in (True, False):
+        size = measure(chain(1, inline=inline))
+        (finding,) = check_size(dataclasses.replace(size, state=2 * LIMIT))
+        assert ("inline=False" in str(finding)) == inline
 
 
 def test_the_recorded_limit_of_a_level() -> None:

@@ -334,6 +334,10 @@ REFUSED = {
         2,
         "Error: The pipeline 'two' needs a tracker base, where its stages record results: --tracker-base results, or",
     ),
+    ("run", "python", "train.py"): (
+        2,
+        "(train.py). Arguments of the pipeline are -p NAME=VALUE. To run a program, make",
+    ),
     ("run",): (2, "Missing argument 'FILE[:NAME]|YAML', or --resume RUN."),
     ("run", "two.yaml", "--resume", "latest"): (2, "--resume does not accept FILE: the run keeps the one that it was"),
     ("run", "--resume", "latest", "--directory", "sub"): (2, "that it was started with. For another, start a new run"),

@@ -127,7 +127,16 @@ class ContainerCommand(click.Command):
     """A command with the option ``--docker [STAGE]``, after which click alone would always expect a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _with_values(args))
+        try:
+            return super().parse_args(ctx, _with_values(args))
+        except click.UsageError as error:
+            if "extra argument" not in error.message:
+                raise
+            raise click.UsageError(
+                f"{error.message.rstrip('.')}. Arguments of the pipeline are -p NAME=VALUE. To run a program, make "
+                "it an AppDef in a pipeline.",
+                ctx,
+            ) from None
 
 
 def _with_values(words: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchx_kfp.pipeline.findings import Finding, Kind
@@ -30,6 +30,8 @@ LIMIT = 1024 * 1024
 #: JSON. A longer template goes into a ConfigMap, for which the role of Argo in KFP's manifests has no right. Recorded:
 #: 200 stages with 118,353 bytes in a level ran, 225 with 133,428 did not.
 LEVEL_LIMIT = 128 * 1024
+#: What commands with a carried program contain.
+_CARRIED = "zlib.decompress(base64.b85decode("
 #: The bytes of that template without the component.
 _DRIVER = 2_500
 #: The bytes of the parts that every workflow has: metadata, templates of drivers and of the executor, the entry point.
@@ -52,6 +54,8 @@ class Size:
     state: int
     level: int
     tasks: int
+    #: Whether a command carries a program, which an image with torchx-kfp would have.
+    carries: bool = False
 
     @property
     def share(self) -> float:
@@ -68,8 +72,9 @@ def check_size(size: Size) -> Iterator[Finding]:
             "the pipeline",
             f"needs about {size.share:.2f} times the 1 MiB that Argo accepts for a run and its state, so it {end}; "
             f"about {int(size.stages / size.share)} of its {size.stages} stages fit. Split it into several pipelines "
-            "(a stage reads the results of another run by its run id, reads={'train': run_id}), or use an image with "
-            "torchx-kfp and inline=False. An administrator can set nodeStatusOffLoad in Argo's configuration, which "
+            "(a stage reads the results of another run by its run id, reads={'train': run_id})"
+            f"{', or use an image with torchx-kfp and inline=False' if size.carries else ''}. "
+            "An administrator can set nodeStatusOffLoad in Argo's configuration, which "
             "keeps the state elsewhere. Nested pipelines do not help",
         )
     if size.level > LEVEL_LIMIT:
@@ -94,7 +99,8 @@ def measure(compiled: str) -> Size:
     """Measure the workflow that KFP creates from a compiled pipeline, given as the text of a YAML file."""
     spec, platform = specs_in(compiled, is_compiled=True)
     kubernetes = platform.get("platforms", {}).get("kubernetes", {})
-    return _Workflow(spec, kubernetes.get("deploymentSpec", {}).get("executors", {})).size()
+    size = _Workflow(spec, kubernetes.get("deploymentSpec", {}).get("executors", {})).size()
+    return replace(size, carries=_CARRIED in compiled)
 
 
 class _Workflow:
