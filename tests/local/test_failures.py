@@ -462,11 +462,12 @@ def test_a_full_disk_is_called_that(small_disk, tmp_path):
     @dsl.pipeline
     def pipeline(elsewhere: str):
         first = copied(elsewhere=elsewhere)
-        shell(script="yes | head -c 2000000; echo end").ignore_upstream_failure().after(first)
+        shell(script="yes | head -c 2000000; echo end; exit 3").ignore_upstream_failure().after(first)
 
     result = run(pipeline, {"elsewhere": str(tmp_path / "big")}, output_dir=small_disk, watch=Lines(stream))
     reasons = {stage.name: stage.reason for stage in result.stages}
     assert "the disk is full" in reasons["copied"]
+    assert reasons["shell"] == "ended with exit code 3 (the log ends early: the disk is full)"
     assert "shell | torchx-kfp: the log ends here: the disk is full: " in stream.getvalue()
 
 

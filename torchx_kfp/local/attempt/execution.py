@@ -217,4 +217,7 @@ class Execution:
                 log.closed.wait()
         if limit.is_over:
             return code, f"was ended: its time limit of {attempt.time_limit:g} s is over"
-        return code, "" if code == 0 else running.describe(code, "".join(last_lines(attempt.log_file, 1)))
+        if code == 0:
+            return code, ""
+        reason = running.describe(code, "".join(last_lines(attempt.log_file, 1)))
+        return code, f"{reason} ({log.problem})" if log.problem else reason

@@ -35,6 +35,8 @@ class Log:
         self.stage = stage
         self.on_lines = on_lines
         self.closed = threading.Event()
+        #: Why the log does not have all of the output, as a clause.
+        self.problem = ""
         self._file: BinaryIO | None = path.open("ab", buffering=0)
         self._rest = b""
 
@@ -46,6 +48,7 @@ class Log:
                 _write_whole(self._file, data)
             except OSError as error:
                 # A full disk must not end the run; the process goes on without a log.
+                self.problem = f"the log ends early: {explain(error)}"
                 said = [f"torchx-kfp: the log ends here: {explain(error)}: {self._file.name}"]
                 self._file.close()
                 self._file = None
