@@ -66,6 +66,11 @@ SEEDS = int(os.environ.get("TORCHX_KFP_SEEDS", "10"))
             "pipelineInfo: {name: x}\nroot: {dag: {tasks: {train: {dependentTasks: prepare}}}}",
             says("root.dag.tasks.train.dependentTasks is 'prepare', but must be a list"),
         ),
+        (
+            # dict.update takes such a list for an object.
+            "pipelineInfo: {name: x}\nroot: {dag: {}}\n---\nplatforms: [{fieldPath: a, name: b}]",
+            says("platforms is [{'fieldPath': 'a', 'name': 'b'}]", "must be an object"),
+        ),
         ("pipelineInfo: {name: x}\nroot: {dag: {tasks: {a: }}}", says("root.dag.tasks.a is None", "an object")),
         ("pipelineInfo: {name: x}\nroot: {dag: {tasks: {3: {}}}}", says("root.dag.tasks.3", "a key", "not text")),
         ("pipelineInfo: {name: x}\nroot: {dag: {x: 1.0e+400}}", says("root.dag.x is inf", "finite")),

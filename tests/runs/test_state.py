@@ -1,5 +1,6 @@
 """The state that is computed from a run's events, and its readers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from tests.local.components import shell
 from tests.local.conftest import execute_failing  # noqa: F401 (a fixture)
 from tests.watching import Heard
 from torchx_kfp.local import load_pipeline
-from torchx_kfp.runs.events import LoopStarted, RunFinished, RunStarted, StageFinished
+from torchx_kfp.runs.events import LoopStarted, RunFinished, RunStarted, StageFinished, encode
 from torchx_kfp.runs.events import StageRetried as Retried
 from torchx_kfp.runs.events import StageStarted as Started
 from torchx_kfp.runs.events import StageWaiting as Waiting
+from torchx_kfp.runs.history import read_run
 from torchx_kfp.runs.result import StageResult
 from torchx_kfp.runs.state import RunState, outline
 from torchx_kfp.runs.vocabulary import State
@@ -121,3 +123,24 @@ def test_iterations_that_may_not_begin_yet_are_counted(run: RunState) -> None:
     # A nested pipeline that is retried has the same stages.
     run.on_event(loop)
     assert sum(run.counts([task]).values()) == 5
+
+
+def test_readers_look_up_a_stage_in_constant_time(run: RunState) -> None:
+    run.on_event(Started("first", "first-0", 1, time=11.0))
+    ends, attempts = run.ends, run.attempts
+    assert (run.ends, run.attempts) == ({}, {"first": attempts["first"]})
+    assert run.ends is ends, "it is not made again for each stage"
+    assert run.attempts is attempts
+    run.on_event(finished("first"))
+    assert list(run.ends) == ["first"]
+    assert ends == {}, "a reader keeps what it has read"
+
+
+def test_a_log_whose_folder_no_disk_can_have_is_none(tmp_path: Path) -> None:
+    lines = [
+        encode(RunStarted("pipeline", "run-1", tmp_path, time=10.0)),
+        encode(Started("tr\ud800", "tr\ud800-0", 1, log_file=tmp_path / "tr\ud800-0" / "log.txt", time=11.0)),
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    [[started]] = read_run(tmp_path).run.attempts.values()
+    assert started.log_file is None

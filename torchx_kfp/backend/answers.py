@@ -184,7 +184,9 @@ def error_of(answer: Answer, credentials: str) -> HostError:
         said = "" if answer.is_page or answer.message.startswith("HTTP") else f": {answer.message}"
         return HostCredentialsError(f"{answer.request} was answered with {how}{said}. {credentials}")
     if answer.is_redirect:
-        return HostRefusedError(
+        # What answers with a redirect may have done what a POST asks for before.
+        lost = HostAnswerLostError if answer.request.startswith("POST ") else HostRefusedError
+        return lost(
             f"{answer.request} was redirected to {printable(shorten(answer.url, _LONGEST))}, where it was not sent. If "
             "that is KFP, give it as the host."
         )

@@ -22,7 +22,7 @@ from torchx_kfp.pipeline.shape import MalformedError
 from torchx_kfp.pipeline.spec import Pipeline
 from torchx_kfp.safe_files import open_regular
 from torchx_kfp.sdk import quick_sdk
-from torchx_kfp.text import did_you_mean_path
+from torchx_kfp.text import did_you_mean_path, shown
 
 PipelineLike = Union[Pipeline, str, "os.PathLike[str]", Callable[..., Any]]
 
@@ -255,7 +255,10 @@ def pipeline_from_documents(
     with reading(f"The {kind} {path!r}"):
         platforms: dict[str, Any] = {}
         for document in mappings:
-            platforms.update(document.get("platforms", {}))
+            found = document.get("platforms", {})
+            if not isinstance(found, dict):
+                raise MalformedError(f"platforms is {shown(found)}, but must be an object")
+            platforms.update(found)
         pipeline = read_pipeline(specs[0], platforms.get("kubernetes", {}))
     return dataclasses.replace(pipeline, text=yaml.safe_dump_all(documents) if text is None else text)
 

@@ -259,6 +259,10 @@ def is_run(folder: Path) -> bool:
 
 def is_name(text: str) -> bool:
     """Tell whether text can be the name of a file or folder in another folder."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can have
+        return False
     return text not in ("", ".", "..") and "/" not in text and "\0" not in text
 
 

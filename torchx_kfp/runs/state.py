@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torchx_kfp.pipeline.names import indices_of, without_indices
 from torchx_kfp.pipeline.spec import Pipeline
@@ -245,6 +246,8 @@ class RunState:
 
     def on_event(self, event: Event) -> None:
         """Update the state with the next event of the run."""
+        for view in ("tasks_by_stage", "ends", "attempts"):
+            vars(self).pop(view, None)
         if isinstance(event, RunStarted):
             self._start(event)
         elif not self.sessions:
@@ -324,17 +327,19 @@ class RunState:
                 found.append(StageState(task.path, task.path.rpartition("/")[2], self._unheard))
         return found
 
-    @property
+    # Readers look these up for each stage. Only events change them.
+
+    @cached_property
     def tasks_by_stage(self) -> dict[str, str]:
         """The task of each stage that has had an event, by the stage's name."""
         return {stage.name: stage.task for stage in self._heard.values()}
 
-    @property
+    @cached_property
     def ends(self) -> dict[str, StageResult]:
         """The last result of each stage, by name; it may be older than the last resume."""
         return {stage.name: stage.last_end for stage in self._heard.values() if stage.last_end is not None}
 
-    @property
+    @cached_property
     def attempts(self) -> dict[str, list[StageStarted]]:
         """The starts of all attempts, by the stage's name, in the order of the stages' first events."""
         return {
