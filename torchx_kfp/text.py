@@ -2,7 +2,7 @@
 
 All text that comes from elsewhere (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
 its way to a terminal, in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal`` for a
-run in progress. Control characters can move the cursor and set titles and clipboards; format characters can reverse the
+run in progress, ``report.page`` for reports. Control characters can move the cursor and set titles and clipboards; format characters can reverse the
 direction of writing, so that text reads as something else.
 """
 
@@ -225,7 +225,8 @@ def clean(text: str, *, colours: bool = False) -> str:
     if text.isprintable():
         return text
     if not colours:
-        return "".join(REPLACEMENT if is_unsafe(character) else character for character in text)
+        # Of a large page, only its few different characters are looked at.
+        return text.translate({ord(character): REPLACEMENT for character in set(text) if is_unsafe(character)})
     pieces = _COLOUR.split(text)
     # Every second piece is an escape sequence.
     pieces[::2] = map(clean, pieces[::2])

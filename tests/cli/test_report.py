@@ -14,6 +14,7 @@ import pytest
 from tests.cli.conftest import Call
 from tests.facts import says
 from tests.report.runs import play
+from torchx_kfp.text import is_unsafe
 
 
 @pytest.fixture
@@ -90,3 +91,13 @@ def test_a_server_that_only_the_run_names_is_not_asked(inside: Call, project: Pa
             assert re.search(refused, done.stderr), words
         with pytest.raises(BlockingIOError):
             server.accept()
+
+
+def test_a_page_has_no_characters_that_control_a_terminal(inside: Call, project: Path) -> None:
+    evil = "\x1b]0;title\x07\x9b31m\u202ered\ud800"
+    text = {"result": lambda number: {evil: f"one\r\n{evil}"}, "inputs": lambda number: {evil: evil}}
+    play(project / "local_outputs" / "digits-1", [f"train{evil}"], pipeline=evil, **text)
+    page = inside("report", "digits-1", "-o", "-").stdout
+    assert page.count("]0;title") > 5
+    assert not [character for character in page if character != "\n" and is_unsafe(character)]
+    assert "one\n\N{REPLACEMENT CHARACTER}]0;title" in page

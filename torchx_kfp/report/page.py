@@ -21,7 +21,7 @@ from torchx_kfp.report.timeline import draw_timeline
 from torchx_kfp.report.tracked import read_tracked
 from torchx_kfp.runs import resume_words
 from torchx_kfp.runs.vocabulary import State
-from torchx_kfp.text import counted, duration, moment, shorten
+from torchx_kfp.text import clean, counted, duration, moment, shorten
 
 _HERE = Path(__file__).parent
 #: Runs in these states cannot be resumed.
@@ -67,7 +67,7 @@ def render(run: RunView, place: Path) -> str:
     environment.globals.update(formats=formats, State=State, plots=plots, parallel=parallel)
     environment.globals.update(ROC_SIZE=ROC_SIZE, ROC_MARGIN=ROC_MARGIN)
     script = (_HERE / "page.js").read_text(encoding="utf-8")
-    return environment.get_template("page.html").render(
+    page = environment.get_template("page.html").render(
         **_content(run, place.resolve()),
         css=Markup(style_sheet()),
         script=Markup(script),
@@ -77,6 +77,8 @@ def render(run: RunView, place: Path) -> str:
             f"script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         ),
     )
+    # It may be written to a terminal, and text that changes its direction misleads in a browser, too.
+    return clean(page.replace("\r\n", "\n"))
 
 
 def style_sheet() -> str:
