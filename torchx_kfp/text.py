@@ -2,8 +2,8 @@
 
 All text that comes from elsewhere (names, values, errors, lines of logs) passes through ``clean`` or ``printable`` on
 its way to a terminal, in the modules that write: ``cli.display.printing`` for commands, ``runs.watch.Terminal`` for a
-run in progress, ``report.page`` for reports. Control characters can move the cursor and set titles and clipboards; format characters can reverse the
-direction of writing, so that text reads as something else.
+run in progress, ``report.page`` for reports. Control characters can move the cursor and set titles and clipboards;
+format characters can reverse the direction of writing, so that text reads as something else.
 """
 
 from __future__ import annotations
