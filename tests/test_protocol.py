@@ -179,6 +179,7 @@ def test_trackers_as_others_set_them() -> None:
 
 
 #: As ``pipeline.names`` makes them.
+KFP = "0b5a1f3c-5a1f-4b62-ae0c-601f7270d2b4"
 LOCAL = "fit-20261123-120000-0a1b2c"
 UIDS = st.sampled_from(["", "_0b5a1f3c", "_99999999"])
 #: Run ids of KFP, of this machine, and keys of other people that look much the same.
@@ -222,8 +223,8 @@ def test_one_attempt_of_each_stage_is_left(run_ids: set[str], data: st.DataObjec
         (f"{LOCAL}/fit/fit-9_3", f"{LOCAL}/fit/fit-10"),
         (f"{LOCAL}/fit/fit-2-0", f"{LOCAL}/fit/fit-2-1_2"),
         (f"{LOCAL}/fit/fit-0_2", f"{LOCAL}/fit/fit-0_3"),
-        ("kfp/fit/pod-1_0b5a1f3c", "kfp/fit/pod-1_0b5a1f3c_2"),
-        ("kfp/fit/pod-1_0b5a1f3c_3", "kfp/fit/pod-1_99999999"),
+        (f"{KFP}/fit/pod-1_0b5a1f3c", f"{KFP}/fit/pod-1_0b5a1f3c_2"),
+        (f"{KFP}/fit/pod-1_0b5a1f3c_3", f"{KFP}/fit/pod-1_99999999"),
     ],
 )
 def test_an_attempt_supersedes_those_before_it(earlier: str, last: str) -> None:
@@ -235,7 +236,7 @@ def test_an_attempt_supersedes_those_before_it(earlier: str, last: str) -> None:
     "keys",
     [
         ["a/b/c-1", "a/b/c-2"],
-        ["a/b/c_2", "a/b/c_3"],
+        ["a/b/c_2", "a/b/c_3", "exp/train/model_0a1b2c3d", "exp/train/model_99999999"],
         [
             "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-81",
             "3fa2c1d0-1b1c-4a3b-9d8e-000000000000/fit/pod-impl-12",
@@ -251,8 +252,8 @@ def test_other_keys_are_all_results(keys: list[str]) -> None:
 
 def test_the_run_knows_attempts_that_have_recorded_nothing() -> None:
     assert superseded([f"{LOCAL}/fit/fit-0"], last=[f"{LOCAL}/fit/fit-1"]) == {f"{LOCAL}/fit/fit-0"}
-    assert superseded(["r/fit/p_0b5a1f3c"], lambda _: 5.0, last=["r/fit/p"]) == {"r/fit/p_0b5a1f3c"}
-    assert superseded(["r/fit/p_0b5a1f3c"], last=["r/fit/p"]) == set(), "without results, it may be that one"
+    assert superseded([f"{KFP}/fit/p_0b5a1f3c"], lambda _: 5.0, last=[f"{KFP}/fit/p"]) == {f"{KFP}/fit/p_0b5a1f3c"}
+    assert superseded([f"{KFP}/fit/p_0b5a1f3c"], last=[f"{KFP}/fit/p"]) == set(), "without results, it may be that one"
 
 
 def test_needs_the_standard_library_alone() -> None:

@@ -411,6 +411,9 @@ def test_thousands_of_runs(call: Call, project: Path) -> None:
     assert unknown.endswith(" and 2,995 more.\n")
 
 
+RUN = "0b5a1f3c-5a1f-4b62-ae0c-601f7270d2b4"
+
+
 @pytest.mark.parametrize(
     ("earlier", "last"), [("pod_0b5a1f3c", "pod_99999999"), ("pod_0b5a1f3c", "pod_0b5a1f3c_2"), ("pod-0", "pod-0_2")]
 )
@@ -418,13 +421,13 @@ def test_earlier_attempts_are_left_out(call: Call, base: Path, earlier: str, las
     """KFP gives the pods of a retried run their old names, and a stage may start its application again in a pod."""
     tracker = FsspecResultTracker(base)
     for place, (execution, results) in enumerate([(earlier, {"stale": 1}), (last, {"w": 2.5})]):
-        tracker[f"c-1/train/{execution}"] = results
-        os.utime(base / "c-1" / "train" / execution, (1000 + place, 1000 + place))
-    tracker["c-1/train/other_0b5a1f3c"] = {"w": 3}
-    done = call("results", "base", "c-1", "--format", "json")
-    assert json.loads(done.stdout) == {f"c-1/train/{last}": {"w": 2.5}, "c-1/train/other_0b5a1f3c": {"w": 3}}
-    assert f"c-1/train/{earlier}" in done.stderr
-    named = call("results", "base", f"c-1/train/{earlier}", "--format", "json")
-    assert json.loads(named.stdout) == {f"c-1/train/{earlier}": {"stale": 1}}
-    (base / "c-1" / "train" / "other_0b5a1f3c").unlink()
-    assert json.loads(call("show", "base", "c-1/train", "--format", "json").stdout)["results"] == {"w": 2.5}
+        tracker[f"{RUN}/train/{execution}"] = results
+        os.utime(base / RUN / "train" / execution, (1000 + place, 1000 + place))
+    tracker[f"{RUN}/train/other_0b5a1f3c"] = {"w": 3}
+    done = call("results", "base", RUN, "--format", "json")
+    assert json.loads(done.stdout) == {f"{RUN}/train/{last}": {"w": 2.5}, f"{RUN}/train/other_0b5a1f3c": {"w": 3}}
+    assert f"{RUN}/train/{earlier}" in done.stderr
+    named = call("results", "base", f"{RUN}/train/{earlier}", "--format", "json")
+    assert json.loads(named.stdout) == {f"{RUN}/train/{earlier}": {"stale": 1}}
+    (base / RUN / "train" / "other_0b5a1f3c").unlink()
+    assert json.loads(call("show", "base", f"{RUN}/train", "--format", "json").stdout)["results"] == {"w": 2.5}

@@ -71,7 +71,8 @@ IMAGE = "TORCHX_KFP_IMAGE"
 RunIds = str | tuple[str, ...]
 
 _EXECUTION = re.compile(r"(?P<pod>.+?)(?P<uid>_[0-9a-f]{8})?(?:_(?P<attempt>[1-9][0-9]{0,6}))?", re.DOTALL)
-_RUN_ID = re.compile(r"[^/]*[^/:]/[^/]+/[^/]+")
+#: A run id of a run on KFP or on this machine (``pipeline.names``). Keys of other forms may end in anything.
+_RUN_ID = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6})/[^/]+/[^/]+")
 #: A run id on this machine (``pipeline.names``). The last number in the pod's name counts the attempts of the runner.
 _LOCAL = re.compile(
     r"(?P<place>[^/]+-[0-9]{8}-[0-9]{6}-[0-9a-f]{6}/[^/]+/[^/]+-)(?P<number>0|[1-9][0-9]{0,6})(?:_[1-9][0-9]{0,6})?"
