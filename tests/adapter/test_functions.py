@@ -693,3 +693,21 @@ def test_a_function_of_a_session_has_no_file(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "- 'n': the field num_replicas of a role, <string>:" in done.stdout
+
+
+def test_an_input_that_a_component_does_not_have() -> None:
+    def greets(text: str, n: int = 1) -> specs.AppDef:
+        """Greet.
+
+        Args:
+            text: a text.
+            n: a number.
+        """
+        return specs.AppDef("t", [specs.Role("t", image="i", entrypoint="e", args=[text, str(n)])])
+
+    untracked = component_from_function(greets)
+    tracked = component_from_function(greets, tracked=True)
+    with pytest.raises(ReadsError, match=says("'reads'", "component_from_function(fn, tracked=True, reads=['a'])")):
+        untracked(text="a", reads="b")
+    with pytest.raises(ReadsError, match=says("'txt'", "Did you mean 'text'?", "Its inputs: text, n, tracker_base.")):
+        tracked(txt="a")

@@ -45,6 +45,18 @@ class StageComponent(container_component_class.ContainerComponent):  # type: ign
                 f"The component {self.name!r} is not tracked, so it has no input {TRACKER_BASE_PARAMETER!r}. Make it "
                 "with tracked=True: component_from_function(fn, tracked=True)."
             )
+        own = [name for name in self._plan.inputs if name not in _fixed(self._plan)]
+        for name in inputs:
+            if name not in own:
+                hint = did_you_mean(name, own)
+                if name == "reads":
+                    hint = (
+                        " Declare what it reads, component_from_function(fn, tracked=True, reads=['a']), and "
+                        "pass them by these names: a=task."
+                    )
+                raise ReadsError(
+                    f"The component {self.name!r} has no input {name!r}.{hint} Its inputs: {', '.join(own) or 'none'}."
+                )
         # The backend of KFP 2.17 does not fill in placeholders for inputs that have only their defaults.
         task = super().__call__(*args, **{**_fixed(self._plan), **_defaults(self._plan), **inputs})
         return _configure(task, self._plan, inputs.get(TRACKER_BASE_PARAMETER))
