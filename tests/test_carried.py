@@ -11,7 +11,7 @@ import pytest
 from tests.facts import says
 from tools import carry
 from torchx_kfp.carried import launcher, publisher
-from torchx_kfp.carried.programs import ASK, LAUNCHER, PUBLISHER, SOURCES
+from torchx_kfp.carried.programs import ASK, LAUNCHER, PUBLISHER, RESULTS_PUBLISHER, SOURCES
 
 #: Names of methods, functions, modules and arguments of the standard library that Python 3.8 lacks.
 NEWER = re.compile(
@@ -26,13 +26,15 @@ NEWER = re.compile(
 def test_what_commands_carry_is_made_of_the_modules() -> None:
     assert carry.digests() == SOURCES, "a module has changed: run `make goldens`"
     # A workflow of Argo takes 1 MiB.
-    for program, most in ((PUBLISHER, 4_350), (LAUNCHER, 11_700), (ASK, 3_460)):
+    for program, most in ((PUBLISHER, 4_350), (RESULTS_PUBLISHER, 3_300), (LAUNCHER, 11_700), (ASK, 3_460)):
         assert len(program) <= most
         assert "{{" not in program
         assert not re.search(r"[$&<>\\]", program), "engines would rewrite it"
 
 
-@pytest.mark.parametrize("program", [PUBLISHER, LAUNCHER, ASK], ids=["publisher", "launcher", "ask"])
+@pytest.mark.parametrize(
+    "program", [PUBLISHER, RESULTS_PUBLISHER, LAUNCHER, ASK], ids=["publisher", "results", "launcher", "ask"]
+)
 def test_what_commands_carry_needs_only_python_38(program: str) -> None:
     tree = ast.parse(carry.text_of(program), feature_version=(3, 8))
     for node in ast.walk(tree):
@@ -81,6 +83,19 @@ def test_a_program_leaves_out_what_it_does_not_use(folder: Path) -> None:
     assert "__init__" in text
     assert "A = 1" in text
     assert not re.search(r"unused|def g|B = A|import os|import sys", text)
+
+
+def test_a_smaller_program_leaves_out_what_the_whole_one_does(folder: Path) -> None:
+    write(
+        folder,
+        program="import os\nWHOLE = True\ndef f(x):\n  if WHOLE: return os\n  elif x: return 1\n"
+        "  if WHOLE and x and f: return 2\n  return 3\nf(0)",
+    )
+    whole, small = (carry.join("program", is_whole=is_whole).splitlines()[1:] for is_whole in (True, False))
+    assert [line.strip() for line in whole] == [
+        *("import os", "", "def f(x):", "return os", "if x and f:", "return 2", "return 3", "f(0)")
+    ]
+    assert [line.strip() for line in small] == ["def f(x):", "if x:", "return 1", "return 3", "f(0)"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tools import carry
+from torchx_kfp.adapter.stage.payload import publisher_program
 from torchx_kfp.carried.programs import PUBLISHER
+from torchx_kfp.contract.command import Outputs
 from torchx_kfp.tracking import FsspecResultTracker, current_run
 
 #: A run id of this process only: processes that a stage leaves running are found by it, even if the tests run twice.
@@ -88,7 +90,10 @@ class Stage:
             },
         }
         paths = [str(self.folder / "out" / output) for output in self.artifacts]
-        return [*self.program, json.dumps(spec), json.dumps(executor_input), *paths, *application]
+        # The one that a stage with these outputs carries.
+        carried = publisher_program(Outputs(self.results, self.artifacts, self.spec.get("may_fail")), inline=True)
+        program = [carried if word == PUBLISHER else word for word in self.program]
+        return [*program, json.dumps(spec), json.dumps(executor_input), *paths, *application]
 
     def run(self, *application: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -7,7 +7,8 @@ compile a pipeline.
 A program is the text of its module and of those that it imports, each after those that it imports itself, without the
 imports between them, and without functions and constants that the program does not use. So the modules of a program
 import names from each other (``from torchx_kfp.carried.log import say``), at the top, and no name means two things.
-Attributes that begin with ``_`` get short names.
+Attributes that begin with ``_`` get short names. A smaller program of the same modules leaves out what they do only
+``if WHOLE``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "torchx_kfp.carried"
 FOLDER = REPOSITORY / PACKAGE.replace(".", "/")
 #: The modules that have the function ``main``, by the names of their programs.
-PROGRAMS = {"PUBLISHER": "publisher", "LAUNCHER": "launcher", "ASK": "asking"}
+PROGRAMS = {"PUBLISHER": "publisher", "RESULTS_PUBLISHER": "publisher", "LAUNCHER": "launcher", "ASK": "asking"}
+#: The programs that leave out what their modules do only if this name is true.
+SMALLER = {"RESULTS_PUBLISHER"}
+_WHOLE = "WHOLE"
 CARRIED = FOLDER / "programs.py"
 
 #: Base85 is 6 % shorter than base64. Others take the place of characters that engines would rewrite, or that Go's JSON
@@ -60,11 +64,16 @@ _PROGRAM = """
 
 def digests() -> dict[str, str]:
     """Return the SHA-256 of the text of each program."""
-    return {name: hashlib.sha256(join(module).encode()).hexdigest() for name, module in PROGRAMS.items()}
+    return {name: hashlib.sha256(join_program(name).encode()).hexdigest() for name in PROGRAMS}
 
 
-def join(program: str) -> str:
-    """Return the text of the program with this module.
+def join_program(name: str) -> str:
+    """Return the text of the program with this name."""
+    return join(PROGRAMS[name], is_whole=name not in SMALLER)
+
+
+def join(program: str, *, is_whole: bool = True) -> str:
+    """Return the text of the program with this module; without what follows ``if WHOLE`` unless it is whole.
 
     Raises:
         ValueError: a name means two things.
@@ -79,7 +88,7 @@ def join(program: str) -> str:
             if ast.unparse(statement) not in map(ast.unparse, statements):
                 statements.append(statement)
     statements.sort(key=lambda statement: not isinstance(statement, (ast.Import, ast.ImportFrom)))
-    joined = ast.Module(statements, [])
+    joined = _Chosen(is_whole).visit(ast.Module(statements, []))
     while _remove_unused(joined):
         pass
     return f"{_ANNOTATIONS}\n{ast.unparse(joined)}\n"
@@ -97,6 +106,26 @@ def _tree(module: str) -> ast.Module:
         else:
             body.append(it)
     return ast.Module(body, [])
+
+
+class _Chosen(ast.NodeTransformer):
+    """Decides each ``if WHOLE`` and ``if WHOLE and ...``."""
+
+    def __init__(self, is_whole: bool) -> None:
+        self._is_whole = is_whole
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        test = node.test
+        conditions = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+        if ast.unparse(conditions[0]) != _WHOLE:
+            return node
+        if not self._is_whole:
+            return node.orelse
+        others = conditions[1:]
+        if not others:
+            return node.body
+        return ast.If(others[0] if len(others) == 1 else ast.BoolOp(ast.And(), others), node.body, node.orelse)
 
 
 def _modules(program: str) -> list[str]:
@@ -161,13 +190,13 @@ def shorten(text: str) -> str:
     return re.sub(r"\b_[a-z]\w+", lambda found: short.get(found[0], found[0]), text)
 
 
-def small_program(module: str) -> str:
-    """Return the program as an argument of ``python3 -c``."""
+def small_program(name: str) -> str:
+    """Return the program with this name as an argument of ``python3 -c``."""
     import python_minifier
     import zopfli.zlib
 
     text = python_minifier.minify(
-        shorten(join(module)).replace(_ANNOTATIONS, "", 1),
+        shorten(join_program(name)).replace(_ANNOTATIONS, "", 1),
         remove_literal_statements=True,  # docstrings
         rename_globals=True,
         # They are what compresses best.
@@ -192,7 +221,7 @@ def main() -> None:
     known = "".join(f'\n    "{name}": "{digest}",' for name, digest in digests().items())
     text = _MODULE.format(digests=f"{{{known}\n}}")
     for name, module in PROGRAMS.items():
-        program = small_program(module)
+        program = small_program(name)
         pieces = textwrap.wrap(program, 110, drop_whitespace=False)
         lines = "\n".join("    " + (repr(piece) if '"' in piece else f'"{piece}"') for piece in pieces)
         text += _PROGRAM.format(module=module, name=name, lines=lines)

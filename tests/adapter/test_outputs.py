@@ -17,7 +17,7 @@ from tests.documents import documents
 from tests.facts import says
 from torchx_kfp import component_from_app, component_spec_from_app, publish_results, task_from_app
 from torchx_kfp.adapter.values.names import output_name
-from torchx_kfp.carried.programs import PUBLISHER
+from torchx_kfp.carried.programs import PUBLISHER, RESULTS_PUBLISHER
 from torchx_kfp.errors import AppDefError, OutputsError, ReadsError
 
 pytestmark = pytest.mark.versions
@@ -378,9 +378,23 @@ def test_ui_metadata_as_the_retired_adapter_took_it() -> None:
     assert "mlpipeline_ui_metadata" in definitions(compiled)["artifacts"]
 
 
+@pytest.mark.parametrize(
+    ("options", "program"),
+    [
+        ({"results": {"a": float, "b": int, "c": bool, "d": str}}, RESULTS_PUBLISHER),
+        ({"results": {"a": list}}, PUBLISHER),
+        ({"results": {"a": float, "b": dict}}, PUBLISHER),
+        ({"artifacts": {"model": dsl.Model}}, PUBLISHER),
+        ({"results": {"a": float}, "may_fail": True}, PUBLISHER),
+    ],
+)
+def test_a_stage_with_plain_results_carries_a_smaller_program(options: dict[str, Any], program: str) -> None:
+    assert program in containers(stage(**options))["train"]["command"]
+
+
 def test_an_image_that_has_torchx_kfp(tmp_path: Path) -> None:
     compiled = stage(results={"accuracy": float}, inline=False)
-    assert PUBLISHER not in compiled
+    assert not [program for program in (PUBLISHER, RESULTS_PUBLISHER) if program in compiled]
     words = containers(compiled)["train"]["command"]
     assert words[words.index("python3") + 1] == "-c"
     assert "from torchx_kfp.carried import publisher" in words[words.index("python3") + 2]

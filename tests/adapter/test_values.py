@@ -14,7 +14,7 @@ from tests.adapter.apps import HOSTILE, compile_pipeline, load, make_app
 from tests.adapter.engines import constants, container_of, containers
 from torchx_kfp import component_from_app, component_from_function, publish_results, task_from_app
 from torchx_kfp.adapter.stage import stage_input
-from torchx_kfp.carried.programs import PUBLISHER
+from torchx_kfp.carried.programs import RESULTS_PUBLISHER
 from torchx_kfp.contract import protocol
 
 pytestmark = pytest.mark.versions
@@ -64,7 +64,7 @@ def test_publishers_of_results_have_one_container() -> None:
 
     compiled = compile_pipeline(pipeline)
     assert sorted(map(len, shapes(compiled).values())) == [3, 3]
-    assert sum(json.dumps(PUBLISHER)[1:-1] in text for text in shapes(compiled)) == 1
+    assert sum(json.dumps(RESULTS_PUBLISHER)[1:-1] in text for text in shapes(compiled)) == 1
 
 
 def test_a_stage_is_the_same_whatever_its_neighbours_are() -> None:

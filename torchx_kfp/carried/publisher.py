@@ -44,6 +44,10 @@ from torchx_kfp.carried.records import (
     write_text,
 )
 
+#: Most stages publish only numbers and text, and fail if their application does. They carry a smaller program, without
+#: what follows ``if WHOLE`` (``tools/carry.py``).
+WHOLE = True
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,11 +223,11 @@ def plain(value: Any, name: str, /) -> Any:
     Raises:
         ValueError: it has an int that a double cannot represent.
     """
-    if type(value) is list:
+    if WHOLE and type(value) is list:
         return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    if type(value) is dict:
+    if WHOLE and type(value) is dict:
         return {key: plain(item, f"{name}[{key!r}]") for key, item in value.items()}
-    if type(value) is int and abs(value) > EXACT:
+    if WHOLE and type(value) is int and abs(value) > EXACT:
         raise ValueError(f"has {value} in {name}, which KFP would round: record it as text")
     # The order of min and max turns NaN, the loss of a training that diverged, into the largest number.
     return max(-LARGEST, min(LARGEST, value)) if type(value) is float else value
@@ -248,14 +252,14 @@ def output_text(kind: str, name: str, recorded: Any, /) -> Any:
         raise ValueError(missing("result", name, recorded, kind))
     if kind == "str":
         return value
-    for item in value if kind == "list" else ():
-        for field in ATTRIBUTES if type(item) is dict else ():
-            if field in item:
-                raise ValueError(f"has the field {field!r} in {name}, which KFP's loop items have, too: rename it")
+    if WHOLE and kind == "list":
+        for item in value:
+            for field in ATTRIBUTES if type(item) is dict else ():
+                if field in item:
+                    raise ValueError(f"has the field {field!r} in {name}, which KFP's loop items have, too: rename it")
     text = json.dumps(plain(value, name), ensure_ascii=False, separators=(",", ":"))
-    size = len(text.encode())
-    if size > LONGEST:
-        raise ValueError(f"has {size} bytes in {name}, more than {LONGEST}: make it an artifact")
+    if WHOLE and len(text.encode()) > LONGEST:
+        raise ValueError(f"has {len(text.encode())} bytes in {name}, more than {LONGEST}: make it an artifact")
     return text
 
 
@@ -279,7 +283,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
     stage = run_id.split("/")[-2:][0]
     store, root = fsspec.core.url_to_fs(base)
     results = read_results(store, f"{root}/{run_id}")
-    if code is not None:
+    if WHOLE and code is not None:
         results["exit_code"] = code
         write_record(store, root, run_id, json.dumps(results, indent=2))
     metrics = {}
@@ -292,11 +296,12 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             else:
                 double = output_text("float", name, results)
                 say(name, "is", f"{value}, which KFP cannot store: no metric; the output is", double)
-    recorded = {}
-    if any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
+    recorded = results
+    if WHOLE and any(kind in ("list", "dict") for kind, _ in spec["results"].values()):
+        recorded = {}
         for path in list_statements(store, f"{root}/{folder_of('metadata', run_id)}"):
             recorded.update(read_json(store, path)["metadata"])
-    recorded.update(results)
+        recorded.update(results)
     for output, (kind, name) in spec["results"].items():
         try:
             text = output_text(kind, name, recorded)
@@ -305,33 +310,32 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             say(stage, error)
         else:
             write_text(outputs["parameters"][output]["outputFile"], text)
-            if kind in ("list", "dict") and repr(LARGEST) in text:
+            if WHOLE and kind in ("list", "dict") and repr(LARGEST) in text:
                 say(name, "has a number which KFP cannot store: the output has", LARGEST)
 
     entries = {}
-    if len(spec["artifacts"]) > 1:
+    if WHOLE and len(spec["artifacts"]) > 1:
         for path in list_statements(store, f"{root}/{folder_of('artifacts', run_id)}"):
             entry = read_json(store, path, parse_constant=str)
             entries[entry["name"]] = entry
     for (output, (_, name, shown)), target in zip(spec["artifacts"].items(), paths):  # noqa: B905 (Python 3.8)
         artifact = outputs["artifacts"][output]["artifacts"][0]
-        if output == "metrics":
-            entry = {"path": "", "metadata": metrics}
-        elif name in entries:
-            entry = entries[name]
-        else:
-            failed = True
-            say(stage, missing("artifact", name, entries))
-            continue
-        path = entry["path"]
-        metadata = entry["metadata"] or {}
+        metadata = metrics
+        path = ""
+        if WHOLE and output != "metrics":
+            if name not in entries:
+                failed = True
+                say(stage, missing("artifact", name, entries))
+                continue
+            path = entries[name]["path"]
+            metadata = entries[name]["metadata"] or {}
         # KFP keeps six decimals of a number (MLMD's text form of a double), so 1e-7 becomes 0. Text stays exact.
         artifact["metadata"] = {
             key: repr(value) if type(value) is float and abs(float(f"{value:f}") - value) > abs(value) / 1000 else value
             for key, value in metadata.items()
         }
         # KFP's UI shows an artifact's content, and nobody else keeps local files: KFP has to store both.
-        if path and (shown or "://" not in path or path.startswith(("file:", "local:"))):
+        if WHOLE and path and (shown or "://" not in path or path.startswith(("file:", "local:"))):
             source, path = fsspec.core.url_to_fs(path)
             # Files are copied one by one: fsspec would read a name with brackets as a pattern.
             for file in source.find(path) or [path]:
@@ -341,7 +345,7 @@ def publish(spec: Any, outputs: Any, paths: Sequence[str], base: str, run_id: st
             continue
         # An artifact elsewhere stays there: KFP passes on a file that names its location. If the artifact had a URI
         # outside of the pipeline root, KFP's launcher would fail, here or in the task that consumes it.
-        if path:
+        if WHOLE and path:
             artifact["metadata"]["location"] = path
             metadata = {"path": path, "metadata": metadata}
         # kfp.local's cache considers an artifact without a file as missing.
@@ -365,7 +369,7 @@ def main(spec_text: str, executor_input: str, /, *words: str) -> None:
     if application:
         code, stopped = run(application)
         end_leftovers(run_id)
-        if "may_fail" in spec and not stopped and code not in spec["may_fail"]:
+        if WHOLE and "may_fail" in spec and not stopped and code not in spec["may_fail"]:
             recorded = code
             if code:
                 say("exit code", f"{code}, but the stage may fail")

@@ -20,9 +20,9 @@ from torchx_kfp.adapter.values import names
 from torchx_kfp.adapter.values.channels import check_parts, parse_checked
 from torchx_kfp.adapter.values.escapes import check_word
 from torchx_kfp.adapter.values.references import Parts, Reference
-from torchx_kfp.carried.programs import LAUNCHER, PUBLISHER
+from torchx_kfp.carried.programs import LAUNCHER, PUBLISHER, RESULTS_PUBLISHER
 from torchx_kfp.contract import protocol
-from torchx_kfp.contract.command import installed_program, launcher_words
+from torchx_kfp.contract.command import Outputs, installed_program, launcher_words
 from torchx_kfp.contract.inputs import RUN_ID, TASK_CONFIG, output_placeholder
 from torchx_kfp.contract.scripts import retry_words
 from torchx_kfp.contract.specification import RoleSpecification, Specification
@@ -287,9 +287,13 @@ def _read_launcher(app: specs.AppDef, settings: Settings, engine: Engine, alias:
     )
 
 
-def publisher_program(*, inline: bool) -> str:
-    """Return the program that publishes results: its whole text, or one that needs torchx-kfp in the image."""
-    return PUBLISHER if inline else installed_program("torchx_kfp.carried", "publisher")
+def publisher_program(outputs: Outputs, *, inline: bool) -> str:
+    """Return the program that publishes the outputs: its text, or one that needs torchx-kfp in the image."""
+    if not inline:
+        return installed_program("torchx_kfp.carried", "publisher")
+    # The metrics are always there.
+    is_plain = len(outputs.artifacts) == 1 and not any(kind in ("list", "dict") for kind, _ in outputs.results.values())
+    return RESULTS_PUBLISHER if is_plain and outputs.may_fail is None else PUBLISHER
 
 
 def pod_labels(app: specs.AppDef, role: specs.Role, *, alone: bool = False) -> dict[str, str]:

@@ -109,7 +109,7 @@ def plan_stage(
     else:
         fatal = (LAUNCHER_FAILED,) if settings.engine else ()
         published = publication.outputs(fatal if settings.may_fail else None)
-        program = publisher_program(inline=settings.inline)
+        program = publisher_program(published, inline=settings.inline)
         argv = application.published(name, command.render(base, inputs), stages, published, program)
     return StagePlan(
         alias=alias,
@@ -149,6 +149,7 @@ def plan_publisher(settings: Settings, name: str, image: str) -> StagePlan:
         raise AppDefError("publish_results has no image. Name one with python3 and fsspec, such as images/publisher.")
     parts = parse_checked(image, "image")
     outputs = {RUN_ID: str, **settings.publication.types}
+    published = settings.publication.outputs()
     inputs = name_inputs({}, settings.sources, [*settings.tracker_base, *parts], outputs)
     image_text, planned = plan_inputs(inputs, parts)
     return StagePlan(
@@ -161,8 +162,8 @@ def plan_publisher(settings: Settings, name: str, image: str) -> StagePlan:
             signature(describe(planned, outputs)),
             command.render(settings.tracker_base, inputs),
             command.run_id_text(source, inputs),
-            settings.publication.outputs(),
-            publisher_program(inline=settings.inline),
+            published,
+            publisher_program(published, inline=settings.inline),
         ),
         inputs=planned,
         outputs=outputs,
