@@ -15,6 +15,7 @@ from torchx_kfp import component_from_app, component_spec_from_app, container_fr
 from torchx_kfp.adapter.stage.options import Settings
 from torchx_kfp.adapter.stage.plan import plan_stage
 from torchx_kfp.contract.command import decode
+from torchx_kfp.errors import ReadsError
 
 pytestmark = pytest.mark.versions
 
@@ -101,7 +102,7 @@ def test_a_component_says_what_it_needs() -> None:
 
     with pytest.raises(TypeError, match=says("train()", "required", "argument")):
         compile_pipeline(missing)
-    with pytest.raises(TypeError, match=says("train()", '"lr"')):
+    with pytest.raises(ReadsError, match=says("'train'", "'lr'", "prepare", "tracker_base")):
         compile_pipeline(unknown)
 
 

@@ -177,9 +177,9 @@ def test_task_from_app_lists_and_describes_all_options() -> None:
 
 
 def test_an_option_stands_where_it_is_declared_and_where_it_is_used() -> None:
-    """So many places does a new option need: two declare it, one is compared with them, and the plan uses it."""
+    """So many places does a new option need: two declare it, one is compared with them, and plans use it."""
     declared, compared = ["OutputOptions", "Settings"], ["component_from_function"]
-    used = ["plan_stage", "_read_launcher"]
+    used = ["plan_stage", "publisher_program", "_read_launcher"]
     assert places("may_fail", "adapter") == sorted(declared + compared + used)
 
 

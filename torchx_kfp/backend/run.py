@@ -317,6 +317,8 @@ class HostRun:
             nodes = read_manifest(manifest, self._nodes_before)
         except HostError as error:
             if self._manifest:
+                if isinstance(error, HostNotFoundError):
+                    self._ask()  # which says so if the run has been deleted
                 raise  # it fails for a moment
             # A host may lack this version of the API, or refuse it.
             self._serves_v1beta1 = not isinstance(error, HostNotFoundError | HostRefusedError)
