@@ -377,6 +377,7 @@ ATTACKS = [
     "echo {} > f; gzip f; zcat f.gz > g; sh g",
     "mkdir -p {}; du -a > f; sh f",
     "mkdir -p {}; tar cf f .; sh f",
+    "mkdir -p {}; taskset 1 tar cf f .; sh f",
     ". /proc/self/environ; : {}",
     "tr '\\0' '\\n' < /proc/self/environ > f; sh f; : {}",
     "env > f; sh f; : {}",

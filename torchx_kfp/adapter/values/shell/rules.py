@@ -215,7 +215,11 @@ class Rules:
             elif program in LAUNCHERS and varies and not self._is_after_script(arguments):
                 _refuse(f"gives it to {name!r}, which runs the command after its options")
             self._inside(arguments, fed, last=last)
-        is_author |= bool(PYTHON.fullmatch(base)) or program in INTERPRETERS | LAUNCHERS | {"torchrun"}
+        is_author |= bool(PYTHON.fullmatch(base)) or program in INTERPRETERS | {"torchrun"}
+        files = [(literal(word) or "").rpartition("/")[2] for word in arguments]
+        is_author |= program in LAUNCHERS and any(
+            kind.fullmatch(file) for file in files for kind in (PYTHON, SHELL_INSIDE, CODE_FILE)
+        )
         if (varies or fed or self._spreads) and not (is_author or program in HARMLESS or (last and not self._writes)):
             _refuse(
                 f"runs {name!r} where it may write a value into a file that a later command runs. Make it the last "
